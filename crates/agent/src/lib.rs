@@ -1,0 +1,1 @@
+//! The node agent: enrols pods, sets their redirection, serves ZDS.

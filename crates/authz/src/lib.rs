@@ -1,0 +1,1 @@
+//! L4 authorization: which policy decides a connection, and why. Pure.

@@ -1,0 +1,1 @@
+//! The CNI plugin: holds a pod's start until its redirection stands.

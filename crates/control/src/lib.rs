@@ -1,0 +1,1 @@
+//! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.

@@ -1,0 +1,1 @@
+//! HBONE: HTTP/2 CONNECT tunnels, the connection pool, the copy loop.

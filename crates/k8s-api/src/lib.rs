@@ -1,0 +1,1 @@
+//! Kubernetes and Istio API types, labels and annotations as Ambit reads them.

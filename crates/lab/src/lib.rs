@@ -1,0 +1,1 @@
+//! The whole mesh on one machine: real binaries, namespaces for nodes and pods.

@@ -1,0 +1,1 @@
+//! A directory of Kubernetes manifests as a source of objects, followed live.

@@ -1,0 +1,109 @@
+//! A workload identity: a SPIFFE id of the form `spiffe://<trust domain>/ns/<namespace>/sa/<account>`.
+
+use std::{fmt, str::FromStr};
+
+use arcstr::ArcStr;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Who a workload is. The only SPIFFE form Istio issues; every other form is not an identity.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity {
+    /// For instance `cluster.local`.
+    pub trust_domain: ArcStr,
+    /// Kubernetes namespace.
+    pub namespace: ArcStr,
+    /// Kubernetes service account.
+    pub service_account: ArcStr,
+}
+
+/// A text that is not a SPIFFE id of the Kubernetes form.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
+pub struct ParseIdentityError(String);
+
+impl Identity {
+    /// Builds an identity from its parts.
+    pub fn new(
+        trust_domain: impl Into<ArcStr>,
+        namespace: impl Into<ArcStr>,
+        service_account: impl Into<ArcStr>,
+    ) -> Self {
+        Self {
+            trust_domain: trust_domain.into(),
+            namespace: namespace.into(),
+            service_account: service_account.into(),
+        }
+    }
+
+    /// The form policies compare with: the SPIFFE id without its scheme.
+    pub fn principal(&self) -> String {
+        format!("{}/ns/{}/sa/{}", self.trust_domain, self.namespace, self.service_account)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { trust_domain, namespace, service_account } = self;
+        write!(f, "spiffe://{trust_domain}/ns/{namespace}/sa/{service_account}")
+    }
+}
+
+impl FromStr for Identity {
+    type Err = ParseIdentityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseIdentityError(text.chars().take(256).collect());
+        let rest = text.strip_prefix("spiffe://").ok_or_else(error)?;
+        let mut parts = rest.split('/');
+        let mut next = || parts.next().filter(|part| !part.is_empty()).ok_or_else(error);
+        let trust_domain = next()?;
+        let ns = next()?;
+        let namespace = next()?;
+        let sa = next()?;
+        let service_account = next()?;
+        if ns != "ns" || sa != "sa" || parts.next().is_some() {
+            return Err(error());
+        }
+        Ok(Self::new(trust_domain, namespace, service_account))
+    }
+}
+
+impl Serialize for Identity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Identity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_reads_back_what_it_prints() {
+        let id = Identity::new("td", "default", "client");
+        assert_eq!(id.to_string(), "spiffe://td/ns/default/sa/client");
+        assert_eq!(id.to_string().parse(), Ok(id.clone()));
+        assert_eq!(id.principal(), "td/ns/default/sa/client");
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        for text in [
+            "",
+            "td/ns/a/sa/b",
+            "spiffe://td/ns/a/sa/",
+            "spiffe://td/ns/a/sa/b/c",
+            "spiffe:///ns/a/sa/b",
+            "spiffe://td/namespace/a/sa/b",
+            "https://td/ns/a/sa/b",
+        ] {
+            assert!(text.parse::<Identity>().is_err(), "{text:?}");
+        }
+    }
+}

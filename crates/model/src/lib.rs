@@ -1,0 +1,39 @@
+//! What the mesh talks about: identities, names, addresses, workloads, services, policies.
+//!
+//! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
+//! The serde form of [`Workload`], [`Service`] and [`Authorization`] is the one that a node proxy's
+//! `/config_dump` prints and `LOCAL_XDS_PATH` reads (Istio's keys, camelCase).
+#![forbid(unsafe_code)]
+
+mod identity;
+mod names;
+mod policy;
+mod ports;
+mod reason;
+mod service;
+mod workload;
+
+pub use arcstr::ArcStr;
+pub use identity::{Identity, ParseIdentityError};
+pub use names::{
+    Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
+    canonical_ip, canonical_socket,
+};
+pub use policy::{
+    Action, Authorization, Clause, Match, PolicyKey, Rule, Scope, ServiceAccountMatch, StringMatch,
+};
+pub use ports::{
+    DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK, SOCKS5_PORT,
+};
+pub use reason::Reason;
+pub use service::{
+    CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service, Visibility,
+    WeightedWaypoint,
+};
+pub use workload::{
+    AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, PortMap, Protocol, Workload,
+    WorkloadKind, WorkloadStatus,
+};
+
+/// The trust domain a workload has when none is named (Istio's default).
+pub const DEFAULT_TRUST_DOMAIN: &str = "cluster.local";

@@ -1,0 +1,183 @@
+//! Names of things in the mesh and how they are written in WDS (`network/ip`, `namespace/hostname`).
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use arcstr::ArcStr;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The xDS name of a workload, for instance `Kubernetes//Pod/default/client-1`.
+pub type WorkloadUid = ArcStr;
+
+/// An IPv4-mapped IPv6 address as the IPv4 address it is; others unchanged.
+pub fn canonical_ip(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+/// [`canonical_ip`] for a socket address.
+pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// A text that is not of the form a name must have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {expected}")]
+pub struct ParseNameError {
+    text: String,
+    expected: &'static str,
+}
+
+impl ParseNameError {
+    fn new(text: &str, expected: &'static str) -> Self {
+        Self { text: text.chars().take(256).collect(), expected }
+    }
+}
+
+/// An address in a network. Written `network/ip`; the default network is empty (`/10.0.0.1`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetworkAddress {
+    /// Network name; empty for the cluster's default network.
+    pub network: ArcStr,
+    /// Canonical (never IPv4-mapped).
+    pub address: IpAddr,
+}
+
+impl NetworkAddress {
+    /// An address of `network`; IPv4-mapped addresses become IPv4.
+    pub fn new(network: impl Into<ArcStr>, address: IpAddr) -> Self {
+        Self { network: network.into(), address: address.to_canonical() }
+    }
+}
+
+impl fmt::Display for NetworkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.address)
+    }
+}
+
+impl FromStr for NetworkAddress {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.split_once('/')
+            .and_then(|(network, ip)| Some(Self::new(network, ip.parse().ok()?)))
+            .ok_or_else(|| ParseNameError::new(text, "<network>/<ip>"))
+    }
+}
+
+/// A service's name: the hostname and the namespace that declares it. Written `namespace/hostname`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespacedHostname {
+    /// Namespace of the declaring object.
+    pub namespace: ArcStr,
+    /// For instance `echo.default.svc.cluster.local`.
+    pub hostname: ArcStr,
+}
+
+impl NamespacedHostname {
+    /// Builds a name from its parts.
+    pub fn new(namespace: impl Into<ArcStr>, hostname: impl Into<ArcStr>) -> Self {
+        Self { namespace: namespace.into(), hostname: hostname.into() }
+    }
+}
+
+impl fmt::Display for NamespacedHostname {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.hostname)
+    }
+}
+
+impl FromStr for NamespacedHostname {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, hostname)) if !hostname.is_empty() && !hostname.contains('/') => {
+                Ok(Self::new(namespace, hostname))
+            }
+            _ => Err(ParseNameError::new(text, "<namespace>/<hostname>")),
+        }
+    }
+}
+
+/// What a [`GatewayAddress`] points at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Destination {
+    /// A VIP or workload address.
+    Address(NetworkAddress),
+    /// A service by name.
+    Hostname(NamespacedHostname),
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Hostname(hostname) => hostname.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Destination {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Address(address));
+        }
+        text.parse().map(Self::Hostname)
+    }
+}
+
+/// A waypoint or network gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GatewayAddress {
+    /// Where it is.
+    pub destination: Destination,
+    /// Its HBONE port, normally 15008.
+    pub hbone_mtls_port: u16,
+}
+
+macro_rules! serde_as_text {
+    ($($name:ty),*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+serde_as_text!(NetworkAddress, NamespacedHostname, Destination);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_read_back_what_they_print() {
+        for text in ["/10.0.0.1", "net/fd00::1", "default/echo.default.svc.cluster.local"] {
+            assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
+        }
+        assert!(matches!("/10.0.0.1".parse(), Ok(Destination::Address(_))));
+    }
+
+    #[test]
+    fn a_workload_uid_is_not_a_hostname() {
+        assert!("Kubernetes//Pod/default/a".parse::<NamespacedHostname>().is_err());
+    }
+
+    #[test]
+    fn mapped_addresses_become_ipv4() {
+        let mapped = NetworkAddress::new("", "::ffff:10.0.0.1".parse().unwrap());
+        assert_eq!(mapped.to_string(), "/10.0.0.1");
+    }
+}

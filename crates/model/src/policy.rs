@@ -1,0 +1,197 @@
+//! L4 authorization policies in the shape the control plane sends them (`istio.security`).
+//!
+//! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
+//! OR; a `not_` field matches when none of its values does.
+
+use std::fmt;
+
+use arcstr::ArcStr;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyKey {
+    /// Namespace of the policy.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+}
+
+impl fmt::Display for PolicyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Which workloads a policy concerns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Scope {
+    /// All of the mesh.
+    #[default]
+    Global,
+    /// Those of its namespace.
+    Namespace,
+    /// Those that list it.
+    WorkloadSelector,
+}
+
+/// What a match means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Permits.
+    #[default]
+    Allow,
+    /// Refuses.
+    Deny,
+}
+
+/// One policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Authorization {
+    /// Name.
+    pub name: ArcStr,
+    /// Namespace.
+    pub namespace: ArcStr,
+    /// Which workloads.
+    pub scope: Scope,
+    /// What a match means.
+    pub action: Action,
+    /// Any one suffices; none at all never matches.
+    pub rules: Vec<Rule>,
+    /// Only logged.
+    pub dry_run: bool,
+}
+
+impl Authorization {
+    /// Its name on the wire.
+    pub fn key(&self) -> PolicyKey {
+        PolicyKey { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
+/// All clauses must match; none at all matches everything.
+pub type Rule = Vec<Clause>;
+
+/// One match suffices; none at all matches everything.
+pub type Clause = Vec<Match>;
+
+/// All fields that are set must match; a match without any is skipped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the contract's, explained by the module")]
+pub struct Match {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<StringMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_namespaces: Vec<StringMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub principals: Vec<StringMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_principals: Vec<StringMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub service_accounts: Vec<ServiceAccountMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_service_accounts: Vec<ServiceAccountMatch>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub source_ips: Vec<IpNet>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_source_ips: Vec<IpNet>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub destination_ips: Vec<IpNet>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_destination_ips: Vec<IpNet>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub destination_ports: Vec<u16>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_destination_ports: Vec<u16>,
+}
+
+impl Match {
+    /// True when no field is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A service account, trust domain ignored.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAccountMatch {
+    /// Kubernetes namespace.
+    pub namespace: ArcStr,
+    /// Account name.
+    pub service_account: ArcStr,
+}
+
+/// How a text is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum StringMatch {
+    /// Equal.
+    Exact(ArcStr),
+    /// Starts with.
+    Prefix(ArcStr),
+    /// Ends with.
+    Suffix(ArcStr),
+    /// Not empty. Printed as an empty list, as Istio's node proxy does.
+    Presence([(); 0]),
+}
+
+impl StringMatch {
+    /// The form of a policy's text: `*`, `*suffix`, `prefix*` or the exact text.
+    pub fn from_pattern(pattern: &str) -> Self {
+        if pattern == "*" {
+            Self::Presence([])
+        } else if let Some(suffix) = pattern.strip_prefix('*') {
+            Self::Suffix(suffix.into())
+        } else if let Some(prefix) = pattern.strip_suffix('*') {
+            Self::Prefix(prefix.into())
+        } else {
+            Self::Exact(pattern.into())
+        }
+    }
+
+    /// Whether `text` matches.
+    pub fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Exact(exact) => text == exact,
+            Self::Prefix(prefix) => text.starts_with(prefix.as_str()),
+            Self::Suffix(suffix) => text.ends_with(suffix.as_str()),
+            Self::Presence([]) => !text.is_empty(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        let matches = |pattern, text| StringMatch::from_pattern(pattern).matches(text);
+        assert!(matches("*", "a") && !matches("*", ""));
+        assert!(matches("*b", "ab") && !matches("*b", "ba"));
+        assert!(matches("a*", "ab") && !matches("a*", "ba"));
+        assert!(matches("ab", "ab") && !matches("ab", "abc"));
+    }
+
+    #[test]
+    fn a_policy_prints_the_keys_istioctl_reads() {
+        let policy = Authorization {
+            name: "p".into(),
+            namespace: "default".into(),
+            scope: Scope::WorkloadSelector,
+            rules: vec![vec![vec![Match {
+                not_principals: vec![StringMatch::Presence([])],
+                not_destination_ports: vec![9999],
+                ..Match::default()
+            }]]],
+            ..Authorization::default()
+        };
+        let json = serde_json::to_value(&policy).unwrap();
+        assert_eq!(json["rules"][0][0][0]["notPrincipals"][0]["Presence"], serde_json::json!([]));
+        assert_eq!(json["rules"][0][0][0]["notDestinationPorts"][0], 9999);
+        assert_eq!(serde_json::from_value::<Authorization>(json).unwrap(), policy);
+    }
+}

@@ -1,0 +1,1 @@
+//! Network namespaces as nodes and pods, for the lab and for tests.

@@ -1,0 +1,1 @@
+//! Redirection inside a pod's network namespace as a value: computed, rendered, diffed. Pure.

@@ -1,0 +1,1 @@
+//! The table of workloads and services, and where a connection goes. Pure.

@@ -1,0 +1,130 @@
+//! A network namespace as a value, and running code inside one.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// What makes two descriptors the same namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetnsId {
+    /// Device of the namespace file system.
+    pub dev: u64,
+    /// Inode of the namespace.
+    pub ino: u64,
+}
+
+/// A network namespace, held open. Cheap to clone; the namespace lives as long as a clone does.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    fd: Arc<OwnedFd>,
+    id: NetnsId,
+}
+
+impl Netns {
+    /// Opens the namespace that `path` is (`/run/netns/x`, `/proc/1/ns/net`).
+    ///
+    /// # Errors
+    /// Whatever opening or examining the path gives.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::from_fd(File::open(path)?.into())
+    }
+
+    /// Takes a descriptor, for instance one received over a socket.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be examined, or is not a namespace at all.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        // Magic of nsfs (linux/magic.h): a peer may have passed any descriptor.
+        const NSFS_MAGIC: i64 = 0x6e73_6673;
+        if i64::from(rustix::fs::fstatfs(&fd)?.f_type) != NSFS_MAGIC {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the descriptor is not a namespace",
+            ));
+        }
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok(Self { fd: Arc::new(fd), id: NetnsId { dev: stat.st_dev, ino: stat.st_ino } })
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn current() -> io::Result<Self> {
+        Self::open("/proc/thread-self/ns/net")
+    }
+
+    /// Which namespace this is.
+    pub fn id(&self) -> NetnsId {
+        self.id
+    }
+
+    /// Runs `work` with the calling thread inside the namespace, and brings the thread back.
+    ///
+    /// Sockets made inside stay there. `work` must not block for long nor spawn threads that rely on
+    /// where they were born. When the thread cannot be brought back, the process aborts: a worker
+    /// left in a pod's namespace would open every later socket in the wrong place.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered; `work` has not run then.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
+        let home = File::open("/proc/thread-self/ns/net")?;
+        enter(self.fd.as_fd())?;
+        let back = ComeBack(home);
+        let out = work();
+        drop(back);
+        Ok(out)
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl PartialEq for Netns {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Netns {}
+
+fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(move_into_link_name_space(fd, Some(LinkNameSpaceType::Network))?)
+}
+
+struct ComeBack(File);
+
+impl Drop for ComeBack {
+    fn drop(&mut self) {
+        if let Err(error) = enter(self.0.as_fd()) {
+            tracing::error!(%error, "cannot return to the home network namespace");
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_current_namespace_is_itself() {
+        let here = Netns::current().unwrap();
+        assert_eq!(here, Netns::open("/proc/self/ns/net").unwrap());
+    }
+
+    #[test]
+    fn a_plain_file_is_not_a_namespace() {
+        let file: OwnedFd = File::open("/proc/self/status").unwrap().into();
+        assert_eq!(Netns::from_fd(file).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

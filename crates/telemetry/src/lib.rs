@@ -1,0 +1,1 @@
+//! Metric families and the access log, in the names Istio's dashboards know.

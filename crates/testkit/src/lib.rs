@@ -1,0 +1,1 @@
+//! Test PKI, scripted peers, builders. A dev-dependency only.

@@ -1,0 +1,1 @@
+//! Mesh identity in TLS: certificates, the SPIFFE verifier, CSR and CA client.

@@ -1,0 +1,53 @@
+//! Generated protobuf and gRPC code, and the conversions to and from the model.
+//!
+//! The only crate that names prost types of the mesh's contracts. `cargo xtask gen` writes
+//! `src/generated` from `proto/`; building needs no protobuf compiler.
+#![forbid(unsafe_code)]
+
+#[expect(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::nursery,
+    reason = "generated code"
+)]
+mod generated {
+    pub mod istio {
+        pub mod workload {
+            include!("generated/istio.workload.rs");
+            pub mod zds {
+                include!("generated/istio.workload.zds.rs");
+            }
+        }
+        pub mod security {
+            include!("generated/istio.security.rs");
+        }
+        pub mod v1 {
+            pub mod auth {
+                include!("generated/istio.v1.auth.rs");
+            }
+        }
+    }
+    pub mod envoy {
+        pub mod service {
+            pub mod discovery {
+                pub mod v3 {
+                    include!("generated/envoy.service.discovery.v3.rs");
+                }
+            }
+        }
+    }
+    pub mod ambit {
+        pub mod v1 {
+            include!("generated/ambit.v1.rs");
+        }
+    }
+}
+
+pub use generated::{
+    ambit::v1 as ambit,
+    envoy::service::discovery::v3 as discovery,
+    istio::{security, v1::auth as citadel, workload, workload::zds},
+};

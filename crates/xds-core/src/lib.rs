@@ -1,0 +1,1 @@
+//! Delta xDS state machines, client side and server side. Pure.

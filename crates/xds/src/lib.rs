@@ -1,0 +1,1 @@
+//! Delta xDS transport for the client state machine.

@@ -1,0 +1,1 @@
+//! ZDS state machines, agent side and proxy side. Pure.

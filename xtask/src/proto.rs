@@ -1,0 +1,43 @@
+//! Generates `crates/wire/src/generated` from `crates/wire/proto`. The result is checked in, so that
+//! building Ambit needs neither protoc nor this generator (feature `gen`).
+
+#[cfg(not(feature = "gen"))]
+pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["run", "--quiet", "--package", "xtask", "--features", "gen", "--", "gen"]);
+    if check {
+        cargo.arg("--check");
+    }
+    anyhow::ensure!(cargo.status()?.success(), "generating the protobuf code failed");
+    Ok(())
+}
+
+#[cfg(feature = "gen")]
+pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
+    use anyhow::Context;
+    use std::path::Path;
+
+    let wire = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/wire");
+    let checked_in = wire.join("src/generated");
+    let scratch = wire.join("../../target/generated");
+    let out = if check { scratch.as_path() } else { checked_in.as_path() };
+    std::fs::create_dir_all(out)?;
+    let files = ["workload", "authorization", "citadel", "zds", "discovery", "ambit"]
+        .map(|name| wire.join("proto").join(format!("{name}.proto")));
+    let descriptors = protox::compile(&files, [wire.join("proto")])?;
+    let mut prost = prost_build::Config::new();
+    prost.bytes(["."]).out_dir(out);
+    tonic_prost_build::configure()
+        .build_transport(true)
+        .out_dir(out)
+        .compile_fds_with_config(descriptors, prost)?;
+    if check {
+        for entry in std::fs::read_dir(out)? {
+            let generated = entry?.path();
+            let name = generated.file_name().context("a generated file without a name")?;
+            let same = std::fs::read(&generated)? == std::fs::read(checked_in.join(name))?;
+            anyhow::ensure!(same, "{} is stale: run `cargo xtask gen`", name.display());
+        }
+    }
+    Ok(())
+}

@@ -1,22 +1,48 @@
-//! The developer's one entry: `cargo xtask <command>`.
+//! The developer's one entry: `cargo xtask <command>`. Nothing else needs to be installed by hand.
 
 use std::process::ExitCode;
 
+mod bench;
+mod demo;
+mod fuzz;
 mod proto;
+mod setup;
+mod shell;
+mod test;
+mod tidy;
+
+const USAGE: &str = "\
+usage: cargo xtask <command>
+
+  demo            build, bring the lab up, show the mesh at work
+  test [CRATE]    install what the tests need, run everything (or the tests of one crate)
+  check           formatting and lints of the whole workspace
+  tidy            layers, file sizes, docs: the rules of CONTRIBUTING.md
+  fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
+  bench [NAME]    figures with and without the mesh, as ratios
+  gen [--check]   the generated protobuf code, from crates/wire/proto
+";
 
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    let result = match args.next().as_deref() {
-        Some("gen") => proto::generate(args.next().as_deref() == Some("--check")),
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let argument = args.get(1).map(String::as_str);
+    let result = match args.first().map(String::as_str) {
+        Some("demo") => demo::run(),
+        Some("test") => test::run(argument),
+        Some("check") => test::check(),
+        Some("tidy") => tidy::run(),
+        Some("fuzz") => fuzz::run(argument),
+        Some("bench") => bench::run(argument),
+        Some("gen") => proto::generate(argument == Some("--check")),
         _ => {
-            eprintln!("usage: cargo xtask gen [--check]");
+            eprint!("{USAGE}");
             return ExitCode::from(2);
         }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("xtask: {e:#}");
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -4,11 +4,23 @@
 #[cfg(not(feature = "gen"))]
 pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["run", "--quiet", "--package", "xtask", "--features", "gen", "--", "gen"]);
+    cargo.args([
+        "run",
+        "--quiet",
+        "--package",
+        "xtask",
+        "--features",
+        "gen",
+        "--",
+        "gen",
+    ]);
     if check {
         cargo.arg("--check");
     }
-    anyhow::ensure!(cargo.status()?.success(), "generating the protobuf code failed");
+    anyhow::ensure!(
+        cargo.status()?.success(),
+        "generating the protobuf code failed"
+    );
     Ok(())
 }
 
@@ -20,10 +32,21 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     let wire = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/wire");
     let checked_in = wire.join("src/generated");
     let scratch = wire.join("../../target/generated");
-    let out = if check { scratch.as_path() } else { checked_in.as_path() };
+    let out = if check {
+        scratch.as_path()
+    } else {
+        checked_in.as_path()
+    };
     std::fs::create_dir_all(out)?;
-    let files = ["workload", "authorization", "citadel", "zds", "discovery", "ambit"]
-        .map(|name| wire.join("proto").join(format!("{name}.proto")));
+    let files = [
+        "workload",
+        "authorization",
+        "citadel",
+        "zds",
+        "discovery",
+        "ambit",
+    ]
+    .map(|name| wire.join("proto").join(format!("{name}.proto")));
     let descriptors = protox::compile(&files, [wire.join("proto")])?;
     let mut prost = prost_build::Config::new();
     prost.bytes(["."]).out_dir(out);
@@ -34,7 +57,9 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     if check {
         for entry in std::fs::read_dir(out)? {
             let generated = entry?.path();
-            let name = generated.file_name().context("a generated file without a name")?;
+            let name = generated
+                .file_name()
+                .context("a generated file without a name")?;
             let same = std::fs::read(&generated)? == std::fs::read(checked_in.join(name))?;
             anyhow::ensure!(same, "{} is stale: run `cargo xtask gen`", name.display());
         }

@@ -1,0 +1,51 @@
+//! `cargo xtask fuzz`: a short run of every fuzz target, on the ordinary toolchain.
+//!
+//! libFuzzer needs only coverage counters, which stable rustc can emit through LLVM flags; so neither
+//! nightly nor cargo-fuzz is required. Corpora are in `fuzz/corpus/<target>`.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::shell;
+
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing";
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
+    let seconds: u32 = seconds
+        .unwrap_or("5")
+        .parse()
+        .context("fuzz takes a number of seconds")?;
+    let fuzz = shell::root().join("fuzz");
+    let target_dir = shell::target_dir().join("fuzz");
+    shell::run(
+        "build the fuzz targets",
+        shell::cargo(&["build", "--release", "--bins", "--target", TRIPLE])
+            .current_dir(&fuzz)
+            .env("CARGO_TARGET_DIR", &target_dir)
+            .env("RUSTFLAGS", COVERAGE),
+    )?;
+    for entry in fs::read_dir(fuzz.join("fuzz_targets"))? {
+        let source = entry?.path();
+        let name = source
+            .file_stem()
+            .context("a target without a name")?
+            .to_string_lossy();
+        let corpus = fuzz.join("corpus").join(&*name);
+        fs::create_dir_all(&corpus)?;
+        // What this run finds goes to a scratch directory: the checked-in corpus is grown by hand.
+        let found = target_dir.join("found").join(&*name);
+        fs::create_dir_all(&found)?;
+        let mut target = Command::new(target_dir.join(TRIPLE).join("release").join(&*name));
+        target
+            .arg(format!("-max_total_time={seconds}"))
+            .args(["-rss_limit_mb=1024", "-timeout=5", "-verbosity=0"])
+            .args([&found, &corpus])
+            .current_dir(&target_dir);
+        shell::run(&format!("fuzz {name}"), &mut target)?;
+    }
+    Ok(())
+}

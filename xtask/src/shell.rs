@@ -1,0 +1,40 @@
+//! Running programs from the workspace's root, loudly.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// The workspace's root.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// `cargo` of the toolchain that built this program, in the workspace's root.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs a command to its end, saying what and how long; an error unless it succeeds.
+pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
+    eprintln!("==> {what}");
+    let start = Instant::now();
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start: {what}"))?;
+    ensure!(status.success(), "{what} failed ({status})");
+    eprintln!("    {what}: {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}

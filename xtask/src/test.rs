@@ -1,0 +1,65 @@
+//! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
+
+use anyhow::Result;
+
+use crate::{fuzz, proto, setup, shell, tidy};
+
+/// All checks and tests; or the tests of one crate.
+pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
+    setup::ensure(setup::Purpose::Test)?;
+    if let Some(name) = crate_name {
+        let package = format!("ambit-{}", name.trim_start_matches("ambit-"));
+        build_binaries()?;
+        return shell::run(
+            &package,
+            &mut shell::cargo(&["test", "--package", &package]),
+        );
+    }
+    tidy::run()?;
+    shell::run(
+        "formatting",
+        &mut shell::cargo(&["fmt", "--all", "--check"]),
+    )?;
+    proto::generate(true)?;
+    build_binaries()?;
+    shell::run(
+        "tests",
+        &mut shell::cargo(&["test", "--workspace", "--no-fail-fast"]),
+    )?;
+    lints()?;
+    fuzz::run(None)?;
+    eprintln!("==> all checks passed");
+    Ok(())
+}
+
+/// Formatting and lints.
+pub(crate) fn check() -> Result<()> {
+    shell::run(
+        "formatting",
+        &mut shell::cargo(&["fmt", "--all", "--check"]),
+    )?;
+    lints()
+}
+
+/// The system tests drive the real binaries, which `cargo test` alone does not build for every
+/// package.
+fn build_binaries() -> Result<()> {
+    shell::run(
+        "build the binaries",
+        &mut shell::cargo(&["build", "--workspace", "--bins"]),
+    )
+}
+
+fn lints() -> Result<()> {
+    shell::run(
+        "lints",
+        &mut shell::cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )
+}

@@ -1,0 +1,316 @@
+//! `cargo xtask tidy`: the rules of CONTRIBUTING.md as code.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::shell;
+
+/// Crates by layer; a crate depends on lower layers, and inside its own only on those before it.
+const LAYERS: &[(&str, &[&str])] = &[
+    (
+        "pure",
+        &[
+            "model", "authz", "route", "codec", "netplan", "zds", "xds-core",
+        ],
+    ),
+    ("wire", &["wire", "k8s-api"]),
+    (
+        "io",
+        &[
+            "sys",
+            "rt",
+            "tls",
+            "hbone",
+            "xds",
+            "telemetry",
+            "manifests",
+            "netlab",
+            "lab",
+        ],
+    ),
+    ("app", &["cni", "agent", "node-proxy", "control", "cli"]),
+];
+
+/// What a crate's whole tree of dependencies must never hold, and why.
+const BANNED: &[(&str, &[&str], &str)] = &[
+    (
+        "cni",
+        &["tokio", "kube", "k8s-openapi", "rustls"],
+        "the plugin starts in milliseconds",
+    ),
+    (
+        "node-proxy",
+        &["kube", "k8s-openapi", "wasmtime"],
+        "the proxy never sees Kubernetes",
+    ),
+    (
+        "model",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "authz",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "route",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "codec",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "netplan",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "zds",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+    (
+        "xds-core",
+        &["tokio", "prost", "rustix", "socket2"],
+        "pure crates do no IO",
+    ),
+];
+
+/// Crypto other than aws-lc, and parsers without upkeep.
+const BANNED_EVERYWHERE: &[&str] = &["ring", "openssl-sys", "native-tls", "serde_yaml"];
+
+const MAX_FILE_LINES: usize = 700;
+const MAX_MAIN_LINES: usize = 60;
+const HEADER_FROM_LINES: usize = 100;
+
+/// Fails with every broken rule, one a line.
+pub(crate) fn run() -> Result<()> {
+    let mut broken = Vec::new();
+    let packages = metadata()?;
+    layers(&packages, &mut broken);
+    trees(&packages, &mut broken);
+    for (name, package) in &packages {
+        if name.starts_with("ambit-") {
+            sources(package, &mut broken)?;
+        }
+    }
+    ensure!(broken.is_empty(), "tidy found:\n  {}", broken.join("\n  "));
+    eprintln!(
+        "==> tidy: {} crates in order",
+        packages.keys().filter(|n| is_ours(n)).count()
+    );
+    Ok(())
+}
+
+struct Package {
+    dir: PathBuf,
+    /// Normal dependencies, by package name.
+    dependencies: Vec<String>,
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("ambit-")
+}
+
+fn metadata() -> Result<BTreeMap<String, Package>> {
+    let output = shell::cargo(&["metadata", "--format-version", "1"]).output()?;
+    ensure!(output.status.success(), "cargo metadata failed");
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = json["packages"].as_array().context("no packages")?;
+    let names: BTreeMap<&str, &str> = packages
+        .iter()
+        .filter_map(|p| Some((p["id"].as_str()?, p["name"].as_str()?)))
+        .collect();
+    let mut result = BTreeMap::new();
+    for node in json["resolve"]["nodes"].as_array().context("no resolve")? {
+        let id = node["id"].as_str().context("a node without an id")?;
+        let manifest = packages
+            .iter()
+            .find(|p| p["id"] == node["id"])
+            .and_then(|p| p["manifest_path"].as_str())
+            .context("a package without a manifest")?;
+        let dependencies = node["deps"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|dep| {
+                dep["dep_kinds"]
+                    .as_array()
+                    .is_some_and(|kinds| kinds.iter().any(|k| k["kind"].is_null()))
+            })
+            .filter_map(|dep| names.get(dep["pkg"].as_str()?).map(ToString::to_string))
+            .collect();
+        let dir = Path::new(manifest)
+            .parent()
+            .context("a manifest at the root")?
+            .to_path_buf();
+        if let Some(name) = names.get(id) {
+            result.insert((*name).to_owned(), Package { dir, dependencies });
+        }
+    }
+    Ok(result)
+}
+
+/// Position of a crate in the order of layers.
+fn rank(name: &str) -> Option<(usize, usize)> {
+    LAYERS.iter().enumerate().find_map(|(layer, (_, crates))| {
+        Some((
+            layer,
+            crates
+                .iter()
+                .position(|c| *c == name.trim_start_matches("ambit-"))?,
+        ))
+    })
+}
+
+fn layers(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
+    // Tools and test crates stand outside the layers and nothing shipped may depend on them.
+    let outside = ["ambit-testkit", "ambit-bench", "ambit-system-tests"];
+    for (name, package) in packages.iter().filter(|(name, _)| is_ours(name)) {
+        if outside.contains(&name.as_str()) {
+            continue;
+        }
+        let Some(own) = rank(name) else {
+            broken.push(format!("{name} has no layer in xtask/src/tidy.rs"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| is_ours(d)) {
+            match rank(dependency) {
+                Some(theirs) if own.0 == 3 && theirs.0 == 3 => {
+                    broken.push(format!("{name} depends on the app {dependency}"));
+                }
+                Some(theirs) if theirs < own => {}
+                _ => broken.push(format!("{name} must not depend on {dependency}")),
+            }
+        }
+    }
+}
+
+fn trees(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
+    for (name, banned, why) in BANNED {
+        let mut seen = Vec::new();
+        let mut open = vec![format!("ambit-{name}")];
+        while let Some(next) = open.pop() {
+            if let Some(package) = packages.get(&next)
+                && !seen.contains(&next)
+            {
+                open.extend(package.dependencies.iter().cloned());
+                seen.push(next);
+            }
+        }
+        for bad in banned.iter().filter(|bad| seen.iter().any(|s| s == *bad)) {
+            broken.push(format!("ambit-{name} reaches {bad}: {why}"));
+        }
+    }
+    for bad in BANNED_EVERYWHERE
+        .iter()
+        .filter(|bad| packages.contains_key(**bad))
+    {
+        broken.push(format!(
+            "{bad} is in the tree; find who brings it with `cargo tree -i {bad}`"
+        ));
+    }
+}
+
+fn sources(package: &Package, broken: &mut Vec<String>) -> Result<()> {
+    let src = package.dir.join("src");
+    let lib = src.join("lib.rs");
+    if lib.exists() && !fs::read_to_string(&lib)?.contains("#![forbid(unsafe_code)]") {
+        broken.push(format!("{}: no #![forbid(unsafe_code)]", show(&lib)));
+    }
+    let mut files = Vec::new();
+    walk(&package.dir, &mut files)?;
+    for path in files {
+        file(&path, &src, broken)?;
+    }
+    Ok(())
+}
+
+fn file(path: &Path, src: &Path, broken: &mut Vec<String>) -> Result<()> {
+    let shown = show(path);
+    if shown.contains("/generated/") {
+        return Ok(());
+    }
+    let text = fs::read_to_string(path)?;
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let is_test = !path.starts_with(src) || name == "tests.rs" || shown.contains("/tests/");
+    let code = text
+        .split("\n#[cfg(test)]\nmod ")
+        .next()
+        .unwrap_or_default()
+        .lines()
+        .count();
+    if name == "mod.rs" && path.starts_with(src) {
+        broken.push(format!(
+            "{shown}: a module is foo.rs beside foo/, never mod.rs"
+        ));
+    }
+    if !is_test && code > MAX_FILE_LINES {
+        broken.push(format!(
+            "{shown}: {code} lines; split it by subject (limit {MAX_FILE_LINES})"
+        ));
+    }
+    if name == "main.rs" && code > MAX_MAIN_LINES {
+        broken.push(format!(
+            "{shown}: {code} lines; a main only wires (limit {MAX_MAIN_LINES})"
+        ));
+    }
+    if text.lines().count() > HEADER_FROM_LINES && !text.trim_start().starts_with("//!") {
+        broken.push(format!(
+            "{shown}: does not say what it owns (`//!` at its top)"
+        ));
+    }
+    for (number, line) in text.lines().enumerate() {
+        let at = format!("{shown}:{}", number + 1);
+        if line.trim_start().starts_with("#[ignore") {
+            broken.push(format!("{at}: an ignored test"));
+        }
+        let sleeps = line.contains("thread::sleep(") || line.contains("time::sleep(");
+        if is_test && sleeps && !line.contains("// tidy:") {
+            broken.push(format!(
+                "{at}: a sleep in a test; wait on a condition with a deadline"
+            ));
+        }
+        for word in ["TODO", "FIXME", "XXX"] {
+            if line.contains(word) && !line.contains('"') {
+                broken.push(format!("{at}: {word}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                walk(&path, files)?;
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(())
+}
+
+fn show(path: &Path) -> String {
+    path.strip_prefix(shell::root())
+        .unwrap_or(path)
+        .display()
+        .to_string()
+}

@@ -1,1 +1,17 @@
-//! Small wire formats parsed from peers' bytes: CONNECT authority, baggage, Forwarded, PROXY v2. Pure.
+//! Small wire formats read from peers' bytes: CONNECT authority, baggage, Forwarded, PROXY v2, traceparent.
+//!
+//! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every
+//! format that is read here is also built here. Knows nothing of sockets, HTTP libraries or time.
+#![forbid(unsafe_code)]
+
+pub mod authority;
+pub mod baggage;
+pub mod forwarded;
+pub mod proxy_v2;
+pub mod traceparent;
+
+pub use authority::{Authority, ParseAuthorityError};
+pub use baggage::{Baggage, ParseBaggageError};
+pub use forwarded::{Forwarded, ParseForwardedError};
+pub use proxy_v2::{ParseProxyError, ProxyHeader};
+pub use traceparent::{ParseTraceParentError, TraceParent};

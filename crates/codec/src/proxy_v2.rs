@@ -1,0 +1,247 @@
+//! The PROXY protocol, version 2, as a node proxy hands tunnelled connections to a waypoint behind it.
+//!
+//! TCP over IPv4 or IPv6 only, with the client's SPIFFE id in TLV 0xD0 when it is known.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+const VERSION_PROXY: u8 = 0x21;
+const TCP4: u8 = 0x11;
+const TCP6: u8 = 0x21;
+/// TLV of the client's identity.
+const TLV_IDENTITY: u8 = 0xd0;
+/// Longer than any SPIFFE id (2048 bytes) and our other contents.
+const MAX_LENGTH: usize = 4096;
+const FIXED: usize = 16;
+
+/// A connection as the first bytes towards the application describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyHeader {
+    /// The client's address.
+    pub source: SocketAddr,
+    /// What the client wanted to reach.
+    pub destination: SocketAddr,
+    /// The client's verified SPIFFE id.
+    pub identity: Option<String>,
+}
+
+/// Bytes that are not a PROXY v2 header of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseProxyError {
+    /// The bytes end before the header does; more may come.
+    #[error("the PROXY header is not complete")]
+    Incomplete,
+    /// Not the signature, or not version 2 with command PROXY.
+    #[error("the bytes do not begin with a PROXY v2 header")]
+    NotProxy,
+    /// Not TCP over IPv4 or IPv6.
+    #[error("the PROXY header's family {0:#04x} is not TCP over IPv4 or IPv6")]
+    Family(u8),
+    /// Declares more than 4 KiB.
+    #[error("the PROXY header declares {0} bytes, more than 4096")]
+    TooLong(usize),
+    /// Addresses or TLVs do not fit the declared length, or the identity is not text.
+    #[error("the PROXY header's contents do not fit its length")]
+    Malformed,
+}
+
+impl ProxyHeader {
+    /// The header's bytes. Addresses of different families are both written as IPv6. An identity
+    /// too long for the format is left out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(128);
+        let family = match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                body.extend(src.octets());
+                body.extend(dst.octets());
+                TCP4
+            }
+            (src, dst) => {
+                body.extend(as_v6(src).octets());
+                body.extend(as_v6(dst).octets());
+                TCP6
+            }
+        };
+        body.extend(self.source.port().to_be_bytes());
+        body.extend(self.destination.port().to_be_bytes());
+        let identity = self.identity.as_deref().unwrap_or_default();
+        match u16::try_from(identity.len()) {
+            Ok(len) if len > 0 && usize::from(len) <= MAX_LENGTH - 64 => {
+                body.push(TLV_IDENTITY);
+                body.extend(len.to_be_bytes());
+                body.extend(identity.as_bytes());
+            }
+            _ => {}
+        }
+        let mut out = Vec::with_capacity(FIXED + body.len());
+        out.extend(SIGNATURE);
+        out.extend([VERSION_PROXY, family]);
+        // At most 36 bytes of addresses and a TLV bounded above.
+        out.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
+        out.append(&mut body);
+        out
+    }
+
+    /// Reads a header from the first bytes of a stream; also says how many bytes it took.
+    ///
+    /// # Errors
+    /// [`ParseProxyError::Incomplete`] when more bytes may complete it, others when none can.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseProxyError> {
+        let signature = bytes
+            .get(..SIGNATURE.len().min(bytes.len()))
+            .unwrap_or_default();
+        if !SIGNATURE.starts_with(signature) {
+            return Err(ParseProxyError::NotProxy);
+        }
+        let head = bytes
+            .get(SIGNATURE.len()..FIXED)
+            .ok_or(ParseProxyError::Incomplete)?;
+        let &[command, family, high, low] = head else {
+            return Err(ParseProxyError::Incomplete);
+        };
+        if command != VERSION_PROXY {
+            return Err(ParseProxyError::NotProxy);
+        }
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if length > MAX_LENGTH {
+            return Err(ParseProxyError::TooLong(length));
+        }
+        let mut body = bytes
+            .get(FIXED..FIXED + length)
+            .ok_or(ParseProxyError::Incomplete)?;
+        let (source, destination) = match family {
+            TCP4 => (
+                IpAddr::from(take::<4>(&mut body)?),
+                IpAddr::from(take::<4>(&mut body)?),
+            ),
+            TCP6 => (
+                IpAddr::from(take::<16>(&mut body)?),
+                IpAddr::from(take::<16>(&mut body)?),
+            ),
+            other => return Err(ParseProxyError::Family(other)),
+        };
+        let source_port = u16::from_be_bytes(take(&mut body)?);
+        let destination_port = u16::from_be_bytes(take(&mut body)?);
+        let header = Self {
+            source: SocketAddr::new(source.to_canonical(), source_port),
+            destination: SocketAddr::new(destination.to_canonical(), destination_port),
+            identity: parse_identity(body)?,
+        };
+        Ok((header, FIXED + length))
+    }
+}
+
+fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
+    let mut identity = None;
+    while !tlvs.is_empty() {
+        let [kind] = take::<1>(&mut tlvs)?;
+        let length = usize::from(u16::from_be_bytes(take(&mut tlvs)?));
+        let (value, rest) = tlvs
+            .split_at_checked(length)
+            .ok_or(ParseProxyError::Malformed)?;
+        tlvs = rest;
+        if kind == TLV_IDENTITY {
+            let text = std::str::from_utf8(value).map_err(|_| ParseProxyError::Malformed)?;
+            identity = Some(text.to_owned());
+        }
+    }
+    Ok(identity)
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], ParseProxyError> {
+    let (head, rest) = bytes
+        .split_first_chunk::<N>()
+        .ok_or(ParseProxyError::Malformed)?;
+    *bytes = rest;
+    Ok(*head)
+}
+
+fn as_v6(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(v4) => Ipv4Addr::to_ipv6_mapped(&v4),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> ProxyHeader {
+        ProxyHeader {
+            source: "10.0.1.5:41234".parse().unwrap(),
+            destination: "10.96.0.9:80".parse().unwrap(),
+            identity: Some("spiffe://cluster.local/ns/a/sa/client".into()),
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_the_contract_s() {
+        let bytes = sample().encode();
+        assert_eq!(&bytes[..12], b"\r\n\r\n\0\r\nQUIT\n");
+        assert_eq!(&bytes[12..16], &[0x21, 0x11, 0, 12 + 3 + 37]);
+        assert_eq!(
+            &bytes[16..28],
+            &[10, 0, 1, 5, 10, 96, 0, 9, 0xa1, 0x12, 0, 80]
+        );
+        assert_eq!(&bytes[28..31], &[0xd0, 0, 37]);
+    }
+
+    #[test]
+    fn a_header_is_read_from_a_stream() {
+        let mut bytes = sample().encode();
+        let length = bytes.len();
+        for cut in 0..length {
+            assert_eq!(
+                ProxyHeader::parse(&bytes[..cut]),
+                Err(ParseProxyError::Incomplete)
+            );
+        }
+        bytes.extend(b"GET /");
+        assert_eq!(ProxyHeader::parse(&bytes), Ok((sample(), length)));
+    }
+
+    #[test]
+    fn hostile_lengths_are_refused() {
+        let mut bytes = sample().encode();
+        bytes[14] = 0xff;
+        assert!(matches!(
+            ProxyHeader::parse(&bytes),
+            Err(ParseProxyError::TooLong(_))
+        ));
+        let mut bytes = sample().encode();
+        bytes[29] = 0xff;
+        assert_eq!(ProxyHeader::parse(&bytes), Err(ParseProxyError::Malformed));
+        assert_eq!(
+            ProxyHeader::parse(b"GET / HTTP/1.1"),
+            Err(ParseProxyError::NotProxy)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
+            let mut bytes = SIGNATURE.to_vec();
+            bytes.extend(&tail);
+            let _ = ProxyHeader::parse(&bytes);
+            let _ = ProxyHeader::parse(&tail);
+        }
+
+        #[test]
+        fn what_is_built_reads_back(
+            source in any::<SocketAddr>(), destination in any::<SocketAddr>(), named in any::<bool>()
+        ) {
+            let canonical =
+                |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+            let header = ProxyHeader {
+                source: canonical(source),
+                destination: canonical(destination),
+                identity: named.then(|| "spiffe://td/ns/a/sa/b".into()),
+            };
+            let bytes = header.encode();
+            prop_assert_eq!(ProxyHeader::parse(&bytes), Ok((header, bytes.len())));
+        }
+    }
+}

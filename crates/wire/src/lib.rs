@@ -46,6 +46,8 @@ mod generated {
     }
 }
 
+pub mod zds_codec;
+
 pub use generated::{
     ambit::v1 as ambit,
     envoy::service::discovery::v3 as discovery,

@@ -1,1 +1,14 @@
-//! ZDS state machines, agent side and proxy side. Pure.
+//! ZDS, the contract between the node agent and the node proxies, as state machines.
+//!
+//! The agent listens, a node proxy dials and says hello; the agent tells it which pods to serve, one
+//! request at a time, each answered by an [`Ack`]. [`ProxySide`] decides what a node proxy does with
+//! the requests, [`AgentSide`] drives one connection on the agent, and [`Registry`] decides which of
+//! several connected proxies hears what. No sockets, no tasks, no clock: the caller passes `now` and
+//! carries out the effects in the order given. `N` stands for an open network namespace.
+#![forbid(unsafe_code)]
+
+mod message;
+mod proxy;
+
+pub use message::{Ack, MAX_ACK_TEXT, MAX_RECORD, PodUid, Request, WorkloadInfo, clipped};
+pub use proxy::{Generation, ProxyEffect, ProxyEvent, ProxySide, RETRY_PENDING, StopReason};

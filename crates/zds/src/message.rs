@@ -1,0 +1,83 @@
+//! What agent and proxy say to each other. The protobuf form is in `ambit-wire`.
+
+use std::net::IpAddr;
+
+use ambit_model::{ArcStr, PodName};
+
+/// Kubernetes' uid of a pod, in lower case: the key of everything in ZDS.
+pub type PodUid = ArcStr;
+
+/// Largest record either side may send, in bytes. A longer one arrives truncated and ends the
+/// connection, so what goes into a record is clipped to fit.
+pub const MAX_RECORD: usize = 1024;
+
+/// Longest error text in an [`Ack`], in bytes: leaves room for the protobuf framing in a record.
+pub const MAX_ACK_TEXT: usize = 900;
+
+/// The answer to one [`Request`]; the error is for people.
+pub type Ack = Result<(), String>;
+
+/// Who a pod is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WorkloadInfo {
+    /// Name, namespace and service account.
+    pub pod: PodName,
+    /// The pod's addresses (Ambit's own field; empty from other agents).
+    pub addresses: Vec<IpAddr>,
+}
+
+/// From the agent to the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Serve this pod. The one request that carries a network namespace.
+    Add {
+        /// The pod.
+        uid: PodUid,
+        /// `None` only from a broken agent: a protocol error.
+        info: Option<WorkloadInfo>,
+    },
+    /// Go on serving this pod, whose namespace the agent does not hold. Only within the snapshot.
+    Keep {
+        /// The pod.
+        uid: PodUid,
+    },
+    /// Stop serving this pod.
+    Del {
+        /// The pod.
+        uid: PodUid,
+    },
+    /// Every pod of the node has been named; what was not is to go.
+    SnapshotSent,
+}
+
+impl Request {
+    /// The pod it is about.
+    pub fn uid(&self) -> Option<&PodUid> {
+        match self {
+            Self::Add { uid, .. } | Self::Keep { uid } | Self::Del { uid } => Some(uid),
+            Self::SnapshotSent => None,
+        }
+    }
+}
+
+/// `text` cut to at most `max` bytes at a character border.
+pub fn clipped(text: &str, max: usize) -> &str {
+    let mut end = max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clipping_never_splits_a_character() {
+        assert_eq!(clipped("aé", 2), "a");
+        assert_eq!(clipped("aé", 3), "aé");
+        assert_eq!(clipped("aé", 99), "aé");
+        assert_eq!(clipped("", 0), "");
+    }
+}

@@ -1,0 +1,397 @@
+//! The node proxy's side: which pods it serves, and what it answers.
+//!
+//! Differs from the reference where that one was fragile, never in what the agent sees: a protocol
+//! error ends the connection instead of the process; pods that could not be started stay pending
+//! over a reconnect; and an answer is never sent on a connection other than its request's.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
+
+/// How long after a failed start a pod is tried again.
+pub const RETRY_PENDING: Duration = Duration::from_secs(5);
+
+/// Tells the instances of one pod's proxy apart: each [`ProxyEffect::Start`] has a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Generation(u64);
+
+/// What happened.
+#[derive(Debug)]
+pub enum ProxyEvent<N> {
+    /// A connection to the agent stands and hello has been sent on it.
+    Connected,
+    /// The connection is gone. Pods go on being served.
+    Disconnected,
+    /// A record arrived, with the namespace that came with it.
+    Request(Request, Option<N>),
+    /// A record arrived that is none: undecodable, truncated, empty, or with several descriptors.
+    Malformed(String),
+    /// The start asked for has succeeded: all listeners stand.
+    Started {
+        /// The pod.
+        uid: PodUid,
+        /// Which start.
+        generation: Generation,
+    },
+    /// The start asked for has failed; nothing of it is left.
+    StartFailed {
+        /// The pod.
+        uid: PodUid,
+        /// Which start.
+        generation: Generation,
+        /// Why, for people.
+        error: String,
+    },
+    /// Time has passed; see [`ProxySide::deadline`].
+    Tick,
+}
+
+/// What is to be done, in the order given.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ProxyEffect<N> {
+    /// Open the pod's listeners, then report [`ProxyEvent::Started`] or
+    /// [`ProxyEvent::StartFailed`] with the same generation.
+    Start {
+        /// The pod.
+        uid: PodUid,
+        /// Comes back with the outcome.
+        generation: Generation,
+        /// Who it is.
+        info: WorkloadInfo,
+        /// Where its listeners belong.
+        netns: N,
+    },
+    /// The pod is served already, but what is known of it has changed.
+    Update {
+        /// The pod.
+        uid: PodUid,
+        /// The instance that serves it.
+        generation: Generation,
+        /// What is known now.
+        info: WorkloadInfo,
+    },
+    /// Stop this instance (also one whose start has not been reported yet).
+    Stop {
+        /// The pod.
+        uid: PodUid,
+        /// Which instance.
+        generation: Generation,
+        /// Why.
+        reason: StopReason,
+    },
+    /// Answer the last request.
+    Reply(Ack),
+    /// Drop the connection, and dial again.
+    Disconnect,
+}
+
+/// Why an instance is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StopReason {
+    /// The agent said so: the pod is gone, or left the mesh. New connections are not to be taken;
+    /// those that exist may end by themselves.
+    Deleted,
+    /// The agent's snapshot did not name it.
+    NotInSnapshot,
+    /// The pod has a new network namespace; nothing lives in the old one.
+    Replaced,
+}
+
+#[derive(Debug)]
+enum Life {
+    /// The start is under way; the error is that of the start before, if that failed.
+    Starting { failed: Option<String> },
+    Up,
+    /// Could not be started; tried again at this time.
+    Pending { retry_at: Instant, error: String },
+}
+
+#[derive(Debug)]
+struct Served<N> {
+    info: WorkloadInfo,
+    netns: N,
+    generation: Generation,
+    life: Life,
+}
+
+#[derive(Debug)]
+enum Link {
+    Down,
+    /// The snapshot is arriving; the pods it has named so far.
+    Snapshot(BTreeSet<PodUid>),
+    Live,
+}
+
+/// The pods of this node as the agent wants them.
+#[derive(Debug)]
+pub struct ProxySide<N> {
+    pods: BTreeMap<PodUid, Served<N>>,
+    link: Link,
+    /// The start whose outcome is the answer the agent waits for.
+    answering: Option<Generation>,
+    next_generation: u64,
+}
+
+impl<N> Default for ProxySide<N> {
+    fn default() -> Self {
+        Self { pods: BTreeMap::new(), link: Link::Down, answering: None, next_generation: 0 }
+    }
+}
+
+impl<N: Clone + PartialEq> ProxySide<N> {
+    /// Serves nothing, connected to nobody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the snapshot has arrived on the connection that stands and no pod is pending.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.link, Link::Live)
+            && self.pending().next().is_none()
+    }
+
+    /// Pods that could not be started, and why.
+    pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
+        self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
+            Life::Pending { error, .. } | Life::Starting { failed: Some(error) } => {
+                Some((uid, &pod.info, error.as_str()))
+            }
+            Life::Starting { failed: None } | Life::Up => None,
+        })
+    }
+
+    /// Pods whose listeners stand.
+    pub fn up(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
+        self.pods
+            .iter()
+            .filter(|(_, pod)| matches!(pod.life, Life::Up))
+            .map(|(uid, pod)| (uid, &pod.info, pod.generation))
+    }
+
+    /// When [`ProxyEvent::Tick`] is wanted next.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.pods
+            .values()
+            .filter_map(|pod| match pod.life {
+                Life::Pending { retry_at, .. } => Some(retry_at),
+                Life::Starting { .. } | Life::Up => None,
+            })
+            .min()
+    }
+
+    /// Takes one event.
+    pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
+        match event {
+            ProxyEvent::Connected => {
+                self.answering = None;
+                self.link = Link::Snapshot(BTreeSet::new());
+                Vec::new()
+            }
+            ProxyEvent::Disconnected => {
+                self.answering = None;
+                self.link = Link::Down;
+                Vec::new()
+            }
+            ProxyEvent::Request(..) | ProxyEvent::Malformed(_)
+                if matches!(self.link, Link::Down) =>
+            {
+                Vec::new()
+            }
+            ProxyEvent::Request(..) if self.answering.is_some() => {
+                self.refuse("a request before the one before it was answered")
+            }
+            ProxyEvent::Request(request, netns) => self.on_request(request, netns),
+            ProxyEvent::Malformed(what) => self.refuse(&what),
+            ProxyEvent::Started { uid, generation } => self.on_started(&uid, generation),
+            ProxyEvent::StartFailed { uid, generation, error } => {
+                self.on_failed(&uid, generation, error, now)
+            }
+            ProxyEvent::Tick => self.retry(now),
+        }
+    }
+
+    fn on_request(&mut self, request: Request, netns: Option<N>) -> Vec<ProxyEffect<N>> {
+        match (request, netns) {
+            (Request::Add { uid, info: Some(info) }, Some(netns)) => self.add(uid, info, netns),
+            (Request::Add { uid, info: None }, _) => {
+                self.refuse(&format!("the add of {uid} says nothing about the workload"))
+            }
+            (Request::Add { uid, .. }, None) => {
+                self.refuse(&format!("the add of {uid} came without a network namespace"))
+            }
+            (_, Some(_)) => self.refuse("a descriptor came with a request that is not an add"),
+            (Request::Keep { uid }, None) => match &mut self.link {
+                Link::Snapshot(named) => {
+                    named.insert(uid);
+                    vec![ProxyEffect::Reply(Ok(()))]
+                }
+                Link::Live | Link::Down => {
+                    self.refuse(&format!("the keep of {uid} came after the snapshot"))
+                }
+            },
+            (Request::Del { uid }, None) => self.del(&uid),
+            (Request::SnapshotSent, None) => self.end_of_snapshot(),
+        }
+    }
+
+    fn add(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Vec<ProxyEffect<N>> {
+        if let Link::Snapshot(named) = &mut self.link {
+            named.insert(uid.clone());
+        }
+        let mut effects = Vec::new();
+        if let Some(pod) = self.pods.get_mut(&uid) {
+            if pod.netns == netns {
+                let changed = pod.info != info;
+                match pod.life {
+                    Life::Pending { .. } => {}
+                    Life::Up | Life::Starting { .. } => {
+                        let generation = pod.generation;
+                        if changed {
+                            pod.info = info.clone();
+                            effects.push(ProxyEffect::Update { uid, generation, info });
+                        }
+                        if matches!(pod.life, Life::Up) {
+                            effects.push(ProxyEffect::Reply(Ok(())));
+                        } else {
+                            self.answering = Some(generation);
+                        }
+                        return effects;
+                    }
+                }
+            } else if !matches!(pod.life, Life::Pending { .. }) {
+                effects.push(ProxyEffect::Stop {
+                    uid: uid.clone(),
+                    generation: pod.generation,
+                    reason: StopReason::Replaced,
+                });
+            }
+        }
+        let generation = self.new_generation();
+        self.answering = Some(generation);
+        let life = Life::Starting { failed: None };
+        self.pods.insert(
+            uid.clone(),
+            Served { info: info.clone(), netns: netns.clone(), generation, life },
+        );
+        effects.push(ProxyEffect::Start { uid, generation, info, netns });
+        effects
+    }
+
+    fn del(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
+        let mut effects = Vec::new();
+        if let Link::Snapshot(named) = &mut self.link {
+            // What runs is stopped when the snapshot ends: until then nothing is taken away.
+            named.remove(uid);
+            if self.pods.get(uid).is_some_and(|pod| matches!(pod.life, Life::Pending { .. })) {
+                self.pods.remove(uid);
+            }
+        } else {
+            self.stop(uid, StopReason::Deleted, &mut effects);
+        }
+        effects.push(ProxyEffect::Reply(Ok(())));
+        effects
+    }
+
+    fn end_of_snapshot(&mut self) -> Vec<ProxyEffect<N>> {
+        let named = match std::mem::replace(&mut self.link, Link::Live) {
+            Link::Snapshot(named) => named,
+            Link::Live | Link::Down => return self.refuse("a second end of the snapshot"),
+        };
+        let unnamed: Vec<PodUid> =
+            self.pods.keys().filter(|uid| !named.contains(*uid)).cloned().collect();
+        let mut effects = Vec::new();
+        for uid in unnamed {
+            self.stop(&uid, StopReason::NotInSnapshot, &mut effects);
+        }
+        effects.push(ProxyEffect::Reply(Ok(())));
+        effects
+    }
+
+    fn stop(&mut self, uid: &PodUid, reason: StopReason, effects: &mut Vec<ProxyEffect<N>>) {
+        let Some(pod) = self.pods.remove(uid) else { return };
+        if !matches!(pod.life, Life::Pending { .. }) {
+            effects.push(ProxyEffect::Stop {
+                uid: uid.clone(),
+                generation: pod.generation,
+                reason,
+            });
+        }
+    }
+
+    fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
+        // An instance replaced or deleted while it started has been told to stop already.
+        if let Some(pod) = self.current(uid, generation) {
+            pod.life = Life::Up;
+        }
+        self.answer(generation, Ok(()))
+    }
+
+    fn on_failed(
+        &mut self,
+        uid: &PodUid,
+        generation: Generation,
+        error: String,
+        now: Instant,
+    ) -> Vec<ProxyEffect<N>> {
+        let text = format!("failure to start proxy : {error}");
+        if let Some(pod) = self.current(uid, generation) {
+            pod.life = Life::Pending { retry_at: now + RETRY_PENDING, error };
+        }
+        self.answer(generation, Err(text))
+    }
+
+    fn current(&mut self, uid: &PodUid, generation: Generation) -> Option<&mut Served<N>> {
+        self.pods.get_mut(uid).filter(|pod| pod.generation == generation)
+    }
+
+    fn answer(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
+        if self.answering.take_if(|awaited| *awaited == generation).is_none() {
+            return Vec::new();
+        }
+        vec![ProxyEffect::Reply(ack.map_err(|text| clipped(&text, MAX_ACK_TEXT).to_owned()))]
+    }
+
+    fn retry(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
+        let mut effects = Vec::new();
+        for (uid, pod) in &mut self.pods {
+            let error = match &mut pod.life {
+                Life::Pending { retry_at, error } if *retry_at <= now => std::mem::take(error),
+                _ => continue,
+            };
+            let generation = Generation(self.next_generation);
+            self.next_generation += 1;
+            pod.generation = generation;
+            pod.life = Life::Starting { failed: Some(error) };
+            effects.push(ProxyEffect::Start {
+                uid: uid.clone(),
+                generation,
+                info: pod.info.clone(),
+                netns: pod.netns.clone(),
+            });
+        }
+        effects
+    }
+
+    fn new_generation(&mut self) -> Generation {
+        let generation = Generation(self.next_generation);
+        self.next_generation += 1;
+        generation
+    }
+
+    /// A peer that breaks the contract is told so and left; the pods stay.
+    fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
+        self.answering = None;
+        self.link = Link::Down;
+        let text = format!("failure to process message : {what}");
+        vec![
+            ProxyEffect::Reply(Err(clipped(&text, MAX_ACK_TEXT).to_owned())),
+            ProxyEffect::Disconnect,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests;

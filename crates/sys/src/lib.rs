@@ -5,3 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod netns;
+pub mod socket;
+pub mod seqpacket;

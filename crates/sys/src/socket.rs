@@ -1,0 +1,433 @@
+//! TCP sockets of a pod: made inside its network namespace, used from outside.
+//!
+//! A socket belongs for life to the namespace its thread was in when it was made, so only
+//! `socket()`, and for listeners `bind` and `listen`, run inside; everything later, connecting
+//! included, runs wherever the caller is. Every socket carries the proxy's mark, by which the pod's
+//! redirection leaves it alone.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::netns::Netns;
+
+/// Whether sockets may bind addresses that are not the pod's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transparent {
+    /// Never.
+    Off,
+    /// When the kernel and our capabilities allow it.
+    #[default]
+    BestEffort,
+    /// Always; otherwise it is an error.
+    Required,
+}
+
+/// When a silent peer counts as dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Idle time before the first probe.
+    pub time: Duration,
+    /// Between probes.
+    pub interval: Duration,
+    /// Unanswered probes until the connection is dropped.
+    pub retries: u32,
+}
+
+/// Options of established connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// Probes of idle connections; `None` leaves them off.
+    pub keepalive: Option<Keepalive>,
+    /// How long sent bytes may stay unacknowledged; `None` is the kernel's own limit.
+    pub user_timeout: Option<Duration>,
+}
+
+/// A listener to be opened on the wildcard address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenSpec {
+    /// Port.
+    pub port: u16,
+    /// One dual-stack `[::]` socket, falling back to `0.0.0.0` where there is no IPv6.
+    pub ipv6: bool,
+    /// Only the loopback address.
+    pub loopback: bool,
+    /// Several sockets (workers, an old and a new proxy) share the port.
+    pub reuse_port: bool,
+    /// Whether to ask for transparency.
+    pub transparent: Transparent,
+    /// `SO_MARK`.
+    pub mark: Option<u32>,
+    /// Openings that may wait.
+    pub backlog: i32,
+}
+
+impl ListenSpec {
+    /// A listener of a pod's proxy on `port`, with the defaults of the contract.
+    pub fn of_pod(port: u16, mark: Option<u32>) -> Self {
+        Self {
+            port,
+            ipv6: true,
+            loopback: false,
+            reuse_port: true,
+            transparent: Transparent::BestEffort,
+            mark,
+            backlog: 1024,
+        }
+    }
+}
+
+/// An open listener.
+#[derive(Debug)]
+pub struct Listening {
+    /// Non-blocking.
+    pub listener: std::net::TcpListener,
+    /// Whether transparency was granted: later sockets may then spoof their source.
+    pub transparent: bool,
+}
+
+/// A socket that could not be made or prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The namespace is gone or we lack the capability.
+    #[error("cannot enter the network namespace")]
+    EnterNetns(#[source] io::Error),
+    /// `socket()`.
+    #[error("cannot make a socket")]
+    Create(#[source] io::Error),
+    /// An option that must be set.
+    #[error("cannot set {option} (is CAP_NET_ADMIN granted?)")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// `bind()`.
+    #[error("cannot bind {addr}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// `listen()`.
+    #[error("cannot listen on {addr}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
+    move |source| SocketError::Option { option, source }
+}
+
+/// Opens a listener inside `netns`, or in the caller's namespace.
+///
+/// # Errors
+/// When any step fails that `spec` does not leave to best effort.
+pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<Listening, SocketError> {
+    within(netns, || {
+        if !spec.ipv6 {
+            return listen_on(spec, Domain::IPV4);
+        }
+        match listen_on(spec, Domain::IPV6) {
+            // A pod without IPv6: the family is unknown, or disabled so that [::] has no interface.
+            Err(SocketError::Create(e)) if is_no_family(&e) => listen_on(spec, Domain::IPV4),
+            Err(SocketError::Bind { source, .. })
+                if source.kind() == io::ErrorKind::AddrNotAvailable =>
+            {
+                listen_on(spec, Domain::IPV4)
+            }
+            result => result,
+        }
+    })?
+}
+
+fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError> {
+    let socket = new_socket(domain)?;
+    if let Some(mark) = spec.mark {
+        socket.set_mark(mark).map_err(option("SO_MARK"))?;
+    }
+    socket
+        .set_reuse_address(true)
+        .map_err(option("SO_REUSEADDR"))?;
+    if spec.reuse_port {
+        socket
+            .set_reuse_port(true)
+            .map_err(option("SO_REUSEPORT"))?;
+    }
+    if domain == Domain::IPV6 {
+        socket.set_only_v6(false).map_err(option("IPV6_V6ONLY"))?;
+    }
+    let transparent = match spec.transparent {
+        Transparent::Off => false,
+        Transparent::BestEffort => set_transparent(&socket, domain).is_ok(),
+        Transparent::Required => {
+            set_transparent(&socket, domain).map_err(option("IP_TRANSPARENT"))?;
+            true
+        }
+    };
+    let ip = match (domain == Domain::IPV6, spec.loopback) {
+        (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        (false, false) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        (false, true) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    let addr = SocketAddr::new(ip, spec.port);
+    socket
+        .bind(&addr.into())
+        .map_err(|source| SocketError::Bind { addr, source })?;
+    socket
+        .listen(spec.backlog)
+        .map_err(|source| SocketError::Listen { addr, source })?;
+    Ok(Listening {
+        listener: socket.into(),
+        transparent,
+    })
+}
+
+/// What a connection to be opened needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutboundSpec {
+    /// `SO_MARK`.
+    pub mark: Option<u32>,
+    /// Bind this address although it is not the pod's (its answers come back by the pod's rules for
+    /// marked connections). Must be of the destination's family.
+    pub source: Option<IpAddr>,
+    /// Options of the connection.
+    pub tuning: Tuning,
+}
+
+/// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
+///
+/// A source that cannot be bound is left out: the connection then comes from the pod's own address.
+///
+/// # Errors
+/// When the namespace cannot be entered, or the mark, by which the pod's own rules leave the
+/// connection alone, cannot be set.
+pub fn outbound(
+    netns: Option<&Netns>,
+    destination: SocketAddr,
+    spec: &OutboundSpec,
+) -> Result<TcpSocket, SocketError> {
+    let domain = Domain::for_address(destination);
+    let socket = within(netns, || new_socket(domain))??;
+    if let Some(mark) = spec.mark {
+        socket.set_mark(mark).map_err(option("SO_MARK"))?;
+    }
+    if let Some(source) = spec
+        .source
+        .filter(|source| source.is_ipv4() == destination.is_ipv4())
+    {
+        if let Err(error) = bind_foreign(&socket, domain, source) {
+            tracing::warn!(%source, %error, "cannot keep the client's address");
+        }
+    }
+    tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
+    Ok(TcpSocket::from_std_stream(socket.into()))
+}
+
+/// Prepares an accepted connection: no delay, keepalive, user timeout.
+///
+/// # Errors
+/// When the kernel refuses an option, as it does when the peer is already gone.
+pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
+    tune_ref(SockRef::from(stream), tuning)
+}
+
+fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    if let Some(keepalive) = &tuning.keepalive {
+        let params = TcpKeepalive::new()
+            .with_time(keepalive.time)
+            .with_interval(keepalive.interval)
+            .with_retries(keepalive.retries);
+        socket.set_tcp_keepalive(&params)?;
+    }
+    if tuning.user_timeout.is_some() {
+        socket.set_tcp_user_timeout(tuning.user_timeout)?;
+    }
+    Ok(())
+}
+
+/// Where a redirected connection was going: before NAT if it was translated, else its local address.
+///
+/// # Errors
+/// When the socket has no local address any more.
+pub fn original_dst(stream: &TcpStream) -> io::Result<SocketAddr> {
+    let local = canonical(stream.local_addr()?);
+    let socket = SockRef::from(stream);
+    let original = match local {
+        SocketAddr::V4(_) => socket.original_dst_v4(),
+        SocketAddr::V6(_) => socket.original_dst_v6(),
+    };
+    Ok(original
+        .ok()
+        .and_then(|addr| addr.as_socket())
+        .map_or(local, canonical))
+}
+
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+fn within<T>(netns: Option<&Netns>, work: impl FnOnce() -> T) -> Result<T, SocketError> {
+    match netns {
+        Some(netns) => netns.run(work).map_err(SocketError::EnterNetns),
+        None => Ok(work()),
+    }
+}
+
+fn new_socket(domain: Domain) -> Result<Socket, SocketError> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    Socket::new(domain, kind, Some(Protocol::TCP)).map_err(SocketError::Create)
+}
+
+fn is_no_family(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
+}
+
+fn set_transparent(socket: &Socket, domain: Domain) -> io::Result<()> {
+    if domain == Domain::IPV6 {
+        socket.set_ip_transparent_v6(true)?;
+    }
+    // An IPv6 socket that takes IPv4-mapped connections needs both.
+    socket.set_ip_transparent_v4(true)
+}
+
+fn bind_foreign(socket: &Socket, domain: Domain, source: IpAddr) -> io::Result<()> {
+    if domain == Domain::IPV6 {
+        socket.set_ip_transparent_v6(true)?;
+        socket.set_freebind_v6(true)?;
+    } else {
+        socket.set_ip_transparent_v4(true)?;
+        socket.set_freebind_v4(true)?;
+    }
+    socket.bind(&SocketAddr::new(source, 0).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> ListenSpec {
+        ListenSpec {
+            transparent: Transparent::Off,
+            ..ListenSpec::of_pod(0, None)
+        }
+    }
+
+    fn netns() -> Netns {
+        // A namespace of its own for the test, entered by a thread that ends at once.
+        std::thread::spawn(|| {
+            #[expect(
+                deprecated,
+                reason = "its successor is unsafe only for descriptor tables"
+            )]
+            rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+            Netns::current().unwrap()
+        })
+        .join()
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_dual_stack_listener_takes_ipv4_and_names_the_destination() {
+        let listening = listen(None, &spec()).unwrap();
+        let port = listening.listener.local_addr().unwrap().port();
+        let listener = tokio::net::TcpListener::from_std(listening.listener).unwrap();
+        let target = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let socket = outbound(None, target, &OutboundSpec::default()).unwrap();
+        let (client, accepted) = tokio::join!(socket.connect(target), listener.accept());
+        let (accepted, _) = accepted.unwrap();
+        assert!(client.unwrap().nodelay().unwrap());
+        let tuning = Tuning {
+            keepalive: Some(Keepalive {
+                time: Duration::from_secs(180),
+                interval: Duration::from_secs(180),
+                retries: 9,
+            }),
+            user_timeout: Some(Duration::from_secs(30)),
+        };
+        tune(&accepted, &tuning).unwrap();
+        assert_eq!(original_dst(&accepted).unwrap(), target);
+    }
+
+    #[test]
+    fn two_listeners_share_a_port() {
+        let first = listen(None, &spec()).unwrap();
+        let port = first.listener.local_addr().unwrap().port();
+        let second = listen(None, &ListenSpec { port, ..spec() }).unwrap();
+        assert_eq!(second.listener.local_addr().unwrap().port(), port);
+        let alone = ListenSpec {
+            port,
+            reuse_port: false,
+            ..spec()
+        };
+        assert!(matches!(
+            listen(None, &alone),
+            Err(SocketError::Bind { .. })
+        ));
+    }
+
+    #[test]
+    fn a_listener_lives_in_the_namespace_it_was_made_for() {
+        let ns = netns();
+        let first = listen(
+            Some(&ns),
+            &ListenSpec {
+                port: 15001,
+                ..spec()
+            },
+        )
+        .unwrap();
+        assert!(first.listener.local_addr().unwrap().port() == 15001);
+        // The same port, unshared, is free here and in any other namespace.
+        let other = netns();
+        let alone = ListenSpec {
+            port: 15001,
+            reuse_port: false,
+            ..spec()
+        };
+        assert!(listen(Some(&other), &alone).is_ok());
+        assert!(matches!(
+            listen(Some(&ns), &alone),
+            Err(SocketError::Bind { .. })
+        ));
+    }
+
+    #[test]
+    fn marks_and_foreign_sources_are_set() {
+        let ns = netns();
+        let marked = ListenSpec {
+            mark: Some(0x539),
+            transparent: Transparent::Required,
+            ..ListenSpec::of_pod(15008, None)
+        };
+        let listening = listen(Some(&ns), &marked).unwrap();
+        assert!(listening.transparent);
+        assert_eq!(SockRef::from(&listening.listener).mark().unwrap(), 0x539);
+        for (source, destination) in [("10.9.9.9", "10.0.0.1:80"), ("fd00::9", "[fd00::1]:80")] {
+            let source: IpAddr = source.parse().unwrap();
+            let spec = OutboundSpec {
+                mark: Some(0x539),
+                source: Some(source),
+                ..Default::default()
+            };
+            let socket = outbound(Some(&ns), destination.parse().unwrap(), &spec).unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), source);
+        }
+    }
+}

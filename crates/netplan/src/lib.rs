@@ -1,1 +1,18 @@
 //! Redirection inside a pod's network namespace as a value: computed, rendered, diffed. Pure.
+//!
+//! [`plan`] turns a [`RedirectionSpec`] into a [`Ruleset`], which knows of no backend. From there
+//! `nft::lower` makes netlink-level expressions (what the kernel is compared with, `nft::diff`),
+//! `nft_text::render` the same for human eyes, and `iptables` the text for `iptables-restore`.
+//!
+//! Invariant: nothing here performs a system call.
+#![forbid(unsafe_code)]
+
+mod plan;
+mod ruleset;
+mod spec;
+
+pub use plan::{plan, plan_released};
+pub use ruleset::{
+    Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
+};
+pub use spec::{Backend, HostMember, HostSpec, RedirectionSpec, SpecError, marks, ports, probes};

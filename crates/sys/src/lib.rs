@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod netns;
+pub mod redirection;
 pub mod socket;
 pub mod seqpacket;

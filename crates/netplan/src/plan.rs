@@ -1,0 +1,233 @@
+//! From what is wanted to the rules that do it, with the reasons for each rule.
+
+use std::net::IpAddr;
+
+use crate::{
+    ruleset::{Action, Chain, ChainKind, Family, Match, Rule, Ruleset},
+    spec::{RedirectionSpec, SpecError, marks, ports},
+};
+
+/// The rules of an enrolled pod.
+///
+/// # Errors
+/// When the specification itself is not sound.
+pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
+    spec.validate()?;
+    let mut chains = vec![raw_prerouting(spec), raw_output(spec), route_output()];
+    chains.push(nat_prerouting(spec));
+    chains.push(nat_output(spec));
+    Ok(ruleset(spec.ipv4, spec.ipv6, chains))
+}
+
+/// The rules of a pod that has left the mesh while it runs.
+///
+/// No redirection; but connections already in the proxy go on until they end. For that the kernel
+/// must go on tracking and translating: one rule that asks for a connection's state keeps tracking in
+/// the namespace, one chain of type nat keeps translation. Replies to spoofed sources must still find
+/// their way back to the proxy.
+pub fn plan_released() -> Ruleset {
+    let keep = Chain {
+        kind: ChainKind::NatOutput,
+        rules: vec![rule([Match::Established], Action::Exempt)],
+    };
+    let spec = RedirectionSpec::default();
+    ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
+}
+
+fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
+    let wanted = |family| match family {
+        Family::V4 => ipv4,
+        Family::V6 => ipv6,
+    };
+    let families: Vec<_> = [Family::V4, Family::V6]
+        .into_iter()
+        .filter(|f| wanted(*f))
+        .collect();
+    let chains = chains
+        .into_iter()
+        .map(|chain| Chain {
+            rules: restrict(chain.rules, &families),
+            ..chain
+        })
+        .filter(|chain| !chain.rules.is_empty())
+        .collect();
+    Ruleset {
+        families,
+        chains,
+        policy_routing: true,
+    }
+}
+
+/// With one family only, every rule says so.
+fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
+    let only = match families {
+        [one] => Some(*one),
+        _ => None,
+    };
+    rules
+        .into_iter()
+        .filter(|rule| rule.family.is_none_or(|family| families.contains(&family)))
+        .map(|rule| Rule {
+            family: rule.family.or(only),
+            ..rule
+        })
+        .collect()
+}
+
+fn rule(matches: impl IntoIterator<Item = Match>, action: Action) -> Rule {
+    Rule {
+        family: None,
+        matches: matches.into_iter().collect(),
+        action,
+    }
+}
+
+fn from_source(address: IpAddr, action: Action) -> Rule {
+    let family = if address.is_ipv4() {
+        Family::V4
+    } else {
+        Family::V6
+    };
+    Rule {
+        family: Some(family),
+        matches: vec![Match::Tcp, Match::Source(address)],
+        action,
+    }
+}
+
+/// Tunnels arriving from, or answered by, other nodes' proxies.
+fn raw_prerouting(spec: &RedirectionSpec) -> Chain {
+    // What a virtual interface sends to 15008 is on its way out and must be redirected, so its
+    // packets must stay tracked.
+    let mut rules = Vec::new();
+    if spec.untracked_tunnels {
+        for name in &spec.virtual_interfaces {
+            rules.push(rule([Match::InInterface(name.clone())], Action::Exempt));
+        }
+        rules.push(rule(
+            [
+                Match::NotInLoopback,
+                Match::Tcp,
+                Match::DestinationPort(ports::HBONE),
+            ],
+            Action::Untracked,
+        ));
+    }
+    Chain {
+        kind: ChainKind::RawPrerouting,
+        rules,
+    }
+}
+
+/// Packets of the proxy's own sockets; everybody else's leave at the first rule.
+fn raw_output(spec: &RedirectionSpec) -> Chain {
+    let mut rules = vec![
+        rule([Match::NotMark(marks::PROXY)], Action::Exempt),
+        // The proxy calls the application from the client's address with a port of the pod's
+        // choosing. That may be a port the client itself uses towards this pod, whose connection is
+        // redirected: in one zone the two would be the same connection to the kernel. Replies need no
+        // zone, they differ (the redirected one answers from 15006). What goes back to the pod's own
+        // clients (from 15001) belongs to connections opened by them, found without a zone at once.
+        rule(
+            [
+                Match::OutLoopback,
+                Match::Tcp,
+                Match::NotSourcePort(ports::OUTBOUND),
+            ],
+            Action::OriginalZone(marks::ZONE),
+        ),
+    ];
+    if spec.dns_capture {
+        // The same for questions to the upstream resolver: the application's own question from the
+        // same port to the same resolver is redirected, and outlives the application's socket.
+        rules.push(rule(
+            [Match::Udp, Match::DestinationPort(53)],
+            Action::OriginalZone(marks::ZONE),
+        ));
+    }
+    if spec.untracked_tunnels {
+        rules.push(rule(
+            [
+                Match::NotOutLoopback,
+                Match::Tcp,
+                Match::SourcePort(ports::HBONE),
+            ],
+            Action::Untracked,
+        ));
+    }
+    Chain {
+        kind: ChainKind::RawOutput,
+        rules,
+    }
+}
+
+/// The application's answers to a spoofed source are routed to loopback instead of the wire.
+///
+/// Only answers: the proxy's own packets are on the right way already, and a changed mark costs a
+/// second route lookup for each packet.
+fn route_output() -> Chain {
+    let rules = vec![rule(
+        [Match::ConnectionMark(marks::SPOOFED), Match::Reply],
+        Action::RestoreMark,
+    )];
+    Chain {
+        kind: ChainKind::RouteOutput,
+        rules,
+    }
+}
+
+fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
+    let mut rules = Vec::new();
+    for name in &spec.virtual_interfaces {
+        rules.push(rule(
+            [Match::InInterface(name.clone()), Match::TcpOpening],
+            Action::Redirect(ports::OUTBOUND),
+        ));
+    }
+    if !spec.ingress_bypass {
+        rules.extend([
+            rule([Match::InLoopback], Action::Exempt),
+            from_source(spec.probe_v4.into(), Action::Exempt),
+            from_source(spec.probe_v6.into(), Action::Exempt),
+            // No exemption by mark: nothing of the proxy's arrives here except over loopback, and a
+            // mark that some interface let through from the node must not open a way around.
+            rule(
+                [Match::TcpOpening, Match::NotDestinationPort(ports::HBONE)],
+                Action::Redirect(ports::INBOUND),
+            ),
+        ]);
+    }
+    Chain {
+        kind: ChainKind::NatPrerouting,
+        rules,
+    }
+}
+
+fn nat_output(spec: &RedirectionSpec) -> Chain {
+    let mut rules = vec![
+        // The proxy calling the pod's application. Marked once a connection, here, rather than by a
+        // chain that sees every packet.
+        rule(
+            [Match::OutLoopback, Match::Mark(marks::PROXY)],
+            Action::SetConnectionMark(marks::SPOOFED),
+        ),
+        // The pod talking to itself: 127.0.0.1, ::1 and its own address.
+        rule([Match::OutLoopback], Action::Exempt),
+        rule([Match::Mark(marks::PROXY)], Action::Exempt),
+    ];
+    if spec.dns_capture {
+        rules.push(rule(
+            [Match::Udp, Match::DestinationPort(53)],
+            Action::Redirect(ports::DNS),
+        ));
+        rules.push(rule(
+            [Match::TcpOpening, Match::DestinationPort(53)],
+            Action::Redirect(ports::DNS),
+        ));
+    }
+    rules.push(rule([Match::TcpOpening], Action::Redirect(ports::OUTBOUND)));
+    Chain {
+        kind: ChainKind::NatOutput,
+        rules,
+    }
+}

@@ -1,0 +1,162 @@
+//! Rules without a backend: what to match and what then to do, hook by hook.
+
+use std::net::IpAddr;
+
+use crate::spec::marks;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl std::fmt::Display for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// Where in the packet's way a chain sits. The order is the order of traversal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ChainKind {
+    /// Arriving packets, before connection tracking.
+    RawPrerouting,
+    /// Local packets, before connection tracking.
+    RawOutput,
+    /// Local packets, where a changed mark makes the kernel route again.
+    RouteOutput,
+    /// First packet of an arriving connection.
+    NatPrerouting,
+    /// First packet of a local connection.
+    NatOutput,
+    /// First packet of a leaving connection (the node's namespace only).
+    NatPostrouting,
+}
+
+/// One hook's rules, tried in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Where.
+    pub kind: ChainKind,
+    /// What.
+    pub rules: Vec<Rule>,
+}
+
+/// All matches hold: the action is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// `None`: both families.
+    pub family: Option<Family>,
+    /// In the order in which they are cheapest to test.
+    pub matches: Vec<Match>,
+    /// What then happens.
+    pub action: Action,
+}
+
+/// One condition on a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Match {
+    /// It is TCP.
+    Tcp,
+    /// It is UDP.
+    Udp,
+    /// It opens a TCP connection (SYN without ACK). Packets of connections that existed before the
+    /// rules did never match, which is what keeps such connections alive.
+    TcpOpening,
+    /// It came over loopback.
+    InLoopback,
+    /// It did not come over loopback.
+    NotInLoopback,
+    /// It came over the named interface.
+    InInterface(String),
+    /// It leaves over loopback.
+    OutLoopback,
+    /// It does not leave over loopback.
+    NotOutLoopback,
+    /// Source port (after `Tcp`, `TcpOpening` or `Udp`).
+    SourcePort(u16),
+    /// Any source port but this.
+    NotSourcePort(u16),
+    /// Destination port (after `Tcp`, `TcpOpening` or `Udp`).
+    DestinationPort(u16),
+    /// Any destination port but this.
+    NotDestinationPort(u16),
+    /// Source address; also restricts the rule to the address' family.
+    Source(IpAddr),
+    /// Destination is a member of the node's probe set of the rule's family.
+    ProbedPod,
+    /// The packet mark, under [`marks::MASK`].
+    Mark(u32),
+    /// Any packet mark but this, under [`marks::MASK`].
+    NotMark(u32),
+    /// The connection mark, under [`marks::MASK`].
+    ConnectionMark(u32),
+    /// It goes against the direction in which the connection was opened.
+    Reply,
+    /// The connection has been seen in both directions.
+    Established,
+    /// It belongs to a socket of this namespace (not forwarded), of this user if one is given.
+    LocalSocket(Option<u32>),
+}
+
+/// What is done with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Our remaining rules at this hook are skipped. Rules of others go on.
+    Exempt,
+    /// The connection goes to this port of the namespace itself.
+    Redirect(u16),
+    /// The connection gets another source address.
+    SourceNat(IpAddr),
+    /// Sets the connection mark under [`marks::MASK`].
+    SetConnectionMark(u32),
+    /// Copies the connection mark to the packet.
+    RestoreMark,
+    /// Looks the packet up in this zone, in its connection's original direction only.
+    OriginalZone(u16),
+    /// Keeps the packet out of connection tracking.
+    Untracked,
+}
+
+/// Everything that should stand in one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ruleset {
+    /// Families the rules are for, in order.
+    pub families: Vec<Family>,
+    /// At most one chain of a kind, none empty, in order of kind.
+    pub chains: Vec<Chain>,
+    /// Whether replies to spoofed sources need [`policy_routing`].
+    pub policy_routing: bool,
+}
+
+/// The policy rule and the local route that bring replies to spoofed sources back to the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyRouting {
+    /// Of which family.
+    pub family: Family,
+    /// The rule's preference.
+    pub preference: u32,
+    /// The mark it looks for.
+    pub mark: u32,
+    /// Under this mask.
+    pub mask: u32,
+    /// The table it sends to, with its one route: everything is local, on loopback.
+    pub table: u32,
+}
+
+/// The policy routing of one family.
+pub const fn policy_routing(family: Family) -> PolicyRouting {
+    PolicyRouting {
+        family,
+        preference: marks::RULE_PREFERENCE,
+        mark: marks::SPOOFED,
+        mask: marks::MASK,
+        table: marks::ROUTE_TABLE,
+    }
+}

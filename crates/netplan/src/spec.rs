@@ -1,0 +1,260 @@
+//! What somebody wants of a namespace: the inputs of a plan, their defaults and their limits.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Ports the node proxy listens on inside a pod.
+pub mod ports {
+    /// Outbound TCP of the pod's applications arrives here.
+    pub const OUTBOUND: u16 = 15001;
+    /// Inbound TCP that is not a tunnel arrives here.
+    pub const INBOUND: u16 = 15006;
+    /// HBONE tunnels from other proxies; never translated.
+    pub const HBONE: u16 = 15008;
+    /// Captured DNS, TCP and UDP.
+    pub const DNS: u16 = 15053;
+}
+
+/// Packet and connection marks, shared with the node proxy.
+pub mod marks {
+    /// Bits of the mark that are ours; the others belong to whoever set them.
+    pub const MASK: u32 = 0xfff;
+    /// On every socket of the node proxy.
+    pub const PROXY: u32 = 0x539;
+    /// On connections the node proxy opened to the pod's application, and on the replies.
+    pub const SPOOFED: u32 = 0x111;
+    /// Preference of the policy rule that brings such replies back to the proxy.
+    pub const RULE_PREFERENCE: u32 = 32764;
+    /// Routing table that rule names; it has one local default route.
+    pub const ROUTE_TABLE: u32 = 100;
+    /// Conntrack zone in which connections opened by the proxy are looked up.
+    pub const ZONE: u16 = 1;
+}
+
+/// Source addresses kubelet's probes are given on the node, so that pods let them through.
+pub mod probes {
+    use super::{Ipv4Addr, Ipv6Addr};
+
+    /// For IPv4 pods.
+    pub const V4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+    /// For IPv6 pods.
+    pub const V6: Ipv6Addr = Ipv6Addr::new(
+        0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff,
+    );
+}
+
+/// Which kernel interface carries the rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// nftables over netlink; where the kernel lacks something, iptables' nft variant, then legacy.
+    #[default]
+    Auto,
+    /// Only nftables over netlink.
+    Nftables,
+    /// Only `iptables-nft-restore` and its IPv6 twin.
+    IptablesNft,
+    /// Only `iptables-legacy-restore` and its IPv6 twin.
+    IptablesLegacy,
+}
+
+impl Backend {
+    /// The name used in settings and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Nftables => "nftables",
+            Self::IptablesNft => "iptables-nft",
+            Self::IptablesLegacy => "iptables-legacy",
+        }
+    }
+}
+
+impl std::fmt::Display for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Backend {
+    type Err = SpecError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        [
+            Self::Auto,
+            Self::Nftables,
+            Self::IptablesNft,
+            Self::IptablesLegacy,
+        ]
+        .into_iter()
+        .find(|backend| backend.name() == s)
+        .ok_or_else(|| SpecError::UnknownBackend(s.to_owned()))
+    }
+}
+
+/// The redirection wanted in one pod's namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedirectionSpec {
+    /// Capture IPv4.
+    pub ipv4: bool,
+    /// Capture IPv6. Where the pod has IPv6 switched off its routing parts are left out.
+    pub ipv6: bool,
+    /// Send the pod's DNS questions to the proxy (`ambient.istio.io/dns-capture`).
+    pub dns_capture: bool,
+    /// Leave inbound plaintext alone (`ambient.istio.io/bypass-inbound-capture`).
+    pub ingress_bypass: bool,
+    /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
+    pub virtual_interfaces: Vec<String>,
+    /// Keep the proxy's own tunnels out of connection tracking where the backend can.
+    pub untracked_tunnels: bool,
+    /// Source address of IPv4 probes.
+    pub probe_v4: Ipv4Addr,
+    /// Source address of IPv6 probes.
+    pub probe_v6: Ipv6Addr,
+    /// Which kernel interface to use.
+    pub backend: Backend,
+}
+
+impl Default for RedirectionSpec {
+    fn default() -> Self {
+        Self {
+            ipv4: true,
+            ipv6: true,
+            dns_capture: false,
+            ingress_bypass: false,
+            virtual_interfaces: Vec::new(),
+            untracked_tunnels: false,
+            probe_v4: probes::V4,
+            probe_v6: probes::V6,
+            backend: Backend::Auto,
+        }
+    }
+}
+
+impl RedirectionSpec {
+    /// Checks what an annotation or a setting may have got wrong.
+    ///
+    /// # Errors
+    /// Names the offending value.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if !self.ipv4 && !self.ipv6 {
+            return Err(SpecError::NoFamily);
+        }
+        if self.virtual_interfaces.len() > MAX_VIRTUAL_INTERFACES {
+            return Err(SpecError::TooManyInterfaces(self.virtual_interfaces.len()));
+        }
+        match self
+            .virtual_interfaces
+            .iter()
+            .find(|name| !is_interface_name(name))
+        {
+            Some(name) => Err(SpecError::InterfaceName(name.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// More than any real pod has; an annotation is somebody else's text.
+const MAX_VIRTUAL_INTERFACES: usize = 64;
+
+/// The kernel's own rule (`dev_valid_name`), narrowed to what iptables' text can carry unquoted.
+fn is_interface_name(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.starts_with('-')
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b))
+}
+
+/// The one rule in the node's namespace: probes of enrolled pods get a recognisable source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSpec {
+    /// Handle IPv4 pods.
+    pub ipv4: bool,
+    /// Handle IPv6 pods.
+    pub ipv6: bool,
+    /// Only connections of this user (kubelet's) are probes; `None`: of any local socket.
+    pub kubelet_uid: Option<u32>,
+    /// Source address given to IPv4 probes.
+    pub probe_v4: Ipv4Addr,
+    /// Source address given to IPv6 probes.
+    pub probe_v6: Ipv6Addr,
+    /// Which kernel interface to use.
+    pub backend: Backend,
+}
+
+impl Default for HostSpec {
+    fn default() -> Self {
+        Self {
+            ipv4: true,
+            ipv6: true,
+            kubelet_uid: None,
+            probe_v4: probes::V4,
+            probe_v6: probes::V6,
+            backend: Backend::Auto,
+        }
+    }
+}
+
+/// An enrolled pod's address, as the node's probe set holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostMember {
+    /// The pod's address.
+    pub ip: IpAddr,
+    /// UID of the pod. Kept as the element's comment, so that a late removal of a pod whose address
+    /// was given to another takes nothing from the other.
+    pub uid: String,
+}
+
+/// A wish that cannot be planned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Neither address family is wanted.
+    #[error("redirection needs IPv4 or IPv6, and both are switched off")]
+    NoFamily,
+    /// The name cannot be that of a network interface.
+    #[error("virtual interface {0:?} is not an interface name (1 to 15 of A-Z a-z 0-9 . _ - @)")]
+    InterfaceName(String),
+    /// The list is longer than the limit.
+    #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are taken")]
+    TooManyInterfaces(usize),
+    /// Not one of the backends.
+    #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]
+    UnknownBackend(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_cannot_be_interfaces_are_refused() {
+        for name in [
+            "",
+            "a b",
+            "sixteen-letters-",
+            "a\"b",
+            "x/y",
+            "..",
+            "-j",
+            "é",
+        ] {
+            let spec = RedirectionSpec {
+                virtual_interfaces: vec![name.into()],
+                ..Default::default()
+            };
+            assert_eq!(spec.validate(), Err(SpecError::InterfaceName(name.into())));
+        }
+        let spec = RedirectionSpec {
+            virtual_interfaces: vec!["k6t-net0".into(), "docker0".into()],
+            ..Default::default()
+        };
+        assert_eq!(spec.validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_backend_is_read_by_its_name() {
+        assert_eq!("iptables-nft".parse(), Ok(Backend::IptablesNft));
+        assert!("xtables".parse::<Backend>().is_err());
+    }
+}

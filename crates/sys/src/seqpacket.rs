@@ -1,0 +1,285 @@
+//! `SOCK_SEQPACKET` over a Unix socket, with at most one descriptor a record.
+//!
+//! Reads nothing into the records. What a peer sends beyond the contract (longer records, more
+//! descriptors) is an error of that record, and no descriptor is ever leaked.
+
+use std::{
+    fs, io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+    },
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Room for more descriptors than allowed, so that surplus ones are seen and closed.
+const FD_ROOM: usize = 4;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// Connections waiting to be accepted.
+const BACKLOG: i32 = 64;
+
+/// One record, as it arrived.
+#[derive(Debug)]
+pub struct Received {
+    /// Its length in bytes. 0 is the end: the peer has closed.
+    pub len: usize,
+    /// The descriptor that came with it.
+    pub fd: Option<OwnedFd>,
+}
+
+/// A listening socket, bound to a path. The file goes when this is dropped, unless a successor has
+/// put its own there by then.
+#[derive(Debug)]
+pub struct SeqPacketListener {
+    socket: AsyncFd<OwnedFd>,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl SeqPacketListener {
+    /// Listens at `path`; a socket left there by an earlier process is removed first.
+    ///
+    /// # Errors
+    /// When the path cannot be bound, or is too long for a socket address.
+    pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = new_socket()?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen(&socket, BACKLOG)?;
+        let inode = fs::metadata(path)?.ino();
+        Ok(Self { socket: watch(socket)?, path: path.to_owned(), inode })
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// When accepting fails, for instance for want of descriptors.
+    pub async fn accept(&self) -> io::Result<SeqPacket> {
+        let accepted = self
+            .socket
+            .async_io(Interest::READABLE, |socket| Ok(accept_with(socket, FLAGS)?))
+            .await?;
+        SeqPacket::new(accepted)
+    }
+}
+
+impl Drop for SeqPacketListener {
+    fn drop(&mut self) {
+        let ours = fs::metadata(&self.path).is_ok_and(|file| file.ino() == self.inode);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove a socket's file");
+        }
+    }
+}
+
+/// A connection. Sending and receiving may go on at once.
+#[derive(Debug)]
+pub struct SeqPacket {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl SeqPacket {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { socket: watch(socket)? })
+    }
+
+    /// Connects to the listener at `path`.
+    ///
+    /// # Errors
+    /// When nobody listens there; `WouldBlock` when its queue is full.
+    pub fn connect(path: impl AsRef<Path>) -> impl Future<Output = io::Result<Self>> {
+        // A Unix connect never waits, but callers may count on a future.
+        std::future::ready(Self::connect_now(path.as_ref()))
+    }
+
+    fn connect_now(path: &Path) -> io::Result<Self> {
+        let socket = new_socket()?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Self::new(socket)
+    }
+
+    /// Two ends of one connection.
+    ///
+    /// # Errors
+    /// When the kernel has no socket to give.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            FLAGS,
+            None,
+        )?;
+        Ok((Self::new(one)?, Self::new(other)?))
+    }
+
+    /// Sends one record, with at most one descriptor.
+    ///
+    /// # Errors
+    /// `BrokenPipe` when the peer has closed; otherwise what the kernel says.
+    pub async fn send(&self, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let sent = self
+            .socket
+            .async_io(Interest::WRITABLE, |socket| Ok(send_now(socket, record, fd)?))
+            .await?;
+        if sent == record.len() {
+            Ok(())
+        } else {
+            Err(io::Error::new(io::ErrorKind::WriteZero, "the record was sent in part"))
+        }
+    }
+
+    /// Receives one record into `buffer`.
+    ///
+    /// # Errors
+    /// `InvalidData` when the record was longer than `buffer` or carried more than one descriptor
+    /// (all are closed then); otherwise what the kernel says.
+    pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        self.socket.async_io(Interest::READABLE, |socket| recv_now(socket.as_fd(), buffer)).await
+    }
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
+}
+
+#[expect(
+    deprecated,
+    reason = "`register` asks for `unsafe`; an `OwnedFd` always names its one open descriptor"
+)]
+fn watch(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(socket)
+}
+
+fn send_now(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    sendmsg(socket, &[io::IoSlice::new(record)], &mut control, SendFlags::NOSIGNAL)
+}
+
+fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_ROOM))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = recvmsg(
+        socket,
+        &mut [io::IoSliceMut::new(buffer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    // Collecting takes ownership, so every descriptor is closed on the early returns below.
+    let mut fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if message.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a record was too long"));
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a record came with more than one descriptor",
+        ));
+    }
+    Ok(Received { len: message.bytes, fd: fds.pop() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn records_and_descriptors_arrive_as_sent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("zds.sock");
+        let listener = SeqPacketListener::bind(&path).unwrap();
+        let client = SeqPacket::connect(&path).await.unwrap();
+        let server = listener.accept().await.unwrap();
+        let file = fs::File::open("/proc/self/ns/net").unwrap();
+        server.send(b"one", Some(file.as_fd())).await.unwrap();
+        server.send(b"two", None).await.unwrap();
+        let mut buffer = [0; 16];
+        let first = client.recv(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..first.len], b"one");
+        let fd = first.fd.unwrap();
+        assert_ne!(fd.as_raw_fd(), file.as_raw_fd());
+        assert_eq!(
+            rustix::fs::fstat(&fd).unwrap().st_ino,
+            rustix::fs::fstat(&file).unwrap().st_ino
+        );
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        let second = client.recv(&mut buffer).await.unwrap();
+        assert_eq!((&buffer[..second.len], second.fd.is_none()), (&b"two"[..], true));
+        drop(server);
+        assert_eq!(client.recv(&mut buffer).await.unwrap().len, 0);
+        assert_eq!(client.send(b"x", None).await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_record_longer_than_the_buffer_is_an_error_and_the_next_one_is_whole() {
+        let (a, b) = SeqPacket::pair().unwrap();
+        let file = fs::File::open("/proc/self/status").unwrap();
+        a.send(&[7; 100], Some(file.as_fd())).await.unwrap();
+        a.send(b"ok", None).await.unwrap();
+        let mut buffer = [0; 10];
+        let error = b.recv(&mut buffer).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(b.recv(&mut buffer).await.unwrap().len, 2);
+    }
+
+    #[tokio::test]
+    async fn more_than_one_descriptor_is_an_error() {
+        let (a, b) = SeqPacket::pair().unwrap();
+        for count in [2, 9] {
+            let files: Vec<_> =
+                (0..count).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
+            let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let payload = [io::IoSlice::new(b"x")];
+            sendmsg(a.socket.get_ref(), &payload, &mut control, SendFlags::empty()).unwrap();
+            let error = b.recv(&mut [0; 10]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_socket_left_behind_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("zds.sock");
+        let old = SeqPacketListener::bind(&path).unwrap();
+        let new = SeqPacketListener::bind(&path).unwrap();
+        let _client = SeqPacket::connect(&path).await.unwrap();
+        new.accept().await.unwrap();
+        drop(old);
+        assert!(path.exists(), "the successor's file stays");
+    }
+}

@@ -1,1 +1,20 @@
 //! Kubernetes and Istio API types, labels and annotations as Ambit reads them.
+//!
+//! Core kinds are k8s-openapi's; Istio kinds are ours ([`istio`]), strict about unknown fields because
+//! a misspelt field of a policy must not silently widen it. Knows no files, clients or tasks.
+#![forbid(unsafe_code)]
+
+pub mod istio;
+pub mod labels;
+mod object;
+
+pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
+pub use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Node, Pod, Service, ServiceAccount},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+pub use object::{InvalidObject, Kind, Object, ObjectKey, ReadKeyError};

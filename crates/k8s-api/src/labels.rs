@@ -1,0 +1,55 @@
+//! Labels, annotations and well-known values, one constant each.
+
+/// Label of a namespace or pod: [`DATAPLANE_MODE_AMBIENT`] joins the mesh, `none` stays out.
+pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
+/// Value of [`DATAPLANE_MODE`] that joins.
+pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
+/// Value of [`DATAPLANE_MODE`] that stays out.
+pub const DATAPLANE_MODE_NONE: &str = "none";
+/// Annotation of a pod, written by the node agent once the pod is captured.
+pub const REDIRECTION: &str = "ambient.istio.io/redirection";
+/// Value of [`REDIRECTION`] for a captured pod.
+pub const REDIRECTION_ENABLED: &str = "enabled";
+/// Label: the process ends HBONE by itself; a comma list that contains `http`.
+pub const TUNNEL: &str = "networking.istio.io/tunnel";
+/// Label of the control plane's namespace: the name of the cluster's network.
+pub const NETWORK: &str = "topology.istio.io/network";
+/// Node label: region.
+pub const REGION: &str = "topology.kubernetes.io/region";
+/// Node label: zone.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+/// Node label: subzone.
+pub const SUBZONE: &str = "topology.istio.io/subzone";
+/// Pod label that overrides the workload name.
+pub const WORKLOAD_NAME: &str = "service.istio.io/workload-name";
+/// Pod label: canonical service name.
+pub const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
+/// Pod label: canonical revision.
+pub const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
+/// Recommended Kubernetes label: application name.
+pub const APP_NAME: &str = "app.kubernetes.io/name";
+/// Recommended Kubernetes label: application version.
+pub const APP_VERSION: &str = "app.kubernetes.io/version";
+/// Common label: application name.
+pub const APP: &str = "app";
+/// Common label: application version.
+pub const VERSION: &str = "version";
+/// Label that a ReplicaSet puts on its pods.
+pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
+/// Label that an Argo Rollout puts on its pods.
+pub const ROLLOUTS_POD_TEMPLATE_HASH: &str = "rollouts-pod-template-hash";
+/// Annotation that OpenShift puts on the pods of a DeploymentConfig.
+pub const DEPLOYMENT_CONFIG: &str = "openshift.io/deployment-config.name";
+/// Label of an EndpointSlice: its service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Annotation of a Service, ServiceEntry or Namespace: traffic distribution.
+pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
+/// Annotation of an AuthorizationPolicy: log only.
+pub const DRY_RUN: &str = "istio.io/dry-run";
+/// Label: the waypoint to use, or `none`.
+pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
+/// Label: the namespace of [`USE_WAYPOINT`].
+pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Annotation of a manifest that only adds to an object given elsewhere: as long as nothing but such
+/// manifests speak of an object, it does not exist. Not part of the merged object.
+pub const OVERLAY: &str = "ambit.io/overlay";

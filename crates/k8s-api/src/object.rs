@@ -1,0 +1,277 @@
+//! An object of any kind the mesh reads, and its name.
+
+use std::{fmt, sync::Arc};
+
+use arcstr::ArcStr;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{
+    AuthorizationPolicy, Deployment, EndpointSlice, Namespace, Node, PeerAuthentication, Pod,
+    Service, ServiceAccount, ServiceEntry, WorkloadEntry,
+};
+
+/// The namespace of a namespaced object that names none.
+const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
+
+macro_rules! kinds {
+    ($($kind:ident, $group:literal, $namespaced:literal, $doc:literal;)*) => {
+        /// A kind of object that the mesh reads.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Kind { $(#[doc = $doc] $kind,)* }
+
+        impl Kind {
+            /// Every kind, in the order in which a fresh reader wants them.
+            pub const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            /// Its name, as in `kind:`.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$kind => stringify!($kind),)* }
+            }
+
+            /// Its API group; empty for the core group.
+            pub fn group(self) -> &'static str {
+                match self { $(Self::$kind => $group,)* }
+            }
+
+            /// Whether its objects live in a namespace.
+            pub fn is_namespaced(self) -> bool {
+                match self { $(Self::$kind => $namespaced,)* }
+            }
+        }
+
+        /// One object. Cheap to clone.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Object { $(#[doc = $doc] $kind(Arc<$kind>),)* }
+
+        impl Object {
+            /// Its kind.
+            pub fn kind(&self) -> Kind {
+                match self { $(Self::$kind(_) => Kind::$kind,)* }
+            }
+
+            /// Its metadata.
+            pub fn metadata(&self) -> &ObjectMeta {
+                match self { $(Self::$kind(object) => &object.metadata,)* }
+            }
+
+            /// Reads an object of `kind` from its JSON form; the error names the field.
+            pub fn from_value(kind: Kind, value: &Value) -> Result<Self, InvalidObject> {
+                match kind { $(Kind::$kind => read(value).map(|object| Self::$kind(Arc::new(object))),)* }
+            }
+        }
+
+        $(impl From<$kind> for Object {
+            fn from(object: $kind) -> Self {
+                Self::$kind(Arc::new(object))
+            }
+        })*
+    };
+}
+
+kinds! {
+    Namespace, "", false, "A namespace.";
+    Node, "", false, "A node.";
+    ServiceAccount, "", true, "A service account.";
+    Pod, "", true, "A pod.";
+    Deployment, "apps", true, "A deployment (expanded to pods by the lab or by Kubernetes).";
+    Service, "", true, "A service.";
+    EndpointSlice, "discovery.k8s.io", true, "Endpoints of a service.";
+    ServiceEntry, "networking.istio.io", true, "A service outside Kubernetes.";
+    WorkloadEntry, "networking.istio.io", true, "A workload outside Kubernetes.";
+    AuthorizationPolicy, "security.istio.io", true, "Who may call whom.";
+    PeerAuthentication, "security.istio.io", true, "Whether plaintext is accepted.";
+}
+
+impl Kind {
+    /// The kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A manifest
+    /// that only adds to an object may leave `apiVersion` out.
+    pub fn find(api_version: Option<&str>, kind: &str) -> Option<Self> {
+        let group = api_version.map(|version| version.split_once('/').map_or("", |(group, _)| group));
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|known| known.as_str() == kind && group.is_none_or(|group| group == known.group()))
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The name of an object; versions of the API do not matter. Printed as `Kind namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its namespace; empty for kinds without one.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+}
+
+/// Why a document has no [`ObjectKey`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadKeyError {
+    /// Not an object at all.
+    #[error("is not an object with kind and metadata")]
+    NotAnObject,
+    /// No kind.
+    #[error("has no kind")]
+    NoKind,
+    /// A kind the mesh does not read; not a fault.
+    #[error("is a {0}, which the mesh does not read")]
+    OtherKind(String),
+    /// No name.
+    #[error("{0} has no metadata.name")]
+    NoName(Kind),
+    /// A name that Kubernetes would not accept either.
+    #[error("{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed")]
+    BadName {
+        /// Kind of the object.
+        kind: Kind,
+        /// Which field.
+        field: &'static str,
+        /// Its value, shortened.
+        value: String,
+    },
+}
+
+impl ObjectKey {
+    /// Builds a key from its parts; the namespace of kinds without one is dropped.
+    pub fn new(kind: Kind, namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
+        let namespace = if kind.is_namespaced() { namespace.into() } else { ArcStr::new() };
+        Self { kind, namespace, name: name.into() }
+    }
+
+    /// Reads the key of an object in JSON form.
+    pub fn read(value: &Value) -> Result<Self, ReadKeyError> {
+        let object = value.as_object().ok_or(ReadKeyError::NotAnObject)?;
+        let text = |field: &str| object.get(field).and_then(Value::as_str);
+        let kind_name = text("kind").filter(|kind| !kind.is_empty()).ok_or(ReadKeyError::NoKind)?;
+        let kind = Kind::find(text("apiVersion"), kind_name).ok_or_else(|| {
+            ReadKeyError::OtherKind(match text("apiVersion") {
+                Some(version) => format!("{version} {kind_name}"),
+                None => kind_name.to_owned(),
+            })
+        })?;
+        let metadata = object.get("metadata");
+        let meta = |field: &str| metadata.and_then(|meta| meta.get(field)).and_then(Value::as_str);
+        let name = meta("name").filter(|name| !name.is_empty()).ok_or(ReadKeyError::NoName(kind))?;
+        let namespace = match meta("namespace") {
+            Some(namespace) if !namespace.is_empty() => ArcStr::from(namespace),
+            _ => DEFAULT_NAMESPACE,
+        };
+        let bad = |field, value: &str| ReadKeyError::BadName {
+            kind,
+            field,
+            value: value.chars().take(64).collect(),
+        };
+        if !is_dns_name(name, 253) {
+            return Err(bad("metadata.name", name));
+        }
+        if !is_dns_name(&namespace, 63) || namespace.contains('.') {
+            return Err(bad("metadata.namespace", &namespace));
+        }
+        Ok(Self::new(kind, namespace, name))
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name } = self;
+        if namespace.is_empty() {
+            write!(f, "{kind} {name}")
+        } else {
+            write!(f, "{kind} {namespace}/{name}")
+        }
+    }
+}
+
+/// A field that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct InvalidObject {
+    /// Path of the field, for instance `spec.rules[0].from`; `.` for the object itself.
+    pub field: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl Object {
+    /// Its key. Objects from Kubernetes always have a name.
+    pub fn key(&self) -> ObjectKey {
+        let metadata = self.metadata();
+        let namespace =
+            metadata.namespace.as_deref().filter(|ns| !ns.is_empty()).map_or(DEFAULT_NAMESPACE, ArcStr::from);
+        ObjectKey::new(self.kind(), namespace, metadata.name.as_deref().unwrap_or_default())
+    }
+}
+
+fn read<T: DeserializeOwned>(value: &Value) -> Result<T, InvalidObject> {
+    serde_path_to_error::deserialize(value).map_err(|error| InvalidObject {
+        field: error.path().to_string(),
+        message: error.into_inner().to_string(),
+    })
+}
+
+fn is_dns_name(text: &str, max: usize) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let bytes = text.as_bytes();
+    bytes.len() <= max && edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(|byte| allowed(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_version_of_the_api_is_no_part_of_the_key() {
+        for version in ["security.istio.io/v1", "security.istio.io/v1beta1"] {
+            let value = json!({"apiVersion": version, "kind": "AuthorizationPolicy",
+                "metadata": {"name": "p", "namespace": "shop"}});
+            let key = ObjectKey::read(&value).unwrap();
+            assert_eq!(key.to_string(), "AuthorizationPolicy shop/p");
+        }
+    }
+
+    #[test]
+    fn a_kind_of_the_same_name_in_another_group_is_not_ours() {
+        let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
+        assert_eq!(
+            ObjectKey::read(&value),
+            Err(ReadKeyError::OtherKind("serving.knative.dev/v1 Service".into()))
+        );
+    }
+
+    #[test]
+    fn namespaces_default_and_cluster_kinds_have_none() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}});
+        assert_eq!(ObjectKey::read(&pod).unwrap().to_string(), "Pod default/a");
+        let node = json!({"kind": "Node", "metadata": {"name": "n1", "namespace": "x"}});
+        assert_eq!(ObjectKey::read(&node).unwrap().to_string(), "Node n1");
+    }
+
+    #[test]
+    fn names_that_could_forge_other_names_are_refused() {
+        for name in ["a/b", "", "A", "-a", "a b", "spiffe://x", &"a".repeat(254)] {
+            let value = json!({"kind": "Pod", "metadata": {"name": name}});
+            assert!(ObjectKey::read(&value).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_field() {
+        let value = json!({"kind": "AuthorizationPolicy", "metadata": {"name": "p"},
+            "spec": {"rules": [{"form": []}]}});
+        let error = Object::from_value(Kind::AuthorizationPolicy, &value).unwrap_err();
+        assert!(error.field.starts_with("spec.rules[0]"), "{error}");
+        assert!(error.message.contains("form"), "{error}");
+    }
+}

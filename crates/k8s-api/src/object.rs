@@ -88,11 +88,11 @@ impl Kind {
     /// The kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A manifest
     /// that only adds to an object may leave `apiVersion` out.
     pub fn find(api_version: Option<&str>, kind: &str) -> Option<Self> {
-        let group = api_version.map(|version| version.split_once('/').map_or("", |(group, _)| group));
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|known| known.as_str() == kind && group.is_none_or(|group| group == known.group()))
+        let group =
+            api_version.map(|version| version.split_once('/').map_or("", |(group, _)| group));
+        Self::ALL.iter().copied().find(|known| {
+            known.as_str() == kind && group.is_none_or(|group| group == known.group())
+        })
     }
 }
 
@@ -129,7 +129,9 @@ pub enum ReadKeyError {
     #[error("{0} has no metadata.name")]
     NoName(Kind),
     /// A name that Kubernetes would not accept either.
-    #[error("{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed")]
+    #[error(
+        "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
+    )]
     BadName {
         /// Kind of the object.
         kind: Kind,
@@ -143,15 +145,25 @@ pub enum ReadKeyError {
 impl ObjectKey {
     /// Builds a key from its parts; the namespace of kinds without one is dropped.
     pub fn new(kind: Kind, namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
-        let namespace = if kind.is_namespaced() { namespace.into() } else { ArcStr::new() };
-        Self { kind, namespace, name: name.into() }
+        let namespace = if kind.is_namespaced() {
+            namespace.into()
+        } else {
+            ArcStr::new()
+        };
+        Self {
+            kind,
+            namespace,
+            name: name.into(),
+        }
     }
 
     /// Reads the key of an object in JSON form.
     pub fn read(value: &Value) -> Result<Self, ReadKeyError> {
         let object = value.as_object().ok_or(ReadKeyError::NotAnObject)?;
         let text = |field: &str| object.get(field).and_then(Value::as_str);
-        let kind_name = text("kind").filter(|kind| !kind.is_empty()).ok_or(ReadKeyError::NoKind)?;
+        let kind_name = text("kind")
+            .filter(|kind| !kind.is_empty())
+            .ok_or(ReadKeyError::NoKind)?;
         let kind = Kind::find(text("apiVersion"), kind_name).ok_or_else(|| {
             ReadKeyError::OtherKind(match text("apiVersion") {
                 Some(version) => format!("{version} {kind_name}"),
@@ -159,8 +171,14 @@ impl ObjectKey {
             })
         })?;
         let metadata = object.get("metadata");
-        let meta = |field: &str| metadata.and_then(|meta| meta.get(field)).and_then(Value::as_str);
-        let name = meta("name").filter(|name| !name.is_empty()).ok_or(ReadKeyError::NoName(kind))?;
+        let meta = |field: &str| {
+            metadata
+                .and_then(|meta| meta.get(field))
+                .and_then(Value::as_str)
+        };
+        let name = meta("name")
+            .filter(|name| !name.is_empty())
+            .ok_or(ReadKeyError::NoName(kind))?;
         let namespace = match meta("namespace") {
             Some(namespace) if !namespace.is_empty() => ArcStr::from(namespace),
             _ => DEFAULT_NAMESPACE,
@@ -182,7 +200,11 @@ impl ObjectKey {
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, namespace, name } = self;
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
         if namespace.is_empty() {
             write!(f, "{kind} {name}")
         } else {
@@ -205,9 +227,16 @@ impl Object {
     /// Its key. Objects from Kubernetes always have a name.
     pub fn key(&self) -> ObjectKey {
         let metadata = self.metadata();
-        let namespace =
-            metadata.namespace.as_deref().filter(|ns| !ns.is_empty()).map_or(DEFAULT_NAMESPACE, ArcStr::from);
-        ObjectKey::new(self.kind(), namespace, metadata.name.as_deref().unwrap_or_default())
+        let namespace = metadata
+            .namespace
+            .as_deref()
+            .filter(|ns| !ns.is_empty())
+            .map_or(DEFAULT_NAMESPACE, ArcStr::from);
+        ObjectKey::new(
+            self.kind(),
+            namespace,
+            metadata.name.as_deref().unwrap_or_default(),
+        )
     }
 }
 
@@ -219,10 +248,15 @@ fn read<T: DeserializeOwned>(value: &Value) -> Result<T, InvalidObject> {
 }
 
 fn is_dns_name(text: &str, max: usize) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    let allowed = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
+    };
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let bytes = text.as_bytes();
-    bytes.len() <= max && edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(|byte| allowed(*byte))
+    bytes.len() <= max
+        && edge(bytes.first())
+        && edge(bytes.last())
+        && bytes.iter().all(|byte| allowed(*byte))
 }
 
 #[cfg(test)]
@@ -246,7 +280,9 @@ mod tests {
         let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
         assert_eq!(
             ObjectKey::read(&value),
-            Err(ReadKeyError::OtherKind("serving.knative.dev/v1 Service".into()))
+            Err(ReadKeyError::OtherKind(
+                "serving.knative.dev/v1 Service".into()
+            ))
         );
     }
 

@@ -1,0 +1,307 @@
+//! The documents of one file: split, parsed, each judged by itself.
+
+use ambit_k8s_api::{Object, ObjectKey, ReadKeyError, labels::OVERLAY};
+use serde_json::Value;
+
+use crate::{lines::line_of, merge::merge_patch};
+
+/// One readable object of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Document {
+    pub(crate) key: ObjectKey,
+    pub(crate) value: Value,
+    /// First line of the document in its file.
+    pub(crate) line: u64,
+    /// Only adds to an object given elsewhere.
+    pub(crate) overlay: bool,
+}
+
+/// A document that is not readable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BadDocument {
+    /// Of which object, where that much is readable.
+    pub(crate) key: Option<ObjectKey>,
+    pub(crate) line: u64,
+    pub(crate) message: String,
+}
+
+/// What is in a file.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    pub(crate) documents: Vec<Document>,
+    pub(crate) bad: Vec<BadDocument>,
+}
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Yaml,
+    Json,
+}
+
+/// Parses a whole file. `patch` tells that it lies in a later layer, where `null` removes a field.
+pub(crate) fn parse(text: &str, format: Format, patch: bool) -> Parsed {
+    let mut parsed = Parsed::default();
+    match format {
+        Format::Json => parse_one(text, 1, format, patch, &mut parsed),
+        Format::Yaml => {
+            for (line, document) in split(text) {
+                parse_one(document, line, format, patch, &mut parsed);
+            }
+        }
+    }
+    parsed
+}
+
+/// The documents of a YAML stream with the line each begins on. A line that begins with `---` always
+/// ends a document, whatever state the parser is in, so a broken document cannot swallow the next.
+fn split(text: &str) -> Vec<(u64, &str)> {
+    let mut documents = Vec::new();
+    let (mut begin, mut begin_line) = (0, 1);
+    let mut offset = 0;
+    for (line, content) in (1..).zip(text.split_inclusive('\n')) {
+        let marker = content
+            .strip_prefix("---")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        if marker {
+            documents.extend(
+                text.get(begin..offset)
+                    .map(|document| (begin_line, document)),
+            );
+            begin = offset;
+            begin_line = line;
+        }
+        offset += content.len();
+    }
+    documents.extend(text.get(begin..).map(|document| (begin_line, document)));
+    documents.retain(|(_, document)| {
+        document.lines().any(|line| {
+            let line = line.strip_prefix("---").unwrap_or(line).trim();
+            !line.is_empty() && !line.starts_with('#')
+        })
+    });
+    documents
+}
+
+fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &mut Parsed) {
+    let value: Value = match parse_value(text, format) {
+        Ok(value) => value,
+        Err((line, message)) => {
+            let line = first_line + line.saturating_sub(1);
+            parsed.bad.push(BadDocument {
+                key: None,
+                line,
+                message,
+            });
+            return;
+        }
+    };
+    let is_list = value
+        .get("kind")
+        .and_then(Value::as_str)
+        .is_some_and(|kind| kind.ends_with("List"));
+    if let (true, Some(items)) = (is_list, value.get("items").and_then(Value::as_array)) {
+        for (index, item) in items.iter().enumerate() {
+            let path = format!("items[{index}]");
+            let line = first_line + line_of(text, &path).unwrap_or(1) - 1;
+            judge(item.clone(), text, &path, (first_line, line), patch, parsed);
+        }
+    } else if !value.is_null() {
+        let line = first_line + u64::from(text.starts_with("---"));
+        judge(value, text, "", (first_line, line), patch, parsed);
+    }
+}
+
+fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
+    match format {
+        Format::Json => serde_json::from_str(text).map_err(|error| {
+            (
+                u64::try_from(error.line()).unwrap_or(1),
+                format!("not JSON: {error}"),
+            )
+        }),
+        Format::Yaml => serde_saphyr::from_str(text).map_err(|error| {
+            let line = error.location().map_or(1, |location| location.line());
+            (line, format!("not YAML: {}", error.without_snippet()))
+        }),
+    }
+}
+
+fn judge(
+    mut value: Value,
+    text: &str,
+    path: &str,
+    (first_line, line): (u64, u64),
+    patch: bool,
+    parsed: &mut Parsed,
+) {
+    let key = match ObjectKey::read(&value) {
+        Ok(key) => key,
+        Err(ReadKeyError::OtherKind(kind)) => {
+            tracing::debug!(%kind, line, "a kind the mesh does not read");
+            return;
+        }
+        Err(error) => {
+            parsed.bad.push(BadDocument {
+                key: None,
+                line,
+                message: error.to_string(),
+            });
+            return;
+        }
+    };
+    let overlay = take_overlay_mark(&mut value);
+    let checked = if patch || overlay {
+        let mut without_nulls = Value::Null;
+        merge_patch(&mut without_nulls, &value);
+        Object::from_value(key.kind, &without_nulls)
+    } else {
+        Object::from_value(key.kind, &value)
+    };
+    match checked {
+        Ok(_) => parsed.documents.push(Document {
+            key,
+            value,
+            line,
+            overlay,
+        }),
+        Err(error) => {
+            let field = if path.is_empty() {
+                error.field.clone()
+            } else {
+                format!("{path}.{}", error.field)
+            };
+            let line = first_line + line_of(text, &field).unwrap_or(1).saturating_sub(1);
+            parsed.bad.push(BadDocument {
+                key: Some(key),
+                line,
+                message: error.to_string(),
+            });
+        }
+    }
+}
+
+/// Whether the document is marked as only adding to an object; the mark goes.
+fn take_overlay_mark(value: &mut Value) -> bool {
+    let annotations = value
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut);
+    let mark = annotations.and_then(|annotations| annotations.remove(OVERLAY));
+    mark.is_some_and(|mark| mark == "true" || mark == true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yaml(text: &str) -> Parsed {
+        parse(text, Format::Yaml, false)
+    }
+
+    #[test]
+    fn documents_are_split_and_keep_their_lines() {
+        let parsed = yaml(
+            "# a comment\n---\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n--- # b\nkind: Pod\nmetadata: {name: b}\n",
+        );
+        assert_eq!(parsed.bad, []);
+        let found: Vec<_> = parsed
+            .documents
+            .iter()
+            .map(|doc| (doc.key.name.as_str(), doc.line))
+            .collect();
+        assert_eq!(found, [("a", 3), ("b", 8)]);
+    }
+
+    #[test]
+    fn a_broken_document_leaves_the_others_whole_and_names_its_line() {
+        let parsed = yaml(
+            "kind: Pod\nmetadata: {name: a}\n---\nkind: Pod\nmetadata: {name\n---\nkind: Pod\nmetadata: {name: c}\n",
+        );
+        assert_eq!(parsed.documents.len(), 2);
+        assert_eq!(parsed.bad.len(), 1);
+        assert!((4..=6).contains(&parsed.bad[0].line), "{:?}", parsed.bad);
+        assert!(
+            parsed.bad[0].message.starts_with("not YAML"),
+            "{:?}",
+            parsed.bad
+        );
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_with_its_line() {
+        let parsed = yaml(
+            "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata:\n  name: p\nspec:\n  rules:\n  - form: []\n",
+        );
+        assert_eq!(parsed.bad[0].line, 7, "{:?}", parsed.bad);
+        assert!(
+            parsed.bad[0].message.contains("unknown field `form`"),
+            "{:?}",
+            parsed.bad
+        );
+        assert_eq!(
+            parsed.bad[0].key.as_ref().unwrap().to_string(),
+            "AuthorizationPolicy default/p"
+        );
+    }
+
+    #[test]
+    fn lists_are_flattened() {
+        let parsed = yaml(
+            "kind: List\napiVersion: v1\nitems:\n- {kind: Pod, metadata: {name: a}}\n- {kind: Pod, metadata: {name: b}}\n",
+        );
+        assert_eq!(parsed.documents.len(), 2);
+        assert_eq!(parsed.documents[1].line, 5);
+    }
+
+    #[test]
+    fn json_is_read() {
+        let parsed = parse(
+            "{\"kind\":\"Pod\",\n\"metadata\":{\"name\":\"a\"}}",
+            Format::Json,
+            false,
+        );
+        assert_eq!(parsed.documents.len(), 1);
+        assert_eq!(parse("{\n,}", Format::Json, false).bad[0].line, 2);
+    }
+
+    #[test]
+    fn duplicate_keys_are_an_error() {
+        let parsed = yaml("kind: Pod\nmetadata: {name: a}\nmetadata: {name: b}\n");
+        assert_eq!(parsed.documents.len(), 0);
+        assert!(
+            parsed.bad[0].message.contains("duplicate"),
+            "{:?}",
+            parsed.bad
+        );
+    }
+
+    #[test]
+    fn other_kinds_are_left_alone() {
+        let parsed = yaml("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n");
+        assert!(parsed.documents.is_empty() && parsed.bad.is_empty());
+    }
+
+    #[test]
+    fn hostile_text_is_a_problem_and_no_more() {
+        let deep = "[".repeat(100_000);
+        let bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: [*f,*f,*f,*f,*f,*f,*f,*f,*f,*f]\n";
+        for text in [
+            deep.as_str(),
+            bomb,
+            "- 1\n- 2\n",
+            "just text",
+            "kind: 7\n",
+            "\t- a",
+            "{}",
+            "kind: Pod",
+        ] {
+            let parsed = yaml(text);
+            assert_eq!(
+                parsed.bad.len(),
+                1,
+                "{:?}",
+                text.chars().take(40).collect::<String>()
+            );
+        }
+    }
+}

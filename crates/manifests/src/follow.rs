@@ -1,0 +1,209 @@
+//! Follows directories live: a thread of its own looks when inotify tells of a change, and now and
+//! then in any case (links' targets, network file systems and replaced directories make no events).
+
+use std::{
+    collections::HashSet,
+    io,
+    path::{Path, PathBuf},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::mpsc as changes;
+
+use crate::{Change, Snapshot, scan::Scanner, tree::Tree};
+
+/// How long to wait for further events after one.
+const DEBOUNCE: Duration = Duration::from_millis(10);
+/// How often to look without any event.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The same without inotify.
+const LOOK_EVERY_UNWATCHED: Duration = Duration::from_millis(200);
+/// Changes that wait for a slow reader; then the directories are not looked at.
+const QUEUE: usize = 16;
+
+/// Directories that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No directory at all.
+    #[error("no directory of manifests is given")]
+    NoDirectory,
+    /// One of them cannot be read.
+    #[error("cannot read the manifests directory {path}: give an existing directory")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No thread.
+    #[error("cannot start the thread that follows the manifests")]
+    Thread(#[source] io::Error),
+}
+
+/// Reads directories once, later ones laid over earlier ones.
+pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
+    let layers: Vec<_> = directories
+        .iter()
+        .map(|path| path.as_ref().to_owned())
+        .collect();
+    check(&layers)?;
+    let mut tree = Tree::default();
+    Scanner::new(layers).look(&mut tree, true);
+    Ok(tree.snapshot())
+}
+
+/// Directories of manifests, followed live. Dropping it ends the following.
+#[derive(Debug)]
+pub struct ManifestDirs {
+    changes: changes::Receiver<Change>,
+    wake: mpsc::SyncSender<Wake>,
+}
+
+#[derive(Debug)]
+enum Wake {
+    Look,
+    Stop,
+}
+
+impl ManifestDirs {
+    /// Begins to follow `directories`, later ones laid over earlier ones. They must exist.
+    pub fn open(directories: Vec<PathBuf>) -> Result<Self, OpenError> {
+        check(&directories)?;
+        let (wake, woken) = mpsc::sync_channel(1);
+        let (sender, changes) = changes::channel(QUEUE);
+        let waker = wake.clone();
+        thread::Builder::new()
+            .name("manifests".into())
+            .spawn(move || follow(directories, waker, &woken, &sender))
+            .map_err(OpenError::Thread)?;
+        Ok(Self { changes, wake })
+    }
+
+    /// Waits for the next change. The first one holds every object and comes at once, even if there
+    /// is none. May be cancelled without losing anything. `None` only if the following thread died.
+    pub async fn changed(&mut self) -> Option<Change> {
+        self.changes.recv().await
+    }
+}
+
+impl Drop for ManifestDirs {
+    fn drop(&mut self) {
+        self.changes.close();
+        // A full queue means that the thread is awake already; it finds the channel closed.
+        let _ = self.wake.try_send(Wake::Stop);
+    }
+}
+
+fn check(directories: &[PathBuf]) -> Result<(), OpenError> {
+    if directories.is_empty() {
+        return Err(OpenError::NoDirectory);
+    }
+    for path in directories {
+        std::fs::read_dir(path).map_err(|source| OpenError::Directory {
+            path: path.clone(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn follow(
+    directories: Vec<PathBuf>,
+    waker: mpsc::SyncSender<Wake>,
+    woken: &mpsc::Receiver<Wake>,
+    sender: &changes::Sender<Change>,
+) {
+    let mut watch = Watch::new(waker);
+    let mut scanner = Scanner::new(directories);
+    let mut tree = Tree::default();
+    let mut first = true;
+    while !sender.is_closed() {
+        let mut look = scanner.look(&mut tree, first);
+        if watch.add(&look.directories) {
+            // What was written between the look and the watch.
+            look = scanner.look(&mut tree, first);
+        }
+        let change = tree.take_change();
+        if let Some(change) = change.or_else(|| first.then(Change::default)) {
+            for problem in change.problems.iter() {
+                tracing::debug!(%problem, "a manifest cannot be used");
+            }
+            if sender.blocking_send(change).is_err() {
+                return;
+            }
+        }
+        first = false;
+        let every = if watch.works() {
+            LOOK_EVERY
+        } else {
+            LOOK_EVERY_UNWATCHED
+        };
+        match woken.recv_timeout(look.again.unwrap_or(every).min(every)) {
+            Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(Wake::Look) => thread::sleep(DEBOUNCE),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// The inotify watches.
+struct Watch {
+    watcher: Option<RecommendedWatcher>,
+    watched: HashSet<PathBuf>,
+}
+
+impl Watch {
+    fn new(waker: mpsc::SyncSender<Wake>) -> Self {
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Our own reading makes access events; a full queue means that a look is due anyway.
+            if event.is_ok_and(|event| !event.kind.is_access()) {
+                let _ = waker.try_send(Wake::Look);
+            }
+        });
+        let watcher = watcher
+            .inspect_err(
+                |error| tracing::warn!(%error, "no inotify; manifests are looked at regularly"),
+            )
+            .ok();
+        Self {
+            watcher,
+            watched: HashSet::new(),
+        }
+    }
+
+    fn works(&self) -> bool {
+        self.watcher.is_some()
+    }
+
+    /// Watches exactly `directories`; true if any was new.
+    fn add(&mut self, directories: &[PathBuf]) -> bool {
+        let Some(watcher) = &mut self.watcher else {
+            return false;
+        };
+        let wanted: HashSet<_> = directories.iter().cloned().collect();
+        for path in self.watched.difference(&wanted) {
+            // It is gone, and its watch with it.
+            watcher.unwatch(path).ok();
+        }
+        let mut any = false;
+        let mut watched: HashSet<_> = self.watched.intersection(&wanted).cloned().collect();
+        for path in wanted.difference(&self.watched) {
+            match watcher.watch(path, RecursiveMode::NonRecursive) {
+                Ok(()) => {
+                    any = true;
+                    watched.insert(path.clone());
+                }
+                Err(error) => tracing::debug!(path = %path.display(), %error, "cannot be watched"),
+            }
+        }
+        self.watched = watched;
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests;

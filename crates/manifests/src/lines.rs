@@ -1,0 +1,114 @@
+//! The line on which a field of a YAML document is written.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
+
+/// The line, counted from 1, of the field at `path` (as `serde_path_to_error` prints it, for instance
+/// `spec.rules[0].from`), or of the deepest part of it that exists.
+pub(crate) fn line_of(yaml: &str, path: &str) -> Option<u64> {
+    let mut at: Spanned<Tree> = serde_saphyr::from_str(yaml).ok()?;
+    let mut line = at.referenced.line();
+    for step in steps(path) {
+        let next = match at.value {
+            Tree::Map(members) => members
+                .into_iter()
+                .find(|(name, _)| *name == step)
+                .map(|(_, value)| value),
+            Tree::List(items) => step
+                .parse::<usize>()
+                .ok()
+                .and_then(|index| items.into_iter().nth(index)),
+            Tree::Leaf => None,
+        };
+        let Some(next) = next else { break };
+        line = next.referenced.line();
+        at = next;
+    }
+    Some(line)
+}
+
+fn steps(path: &str) -> impl Iterator<Item = &str> {
+    path.split(['.', '[', ']']).filter(|step| !step.is_empty())
+}
+
+enum Tree {
+    Map(Vec<(String, Spanned<Self>)>),
+    List(Vec<Spanned<Self>>),
+    Leaf,
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TreeVisitor;
+
+        impl<'de> Visitor<'de> for TreeVisitor {
+            type Value = Tree;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tree, A::Error> {
+                let mut members = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    members.push(entry);
+                }
+                Ok(Tree::Map(members))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Tree, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    items.push(item);
+                }
+                Ok(Tree::List(items))
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_unit<E>(self) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_none<E>(self) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tree, D::Error> {
+                deserializer.deserialize_any(self)
+            }
+            fn visit_newtype_struct<D: Deserializer<'de>>(
+                self,
+                deserializer: D,
+            ) -> Result<Tree, D::Error> {
+                IgnoredAny::deserialize(deserializer).map(|_| Tree::Leaf)
+            }
+        }
+
+        deserializer.deserialize_any(TreeVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_and_else_its_nearest_parent() {
+        let yaml = "kind: A\nspec:\n  rules:\n  - from: x\n  - to:\n    - port: 1\n";
+        assert_eq!(line_of(yaml, "spec.rules[1].to[0].port"), Some(6));
+        assert_eq!(line_of(yaml, "spec.rules[1].when"), Some(5));
+        assert_eq!(line_of(yaml, "nothing"), Some(1));
+        assert_eq!(line_of("a: [", "a"), None);
+    }
+}

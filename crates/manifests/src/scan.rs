@@ -1,0 +1,273 @@
+//! Finds the files of the layers and reads those that changed, once they are quiet.
+//!
+//! A file is read when its signature (device, inode, size, times) differs from the one last read and
+//! it has not been written to for [`SETTLE`]; so a writer in the middle of its work is not read. A
+//! file that became empty waits longer, because editors truncate before they write; one that vanished
+//! waits too, because editors rename.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs::{self, File, Metadata},
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::{
+    document::{Format, parse},
+    tree::{FileId, Tree},
+};
+
+/// How long a file must have been quiet.
+const SETTLE: Duration = Duration::from_millis(30);
+/// How long a file that held objects must have been empty.
+const SETTLE_EMPTY: Duration = Duration::from_secs(1);
+/// How long a file must have been gone.
+const VANISHED: Duration = Duration::from_millis(60);
+/// Larger files are refused.
+const MAX_FILE: u64 = 256 << 20;
+/// Deeper directories are refused.
+const MAX_DEPTH: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Signature {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl From<&Metadata> for Signature {
+    fn from(meta: &Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+/// What is known of the files.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    layers: Vec<PathBuf>,
+    read: HashMap<FileId, Signature>,
+    vanished: HashMap<FileId, Instant>,
+}
+
+/// What one look found.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// Every directory, for watching.
+    pub(crate) directories: Vec<PathBuf>,
+    /// Something was not quiet yet: look again after this long.
+    pub(crate) again: Option<Duration>,
+}
+
+impl Look {
+    fn again_in(&mut self, after: Duration) {
+        let after = after.max(Duration::from_millis(5));
+        self.again = Some(self.again.map_or(after, |again| again.min(after)));
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    files: BTreeMap<FileId, Metadata>,
+    /// Directories that could not be listed: what was below them stays.
+    kept: Vec<FileId>,
+}
+
+impl Scanner {
+    pub(crate) fn new(layers: Vec<PathBuf>) -> Self {
+        Self {
+            layers,
+            read: HashMap::new(),
+            vanished: HashMap::new(),
+        }
+    }
+
+    /// Looks at every file and reads into `tree` what changed. The first look does not wait for
+    /// files to be quiet, since there is nothing to lose.
+    pub(crate) fn look(&mut self, tree: &mut Tree, first: bool) -> Look {
+        let mut look = Look::default();
+        let mut found = Found::default();
+        for (layer, root) in self.layers.clone().into_iter().enumerate() {
+            let id = FileId {
+                layer,
+                path: root.as_path().into(),
+            };
+            let mut seen = HashSet::new();
+            match list(&id, 0, &mut seen, &mut found, &mut look, tree) {
+                Ok(()) => tree.readable(&id),
+                Err(error) => {
+                    found.kept.push(id.clone());
+                    tree.unreadable(
+                        &id,
+                        format!("cannot be listed: {error}; what was read from it stays"),
+                    );
+                }
+            }
+        }
+        for (id, meta) in &found.files {
+            self.vanished.remove(id);
+            let signature = Signature::from(meta);
+            if self.read.get(id) == Some(&signature) {
+                continue;
+            }
+            if let (false, Some(wait)) = (first, unquiet(meta, tree.holds_objects(id))) {
+                look.again_in(wait);
+                continue;
+            }
+            if !self.read_file(id, signature, tree) {
+                look.again_in(SETTLE);
+            }
+        }
+        self.forget_vanished(&found, tree, &mut look);
+        look
+    }
+
+    /// Reads one file; false if it changed meanwhile.
+    fn read_file(&mut self, id: &FileId, signature: Signature, tree: &mut Tree) -> bool {
+        match read_text(&id.path) {
+            Ok((text, after)) if after == signature => {
+                let format = if id.path.extension().is_some_and(|ext| ext == "json") {
+                    Format::Json
+                } else {
+                    Format::Yaml
+                };
+                tree.readable(id);
+                tree.file_read(id, parse(&text, format, id.layer > 0));
+                self.read.insert(id.clone(), signature);
+                true
+            }
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => {
+                tree.unreadable(
+                    id,
+                    format!("cannot be read: {error}; what was read from it stays"),
+                );
+                self.read.insert(id.clone(), signature);
+                true
+            }
+        }
+    }
+
+    fn forget_vanished(&mut self, found: &Found, tree: &mut Tree, look: &mut Look) {
+        let missing: Vec<FileId> = tree
+            .files()
+            .chain(self.read.keys())
+            .filter(|id| !found.files.contains_key(*id))
+            .filter(|id| {
+                !found
+                    .kept
+                    .iter()
+                    .any(|kept| kept.layer == id.layer && id.path.starts_with(&kept.path))
+            })
+            .cloned()
+            .collect();
+        for id in missing {
+            let since = *self.vanished.entry(id.clone()).or_insert_with(Instant::now);
+            if since.elapsed() >= VANISHED {
+                self.vanished.remove(&id);
+                self.read.remove(&id);
+                tree.file_gone(&id);
+            } else {
+                look.again_in(VANISHED.saturating_sub(since.elapsed()));
+            }
+        }
+    }
+}
+
+/// How long to wait until the file counts as quiet; `None` if it is. A time in the future counts as
+/// quiet: it tells nothing.
+fn unquiet(meta: &Metadata, held_objects: bool) -> Option<Duration> {
+    let age = SystemTime::now()
+        .duration_since(meta.modified().ok()?)
+        .ok()?;
+    let settle = if meta.len() == 0 && held_objects {
+        SETTLE_EMPTY
+    } else {
+        SETTLE
+    };
+    settle.checked_sub(age).filter(|wait| !wait.is_zero())
+}
+
+fn list(
+    at: &FileId,
+    depth: usize,
+    seen: &mut HashSet<(u64, u64)>,
+    found: &mut Found,
+    look: &mut Look,
+    tree: &mut Tree,
+) -> io::Result<()> {
+    let meta = fs::metadata(&at.path)?;
+    if !seen.insert((meta.dev(), meta.ino())) {
+        return Ok(());
+    }
+    if depth > MAX_DEPTH {
+        return Err(io::Error::other("directories are nested too deeply"));
+    }
+    look.directories.push(at.path.to_path_buf());
+    for entry in fs::read_dir(&at.path)? {
+        let path: Arc<Path> = entry?.path().into();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || name.ends_with('~') {
+            continue;
+        }
+        let is_manifest = matches!(
+            path.extension().and_then(|ext| ext.to_str()),
+            Some("yaml" | "yml" | "json")
+        );
+        let id = FileId {
+            layer: at.layer,
+            path: Arc::clone(&path),
+        };
+        // Links are followed; one that points nowhere counts as a file that is gone.
+        match fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => match list(&id, depth + 1, seen, found, look, tree) {
+                Ok(()) => tree.readable(&id),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => tree.readable(&id),
+                Err(error) => {
+                    found.kept.push(id.clone());
+                    tree.unreadable(
+                        &id,
+                        format!("cannot be listed: {error}; what was read from it stays"),
+                    );
+                }
+            },
+            Ok(meta) if meta.is_file() && is_manifest => {
+                found.files.insert(id, meta);
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if is_manifest => {
+                found.kept.push(id.clone());
+                tree.unreadable(
+                    &id,
+                    format!("cannot be read: {error}; what was read from it stays"),
+                );
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The text of a file and its signature after reading.
+fn read_text(path: &Path) -> io::Result<(String, Signature)> {
+    let mut file = File::open(path)?;
+    let mut text = String::new();
+    let read = file.by_ref().take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > MAX_FILE {
+        return Err(io::Error::other(format!("larger than {MAX_FILE} bytes")));
+    }
+    let signature = Signature::from(&file.metadata()?);
+    Ok((text, signature))
+}

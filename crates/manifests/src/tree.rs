@@ -1,0 +1,299 @@
+//! What the files say, merged into objects. Pure: files come in as parsed text, changes go out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
+    sync::Arc,
+};
+
+use ambit_k8s_api::{Object, ObjectKey};
+
+use crate::{
+    Change, ObjectEvent, Origin, Problem, Snapshot,
+    document::{Document, Parsed},
+    merge::merge_patch,
+};
+
+/// A file of one of the layers. Sorted as files are laid over each other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct FileId {
+    pub(crate) layer: usize,
+    pub(crate) path: Arc<Path>,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    documents: HashMap<ObjectKey, Document>,
+    problems: Vec<Problem>,
+}
+
+/// The state of all layers.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    files: BTreeMap<FileId, FileState>,
+    /// The files that speak of an object.
+    holders: HashMap<ObjectKey, BTreeSet<FileId>>,
+    merged: BTreeMap<ObjectKey, (Object, Origin)>,
+    object_problems: BTreeMap<ObjectKey, Problem>,
+    /// Problems of reading files and directories.
+    path_problems: BTreeMap<FileId, Problem>,
+    touched: HashSet<ObjectKey>,
+    problems_changed: bool,
+}
+
+impl Tree {
+    /// A file was read. Objects whose documents are broken now keep what the file said before.
+    pub(crate) fn file_read(&mut self, id: &FileId, parsed: Parsed) {
+        let origin = |line| Origin {
+            file: Arc::clone(&id.path),
+            line,
+        };
+        let mut old = self.files.remove(id).unwrap_or_default();
+        let mut new = FileState::default();
+        for document in parsed.documents {
+            if let Some(first) = new.documents.get(&document.key) {
+                if first.value != document.value {
+                    new.problems.push(Problem {
+                        origin: origin(document.line),
+                        message: format!(
+                            "is given a second time, differently; line {} of the same file is used",
+                            first.line
+                        ),
+                        object: Some(document.key),
+                    });
+                }
+                continue;
+            }
+            new.documents.insert(document.key.clone(), document);
+        }
+        let mut keep_all = false;
+        for bad in parsed.bad {
+            match &bad.key {
+                Some(key) if !new.documents.contains_key(key) => {
+                    new.documents.extend(old.documents.remove_entry(key));
+                }
+                Some(_) => {}
+                None => keep_all = true,
+            }
+            new.problems.push(Problem {
+                origin: origin(bad.line),
+                object: bad.key,
+                message: bad.message,
+            });
+        }
+        if keep_all {
+            // Whose document is broken cannot be told: nothing that the file held before goes.
+            for (key, document) in std::mem::take(&mut old.documents) {
+                new.documents.entry(key).or_insert(document);
+            }
+        }
+        self.problems_changed |= new.problems != old.problems;
+        self.replace(id, old, new);
+    }
+
+    /// A file is gone.
+    pub(crate) fn file_gone(&mut self, id: &FileId) {
+        let old = self.files.remove(id).unwrap_or_default();
+        self.problems_changed |= !old.problems.is_empty();
+        self.problems_changed |= self.path_problems.remove(id).is_some();
+        self.replace(id, old, FileState::default());
+        self.files.remove(id);
+    }
+
+    /// A file or directory cannot be read; what it held before stays.
+    pub(crate) fn unreadable(&mut self, id: &FileId, message: String) {
+        let origin = Origin {
+            file: Arc::clone(&id.path),
+            line: 1,
+        };
+        let problem = Problem {
+            origin,
+            object: None,
+            message,
+        };
+        if self.path_problems.get(id) != Some(&problem) {
+            self.path_problems.insert(id.clone(), problem);
+            self.problems_changed = true;
+        }
+    }
+
+    /// A file or directory can be read again.
+    pub(crate) fn readable(&mut self, id: &FileId) {
+        self.problems_changed |= self.path_problems.remove(id).is_some();
+    }
+
+    pub(crate) fn files(&self) -> impl Iterator<Item = &FileId> {
+        self.files.keys()
+    }
+
+    /// Whether the file holds any object now.
+    pub(crate) fn holds_objects(&self, id: &FileId) -> bool {
+        self.files
+            .get(id)
+            .is_some_and(|file| !file.documents.is_empty())
+    }
+
+    /// What changed since the last call; `None` if nothing did.
+    pub(crate) fn take_change(&mut self) -> Option<Change> {
+        let touched: BTreeSet<_> = std::mem::take(&mut self.touched).into_iter().collect();
+        let events: Vec<_> = touched
+            .into_iter()
+            .filter_map(|key| self.merge(key))
+            .collect();
+        if events.is_empty() && !std::mem::take(&mut self.problems_changed) {
+            return None;
+        }
+        self.problems_changed = false;
+        Some(Change {
+            events,
+            problems: self.problems().into(),
+        })
+    }
+
+    /// Everything as it is now.
+    pub(crate) fn snapshot(&mut self) -> Snapshot {
+        self.take_change();
+        Snapshot {
+            objects: self.merged.clone(),
+            problems: self.problems(),
+        }
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let of_files = self.files.values().flat_map(|file| &file.problems);
+        let mut problems: Vec<_> = of_files
+            .chain(self.path_problems.values())
+            .chain(self.object_problems.values())
+            .cloned()
+            .collect();
+        problems.sort();
+        problems
+    }
+
+    fn replace(&mut self, id: &FileId, old: FileState, new: FileState) {
+        for (key, document) in &new.documents {
+            if old.documents.get(key) != Some(document) {
+                self.touched.insert(key.clone());
+            }
+            self.holders
+                .entry(key.clone())
+                .or_default()
+                .insert(id.clone());
+        }
+        for key in old
+            .documents
+            .into_keys()
+            .filter(|key| !new.documents.contains_key(key))
+        {
+            if let Some(holders) = self.holders.get_mut(&key) {
+                holders.remove(id);
+                if holders.is_empty() {
+                    self.holders.remove(&key);
+                }
+            }
+            self.touched.insert(key);
+        }
+        // Objects that a broken document held were moved out of `old` and may have no entry above.
+        self.touched.extend(
+            new.documents
+                .keys()
+                .filter(|key| !self.merged.contains_key(*key))
+                .cloned(),
+        );
+        self.files.insert(id.clone(), new);
+    }
+
+    /// Merges the layers of one object anew.
+    fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
+        let old_problem = self.object_problems.remove(&key);
+        let (value, origin, problem) = self.lay(&key);
+        let mut problem = problem;
+        let event = match value.map(|value| Object::from_value(key.kind, &value)) {
+            None => self
+                .merged
+                .remove(&key)
+                .map(|_| ObjectEvent::Deleted(key.clone())),
+            Some(Ok(object)) => {
+                let origin = origin.unwrap_or_else(|| Origin {
+                    file: Path::new("").into(),
+                    line: 1,
+                });
+                let same = self.merged.get(&key).is_some_and(|(old, _)| *old == object);
+                self.merged
+                    .insert(key.clone(), (object.clone(), origin.clone()));
+                (!same).then_some(ObjectEvent::Applied { object, origin })
+            }
+            Some(Err(error)) => {
+                problem = origin.map(|origin| Problem {
+                    origin,
+                    object: Some(key.clone()),
+                    message: format!("{error} (after merging the layers)"),
+                });
+                None
+            }
+        };
+        self.problems_changed |= problem != old_problem;
+        if let Some(problem) = problem {
+            self.object_problems.insert(key, problem);
+        }
+        event
+    }
+
+    /// Lays the documents of an object over each other: the first of each layer, then its overlays.
+    fn lay(&self, key: &ObjectKey) -> (Option<serde_json::Value>, Option<Origin>, Option<Problem>) {
+        let holders = self.holders.get(key).into_iter().flatten();
+        let documents: Vec<_> = holders
+            .filter_map(|id| Some((id, self.files.get(id)?.documents.get(key)?)))
+            .collect();
+        let at = |(id, document): &(&FileId, &Document)| Origin {
+            file: Arc::clone(&id.path),
+            line: document.line,
+        };
+        let Some(first) = documents.iter().find(|(_, document)| !document.overlay) else {
+            return (None, None, None);
+        };
+        let mut problem = None;
+        let mut value = serde_json::Value::Null;
+        let mut begun = false;
+        let mut layers: BTreeMap<usize, (&FileId, &Document)> = BTreeMap::new();
+        let mut ordered = Vec::new();
+        for entry in documents.iter().filter(|(_, document)| !document.overlay) {
+            match layers.get(&entry.0.layer) {
+                None => {
+                    layers.insert(entry.0.layer, *entry);
+                    ordered.push((entry.0.layer, false, entry));
+                }
+                Some(used) if used.1.value != entry.1.value => {
+                    problem = Some(Problem {
+                        origin: at(entry),
+                        object: Some(key.clone()),
+                        message: format!(
+                            "is given a second time, differently; {} is used",
+                            at(used)
+                        ),
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        ordered.extend(
+            documents
+                .iter()
+                .filter(|(_, document)| document.overlay)
+                .map(|entry| (entry.0.layer, true, entry)),
+        );
+        ordered.sort_by_key(|(layer, overlay, entry)| (*layer, *overlay, entry.0.clone()));
+        for (_, _, (_, document)) in ordered {
+            if begun {
+                merge_patch(&mut value, &document.value);
+            } else {
+                value = document.value.clone();
+                begun = true;
+            }
+        }
+        (Some(value), Some(at(first)), problem)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use super::*;
+use crate::document::{Format, parse};
+
+fn id(layer: usize, path: &str) -> FileId {
+    FileId {
+        layer,
+        path: Path::new(path).into(),
+    }
+}
+
+fn read(tree: &mut Tree, layer: usize, path: &str, text: &str) {
+    tree.file_read(&id(layer, path), parse(text, Format::Yaml, layer > 0));
+}
+
+fn pod(name: &str, node: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{nodeName: {node}}}\n"
+    )
+}
+
+fn names(change: &Change) -> Vec<String> {
+    change
+        .events
+        .iter()
+        .map(|event| match event {
+            ObjectEvent::Applied { object, .. } => format!("+{}", object.key()),
+            ObjectEvent::Deleted(key) => format!("-{key}"),
+        })
+        .collect()
+}
+
+fn node_of(tree: &mut Tree, name: &str) -> String {
+    let snapshot = tree.snapshot();
+    let key = ObjectKey::new(ambit_k8s_api::Kind::Pod, "default", name);
+    let Object::Pod(pod) = &snapshot.objects[&key].0 else {
+        panic!("not a pod")
+    };
+    pod.spec
+        .as_ref()
+        .unwrap()
+        .node_name
+        .clone()
+        .unwrap_or_default()
+}
+
+#[test]
+fn only_what_changed_is_told() {
+    let mut tree = Tree::default();
+    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
+    assert_eq!(
+        names(&tree.take_change().unwrap()),
+        ["+Pod default/a", "+Pod default/b"]
+    );
+    assert!(tree.take_change().is_none());
+    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n2")));
+    assert_eq!(names(&tree.take_change().unwrap()), ["+Pod default/b"]);
+    read(&mut tree, 0, "a.yaml", &pod("b", "n2"));
+    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+    tree.file_gone(&id(0, "a.yaml"));
+    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/b"]);
+}
+
+#[test]
+fn later_directories_are_laid_over_earlier_ones() {
+    let mut tree = Tree::default();
+    read(
+        &mut tree,
+        1,
+        "live/a.yaml",
+        "kind: Pod\nmetadata: {name: a, uid: u1}\nspec: {nodeName: n2}\n",
+    );
+    read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
+    assert_eq!(node_of(&mut tree, "a"), "n2");
+    read(
+        &mut tree,
+        1,
+        "live/a.yaml",
+        "kind: Pod\nmetadata: {name: a}\nspec: {nodeName: null}\n",
+    );
+    assert_eq!(node_of(&mut tree, "a"), "");
+    tree.file_gone(&id(1, "live/a.yaml"));
+    assert_eq!(node_of(&mut tree, "a"), "n1");
+}
+
+#[test]
+fn an_overlay_alone_makes_no_object() {
+    let mut tree = Tree::default();
+    let overlay = "kind: Pod\nmetadata: {name: a, annotations: {ambit.io/overlay: \"true\", x: y}}\nspec: {nodeName: n3}\n";
+    read(&mut tree, 0, "over.yaml", overlay);
+    assert!(
+        tree.take_change()
+            .is_none_or(|change| change.events.is_empty())
+    );
+    read(&mut tree, 0, "zz.yaml", &pod("a", "n1"));
+    assert_eq!(names(&tree.take_change().unwrap()), ["+Pod default/a"]);
+    assert_eq!(node_of(&mut tree, "a"), "n3");
+    let key = ObjectKey::new(ambit_k8s_api::Kind::Pod, "default", "a");
+    let snapshot = tree.snapshot();
+    let annotations = snapshot.objects[&key]
+        .0
+        .metadata()
+        .annotations
+        .as_ref()
+        .unwrap();
+    assert_eq!(annotations.keys().collect::<Vec<_>>(), ["x"]);
+    tree.file_gone(&id(0, "zz.yaml"));
+    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+}
+
+#[test]
+fn a_broken_document_keeps_its_object_and_the_others_go_on() {
+    let mut tree = Tree::default();
+    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
+    tree.take_change();
+    // Unreadable altogether: whose document it was cannot be told.
+    read(
+        &mut tree,
+        0,
+        "a.yaml",
+        &("kind: Pod\nmetadata: {name\n".to_owned() + &pod("b", "n2")),
+    );
+    let change = tree.take_change().unwrap();
+    assert_eq!(names(&change), ["+Pod default/b"]);
+    assert_eq!(change.problems.len(), 1);
+    assert_eq!(node_of(&mut tree, "a"), "n1");
+    // Readable as far as the name.
+    read(
+        &mut tree,
+        0,
+        "a.yaml",
+        &("kind: Pod\nmetadata: {name: a}\nspec: []\n".to_owned() + &pod("b", "n2")),
+    );
+    let change = tree.take_change().unwrap();
+    assert_eq!(names(&change), Vec::<String>::new());
+    assert!(
+        change.problems[0]
+            .to_string()
+            .starts_with("a.yaml:3: Pod default/a: spec"),
+        "{}",
+        change.problems[0]
+    );
+    assert_eq!(node_of(&mut tree, "a"), "n1");
+    // Mended.
+    read(&mut tree, 0, "a.yaml", &(pod("a", "n9") + &pod("b", "n2")));
+    let change = tree.take_change().unwrap();
+    assert_eq!(names(&change), ["+Pod default/a"]);
+    assert!(change.problems.is_empty());
+    // Removed while another document is broken by name only: that one goes.
+    read(
+        &mut tree,
+        0,
+        "a.yaml",
+        "kind: Pod\nmetadata: {name: b}\nspec: []\n",
+    );
+    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+    assert_eq!(node_of(&mut tree, "b"), "n2");
+}
+
+#[test]
+fn the_same_object_given_twice_differently_is_a_problem_and_the_first_is_used() {
+    let mut tree = Tree::default();
+    read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
+    read(&mut tree, 0, "b.yaml", &pod("a", "n2"));
+    let change = tree.take_change().unwrap();
+    assert_eq!(
+        change.problems[0].to_string(),
+        "b.yaml:2: Pod default/a: is given a second time, differently; a.yaml:2 is used"
+    );
+    assert_eq!(node_of(&mut tree, "a"), "n1");
+    read(&mut tree, 0, "b.yaml", &pod("a", "n1"));
+    assert!(tree.take_change().unwrap().problems.is_empty());
+    // A file renamed: nothing happens to its objects.
+    tree.file_gone(&id(0, "a.yaml"));
+    assert!(tree.take_change().is_none());
+}

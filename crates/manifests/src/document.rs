@@ -120,11 +120,16 @@ fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
                 format!("not JSON: {error}"),
             )
         }),
-        Format::Yaml => serde_saphyr::from_str(text).map_err(|error| {
+        Format::Yaml => serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
             let line = error.location().map_or(1, |location| location.line());
             (line, format!("not YAML: {}", error.without_snippet()))
         }),
     }
+}
+
+/// `yes` and `on` are texts, not truths: a label may have such a value.
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! { strict_booleans: true, with_snippet: false }
 }
 
 fn judge(

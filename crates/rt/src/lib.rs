@@ -1,1 +1,23 @@
-//! What every long-lived Ambit process shares: runtimes, drain, signals, readiness, admin and metrics server, logging.
+//! What every long-lived Ambit process shares: tasks, drain, signals, readiness, the admin and
+//! metrics server, logging, environment variables, back-off.
+//!
+//! Knows nothing of meshes, TLS or protobuf. The only caller of `tokio::spawn`.
+#![forbid(unsafe_code)]
+
+pub mod backoff;
+pub mod drain;
+pub mod env;
+pub mod http;
+pub mod limits;
+pub mod logging;
+pub mod metrics;
+pub mod readiness;
+pub mod shutdown;
+mod task;
+
+pub use backoff::Backoff;
+pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};
+pub use env::{Env, EnvError};
+pub use readiness::{Readiness, ReadyTask};
+pub use shutdown::{Shutdown, ShutdownTrigger};
+pub use task::{AbortOnDrop, current_thread, spawn, spawn_abortable, spawn_blocking, spawn_local};

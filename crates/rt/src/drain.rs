@@ -1,0 +1,272 @@
+//! Ending work in order: one side announces how, the other notices, finishes, and is counted.
+//!
+//! A [`Drain`] belongs to whoever decides (a process, or one pod's proxy); [`DrainWatcher`]s go to
+//! whatever must end. Work that shutdown should wait for holds an [`OpenWork`].
+
+use std::time::Duration;
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+/// How work is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainMode {
+    /// Take nothing new, let what is open finish until `deadline`, then cut it.
+    Graceful {
+        /// When what is left is cut.
+        deadline: Instant,
+    },
+    /// Cut everything now.
+    Immediate,
+}
+
+impl DrainMode {
+    /// Graceful, with a deadline `after` from now.
+    pub fn graceful(after: Duration) -> Self {
+        Self::Graceful {
+            deadline: Instant::now() + after,
+        }
+    }
+
+    /// When open work must have ended.
+    pub fn deadline(self) -> Instant {
+        match self {
+            Self::Graceful { deadline } => deadline,
+            Self::Immediate => Instant::now(),
+        }
+    }
+}
+
+/// Creates the two sides.
+pub fn channel() -> (Drain, DrainWatcher) {
+    let (sender, receiver) = watch::channel(None);
+    let open = TaskTracker::new();
+    (
+        Drain {
+            sender,
+            open: open.clone(),
+        },
+        DrainWatcher { receiver, open },
+    )
+}
+
+/// The side that announces. Dropping it without an announcement means "never".
+#[derive(Debug)]
+pub struct Drain {
+    sender: watch::Sender<Option<DrainMode>>,
+    open: TaskTracker,
+}
+
+impl Drain {
+    /// Announces. A later announcement may only be stricter: `Immediate`, or an earlier deadline.
+    pub fn start(&self, mode: DrainMode) {
+        self.sender.send_if_modified(|current| {
+            let stricter = match (&current, mode) {
+                (None, _) => true,
+                (Some(DrainMode::Immediate), _) => false,
+                (Some(DrainMode::Graceful { .. }), DrainMode::Immediate) => true,
+                (
+                    Some(DrainMode::Graceful { deadline: old }),
+                    DrainMode::Graceful { deadline: new },
+                ) => new < *old,
+            };
+            if stricter {
+                *current = Some(mode);
+            }
+            stricter
+        });
+        self.open.close();
+    }
+
+    /// Announces, waits for all open work until the deadline, and cuts what is left. Returns the
+    /// number of pieces of work that were cut.
+    ///
+    /// Cut work is given one further second to notice.
+    pub async fn finish(&self, mode: DrainMode) -> usize {
+        self.start(mode);
+        if let DrainMode::Graceful { deadline } = mode
+            && tokio::time::timeout_at(deadline, self.open.wait())
+                .await
+                .is_ok()
+        {
+            return 0;
+        }
+        let cut = self.open.len();
+        self.start(DrainMode::Immediate);
+        if tokio::time::timeout(Duration::from_secs(1), self.open.wait())
+            .await
+            .is_err()
+        {
+            tracing::debug!(
+                left = self.open.len(),
+                "work did not end within a second of the cut"
+            );
+        }
+        cut
+    }
+
+    /// Another watcher.
+    pub fn watcher(&self) -> DrainWatcher {
+        DrainWatcher {
+            receiver: self.sender.subscribe(),
+            open: self.open.clone(),
+        }
+    }
+
+    /// How many pieces of work are open.
+    pub fn open_work(&self) -> usize {
+        self.open.len()
+    }
+}
+
+/// The side that notices. Clone it for each piece of work.
+#[derive(Clone, Debug)]
+pub struct DrainWatcher {
+    receiver: watch::Receiver<Option<DrainMode>>,
+    open: TaskTracker,
+}
+
+impl DrainWatcher {
+    /// Waits for the announcement (forever, if the announcing side is gone).
+    pub async fn started(&mut self) -> DrainMode {
+        match self
+            .receiver
+            .wait_for(Option::is_some)
+            .await
+            .map(|mode| *mode)
+        {
+            Ok(Some(mode)) => mode,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Waits until open work must be cut: at once when the announcement is `Immediate`, else at the
+    /// deadline, or earlier if an `Immediate` follows.
+    pub async fn cut(&mut self) {
+        loop {
+            let DrainMode::Graceful { deadline } = self.started().await else {
+                return;
+            };
+            let mut receiver = self.receiver.clone();
+            receiver.mark_unchanged();
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => return,
+                changed = receiver.changed() => if changed.is_err() {
+                    tokio::time::sleep_until(deadline).await;
+                    return;
+                },
+            }
+        }
+    }
+
+    /// The announcement so far.
+    pub fn mode(&self) -> Option<DrainMode> {
+        *self.receiver.borrow()
+    }
+
+    /// Counts as open until dropped.
+    pub fn open_work(&self) -> OpenWork {
+        OpenWork {
+            _token: self.open.token(),
+        }
+    }
+}
+
+/// One piece of open work that shutdown waits for.
+#[derive(Debug)]
+pub struct OpenWork {
+    _token: TaskTrackerToken,
+}
+
+/// How long connections may go on after SIGTERM: `explicit`, else a little less than the grace
+/// period Kubernetes gives the pod (5 s less above 10 s, else 1 s less, at least 1 s), else 5 s.
+pub fn termination_deadline(
+    explicit: Option<Duration>,
+    grace_period_seconds: Option<u64>,
+) -> Duration {
+    explicit.unwrap_or_else(|| match grace_period_seconds {
+        Some(grace) if grace > 10 => Duration::from_secs(grace - 5),
+        Some(grace) => Duration::from_secs(grace.saturating_sub(1).max(1)),
+        None => Duration::from_secs(5),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spawn;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_graceful_drain_waits_for_open_work() {
+        let (drain, watcher) = channel();
+        let work = watcher.open_work();
+        let mut noticed = watcher.clone();
+        let worker = spawn("work", async move {
+            let mode = noticed.started().await;
+            tokio::time::sleep(3 * SECOND).await;
+            drop(work);
+            mode
+        });
+        let began = Instant::now();
+        assert_eq!(drain.finish(DrainMode::graceful(10 * SECOND)).await, 0);
+        assert_eq!(began.elapsed(), 3 * SECOND);
+        assert_eq!(worker.await.unwrap().deadline(), began + 10 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_open_at_the_deadline_is_cut() {
+        let (drain, watcher) = channel();
+        let work = watcher.open_work();
+        let mut cut = watcher.clone();
+        let worker = spawn("work", async move {
+            cut.cut().await;
+            drop(work);
+        });
+        let began = Instant::now();
+        assert_eq!(drain.finish(DrainMode::graceful(2 * SECOND)).await, 1);
+        assert_eq!(began.elapsed(), 2 * SECOND);
+        worker.await.unwrap();
+        assert_eq!(drain.open_work(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_immediate_drain_overtakes_a_graceful_one() {
+        let (drain, mut watcher) = channel();
+        let began = Instant::now();
+        drain.start(DrainMode::graceful(60 * SECOND));
+        let cut = spawn("cut", async move { watcher.cut().await });
+        tokio::task::yield_now().await;
+        drain.start(DrainMode::Immediate);
+        cut.await.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        drain.start(DrainMode::graceful(60 * SECOND));
+        assert_eq!(
+            drain.watcher().mode(),
+            Some(DrainMode::Immediate),
+            "never less strict"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watcher_whose_drain_is_gone_waits_forever() {
+        let (drain, mut watcher) = channel();
+        drop(drain);
+        assert!(
+            tokio::time::timeout(SECOND, watcher.started())
+                .await
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_deadline_leaves_room_within_the_grace_period() {
+        let seconds = |explicit, grace| termination_deadline(explicit, grace).as_secs();
+        assert_eq!(seconds(Some(2 * SECOND), Some(30)), 2);
+        assert_eq!(seconds(None, Some(30)), 25);
+        assert_eq!(seconds(None, Some(10)), 9);
+        assert_eq!(seconds(None, Some(0)), 1);
+        assert_eq!(seconds(None, None), 5);
+    }
+}

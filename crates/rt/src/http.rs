@@ -1,0 +1,251 @@
+//! A small HTTP/1.1 server for admin, metrics, readiness and the plugin's socket.
+//!
+//! Requests are read whole, within limits, before the handler sees them; answers are whole too.
+//! Hostile peers are expected: connections, headers, bodies and waiting times are bounded.
+
+mod answer;
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+    sync::Semaphore,
+};
+
+pub use answer::{
+    Response, json, json_pretty, method_not_allowed, not_found, query_parameter, respond, text,
+};
+
+use crate::{DrainWatcher, spawn};
+
+/// A request with its whole body.
+pub type Request = ::http::Request<Bytes>;
+
+/// Limits of one server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Serve only peers on this machine, and only names of this machine in `Host`, so that a web
+    /// page cannot reach the server through a name that resolves to 127.0.0.1.
+    pub loopback_only: bool,
+    /// Largest body, in bytes; larger ones get 413.
+    pub max_body: usize,
+    /// Connections served at once; further ones wait in the kernel's queue.
+    pub max_connections: usize,
+    /// How long a peer may take to send its headers, or its body.
+    pub read_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            loopback_only: false,
+            max_body: 64 * 1024,
+            max_connections: 256,
+            read_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// For admin servers.
+    pub fn loopback() -> Self {
+        Self {
+            loopback_only: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// What connections come from.
+pub trait Listen: Send + 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// The next connection and its peer's address, if it has one.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<SocketAddr>)>> + Send;
+}
+
+impl Listen for TcpListener {
+    type Stream = tokio::net::TcpStream;
+    async fn next(&self) -> io::Result<(Self::Stream, Option<SocketAddr>)> {
+        let (stream, peer) = self.accept().await?;
+        Ok((stream, Some(peer)))
+    }
+}
+
+impl Listen for UnixListener {
+    type Stream = tokio::net::UnixStream;
+    async fn next(&self) -> io::Result<(Self::Stream, Option<SocketAddr>)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, None))
+    }
+}
+
+/// Serves until the drain starts; requests in flight are finished.
+///
+/// `name` appears in logs. The handler answers every request, unknown paths included.
+pub async fn serve<L, H, F>(
+    name: &'static str,
+    listener: L,
+    options: ServerOptions,
+    mut drain: DrainWatcher,
+    handler: H,
+) where
+    L: Listen,
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let handler = Arc::new(handler);
+    let slots = Arc::new(Semaphore::new(options.max_connections));
+    loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else {
+            return;
+        };
+        let accepted = tokio::select! {
+            accepted = listener.next() => accepted,
+            _ = drain.started() => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, or a peer that went away: neither ends the server.
+                tracing::debug!(server = name, %error, "accept failed");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        if options.loopback_only && peer.is_some_and(|peer| !peer.ip().to_canonical().is_loopback())
+        {
+            continue;
+        }
+        let handler = handler.clone();
+        let drain = drain.clone();
+        spawn(name, async move {
+            connection(name, stream, options, drain, handler).await;
+            drop(slot);
+        });
+    }
+}
+
+async fn connection<S, H, F>(
+    name: &'static str,
+    stream: S,
+    options: ServerOptions,
+    mut drain: DrainWatcher,
+    handler: Arc<H>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let handler = handler.clone();
+        async move { Ok::<_, Infallible>(answer_one(request, options, &*handler).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(options.read_timeout)
+        .max_headers(100)
+        .max_buf_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let mut draining = false;
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(server = name, %error, "connection ended");
+                }
+                return;
+            }
+            _ = drain.started(), if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+async fn answer_one<H, F>(
+    request: ::http::Request<Incoming>,
+    options: ServerOptions,
+    handler: &H,
+) -> Response
+where
+    H: Fn(Request) -> F,
+    F: Future<Output = Response>,
+{
+    if options.loopback_only && !names_this_machine(&request) {
+        return text(
+            403,
+            "this server answers only to names of its own machine\n",
+        );
+    }
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, options.max_body).collect();
+    match tokio::time::timeout(options.read_timeout, body).await {
+        Ok(Ok(body)) => handler(Request::from_parts(head, body.to_bytes())).await,
+        Ok(Err(error)) if error.is::<LengthLimitError>() => text(413, "body too large\n"),
+        Ok(Err(_)) => text(400, "body could not be read\n"),
+        Err(_) => text(408, "body took too long\n"),
+    }
+}
+
+/// Whether `Host` is absent, `localhost` or a loopback address.
+fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
+    let Some(host) = request.headers().get(::http::header::HOST) else {
+        return true;
+    };
+    let Some(host) = host
+        .to_str()
+        .ok()
+        .and_then(|host| host.parse::<::http::uri::Authority>().ok())
+    else {
+        return false;
+    };
+    let host = host.host().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// A server's address could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for {purpose}")]
+pub struct ListenError {
+    /// The address.
+    pub address: SocketAddr,
+    /// What it is for, for instance "metrics".
+    pub purpose: &'static str,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Listens on an address, naming the purpose in the error.
+pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ListenError {
+            address,
+            purpose,
+            source,
+        })
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use super::*;
+use crate::{DrainMode, drain};
+
+async fn start(options: ServerOptions) -> (SocketAddr, crate::Drain) {
+    let (drain, watcher) = drain::channel();
+    let listener = bind("127.0.0.1:0".parse().unwrap(), "tests").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    spawn("server", async move {
+        serve(
+            "test",
+            listener,
+            options,
+            watcher,
+            |request: Request| async move {
+                match request.uri().path() {
+                    "/echo" => text(200, request.into_body()),
+                    _ => not_found(),
+                }
+            },
+        )
+        .await;
+    });
+    (address, drain)
+}
+
+async fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // A server that refuses a body early may reset the connection after its answer.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn a_body_reaches_the_handler() {
+    let (address, _drain) = start(ServerOptions::default()).await;
+    let answer = exchange(
+        address,
+        "POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi",
+    )
+    .await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nhi"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn bad_requests_are_answered_not_fatal() {
+    let options = ServerOptions {
+        max_body: 4,
+        ..ServerOptions::default()
+    };
+    let (address, _drain) = start(options).await;
+    assert!(
+        exchange(address, "nonsense\r\n\r\n")
+            .await
+            .starts_with("HTTP/1.1 400")
+    );
+    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    let answer = exchange(address, &long).await;
+    assert!(
+        answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
+        "{answer}"
+    );
+    let answer = exchange(
+        address,
+        "POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nconnection: close\r\n\r\nlarge",
+    )
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    let answer = exchange(
+        address,
+        "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    )
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_sends_no_headers_is_dropped() {
+    let (address, _drain) = start(ServerOptions::default()).await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET / HTTP").await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_loopback_server_refuses_foreign_names() {
+    let (address, _drain) = start(ServerOptions::loopback()).await;
+    for (host, status) in [
+        ("localhost:15000", "404"),
+        ("127.0.0.1:15000", "404"),
+        ("[::1]:15000", "404"),
+        ("evil.example", "403"),
+        ("10.0.0.1", "403"),
+    ] {
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let answer = exchange(address, &request).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{host}: {answer}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_drained_server_ends_idle_connections_and_takes_no_more() {
+    let (address, drain) = start(ServerOptions::default()).await;
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    idle.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut first = [0; 12];
+    idle.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 404");
+    drain.start(DrainMode::graceful(Duration::from_secs(5)));
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).await.unwrap();
+    // The listener closes once its loop has noticed; until then the kernel queues openings.
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_taken_address_is_named_in_the_error() {
+    let taken = bind("127.0.0.1:0".parse().unwrap(), "metrics")
+        .await
+        .unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = bind(address, "metrics").await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("cannot listen on {address} for metrics")
+    );
+}

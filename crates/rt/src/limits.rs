@@ -1,0 +1,36 @@
+//! Limits of the process.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the limit of open files to the hard limit: every proxied connection costs two or more
+/// descriptors, and the usual soft limit is 1024. Returns the limit now in force.
+pub fn raise_open_files() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::warn!(%error, soft = limit.current, "cannot raise the limit of open files");
+            limit.current
+        }
+    }
+}
+
+/// The limit of open files in force.
+pub fn open_files() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_reaches_the_hard_one() {
+        assert_eq!(raise_open_files(), getrlimit(Resource::Nofile).maximum);
+        assert_eq!(open_files(), getrlimit(Resource::Nofile).maximum);
+    }
+}

@@ -1,0 +1,199 @@
+//! Logs: one line a fact, as text or JSON, in the form operators of Istio's node proxy know.
+//!
+//! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
+//! `scope`, the fields, `message`, one object a span. The scope is the event's target. Lines go
+//! through a bounded queue to a thread of their own: a stuck reader costs lines, never traffic.
+
+mod format;
+mod layer;
+mod writer;
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tracing_subscriber::{
+    EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
+
+use crate::{
+    Env,
+    http::{Request, Response, method_not_allowed, query_parameter, text},
+};
+use writer::LineQueue;
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Tab-separated text (`LOG_FORMAT` unset or `plain`).
+    #[default]
+    Text,
+    /// One JSON object a line (`LOG_FORMAT=json`).
+    Json,
+}
+
+/// Logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LoggingError {
+    /// The filter text is wrong.
+    #[error("log filter {filter:?} is not of the form info,scope=debug")]
+    Filter {
+        /// The text.
+        filter: String,
+        /// Why.
+        #[source]
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// Another subscriber is in place.
+    #[error("logging is already set up in this process")]
+    AlreadySet(#[source] tracing_subscriber::util::TryInitError),
+    /// The writer's thread cannot be started.
+    #[error("cannot start the log writer")]
+    Writer(#[source] io::Error),
+}
+
+const DEFAULT_FILTER: &str = "info";
+/// Parts whose own logs say nothing to an operator.
+const QUIET: &str =
+    "hickory_server::server=off,hyper=info,h2=info,rustls=info,tonic=info,tower=info";
+
+static QUEUE: OnceLock<LineQueue> = OnceLock::new();
+
+/// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`.
+pub fn init(env: &Env) -> Result<LogHandle, LoggingError> {
+    let format = match env.get("LOG_FORMAT") {
+        Some("json") => LogFormat::Json,
+        _ => LogFormat::Text,
+    };
+    let filter = env
+        .get("RUST_LOG")
+        .filter(|filter| !filter.is_empty())
+        .unwrap_or(DEFAULT_FILTER);
+    init_with(format, filter, io::stdout())
+}
+
+/// Sets up logging to any writer.
+pub fn init_with(
+    format: LogFormat,
+    filter: &str,
+    output: impl io::Write + Send + 'static,
+) -> Result<LogHandle, LoggingError> {
+    let queue = LineQueue::start(output).map_err(LoggingError::Writer)?;
+    let (subscriber, handle) = subscriber(format, filter, queue.clone())?;
+    subscriber.try_init().map_err(LoggingError::AlreadySet)?;
+    let _ = QUEUE.set(queue);
+    Ok(handle)
+}
+
+fn subscriber(
+    format: LogFormat,
+    filter: &str,
+    queue: LineQueue,
+) -> Result<(impl SubscriberInitExt + Into<tracing::Dispatch>, LogHandle), LoggingError> {
+    let (filter_layer, reload) = reload::Layer::new(parse_filter(filter)?);
+    let subscriber = Registry::default()
+        .with(filter_layer)
+        .with(layer::LineLayer::new(format, queue));
+    Ok((
+        subscriber,
+        LogHandle {
+            reload,
+            initial: filter.into(),
+        },
+    ))
+}
+
+fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
+    // What is asked for comes last and so overrides what is quiet by default.
+    EnvFilter::builder()
+        .parse(format!("{QUIET},{filter}"))
+        .map_err(|source| LoggingError::Filter {
+            filter: filter.to_owned(),
+            source,
+        })
+}
+
+/// Waits until lines logged so far are written, at most `timeout`.
+pub fn flush(timeout: Duration) {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush(timeout);
+    }
+}
+
+/// Changes levels while the process runs.
+#[derive(Clone, Debug)]
+pub struct LogHandle {
+    reload: reload::Handle<EnvFilter, Registry>,
+    initial: Arc<str>,
+}
+
+impl LogHandle {
+    /// The filter in force.
+    pub fn current(&self) -> String {
+        self.reload
+            .with_current(ToString::to_string)
+            .unwrap_or_default()
+    }
+
+    /// Changes the default level (`debug`) or scopes (`scope=debug`), comma-separated; other scopes
+    /// keep theirs. `scope:debug` is understood too.
+    pub fn change(&self, directives: &str) -> Result<(), LoggingError> {
+        let directives = directives.replace(':', "=").replace("==", "::");
+        let parsed = directives
+            .split(',')
+            .map(str::trim)
+            .filter(|directive| !directive.is_empty())
+            .map(|directive| {
+                directive.parse().map_err(|source| LoggingError::Filter {
+                    filter: directive.to_owned(),
+                    source,
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut filter = parse_filter(&self.current())?;
+        for directive in parsed {
+            filter = filter.add_directive(directive);
+        }
+        self.set(filter);
+        Ok(())
+    }
+
+    /// Back to what the process started with.
+    pub fn reset(&self) -> Result<(), LoggingError> {
+        self.set(parse_filter(&self.initial)?);
+        Ok(())
+    }
+
+    fn set(&self, filter: EnvFilter) {
+        if let Err(error) = self.reload.reload(filter) {
+            tracing::warn!(%error, "log level unchanged");
+        }
+    }
+
+    /// Answers `POST /logging`: `?level=info,scope=debug`, `?reset`, or nothing to see the filter.
+    pub fn respond(&self, request: &Request) -> Response {
+        if request.method() != http::Method::POST {
+            return method_not_allowed("POST");
+        }
+        let uri = request.uri();
+        let level = query_parameter(uri, "level");
+        let changed = match (query_parameter(uri, "reset"), level) {
+            (Some(_), None) => self.reset(),
+            (None, Some(level)) => self.change(&level),
+            (Some(_), Some(level)) => self.reset().and_then(|()| self.change(&level)),
+            (None, None) => Ok(()),
+        };
+        match changed {
+            Ok(()) => text(200, format!("current log level is {}\n", self.current())),
+            Err(error) => text(
+                400,
+                format!("{error}\nusage: POST /logging?level=info,scope=debug or /logging?reset\n"),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

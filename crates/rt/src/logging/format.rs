@@ -1,0 +1,176 @@
+//! How an event becomes a line. Texts of peers may stand in any field: control characters are
+//! escaped, so that one event is one line.
+
+use std::fmt::{self, Write as _};
+
+use tracing::field::{Field, Visit};
+
+/// Longest value, in bytes; longer ones are cut.
+const MAX_VALUE: usize = 4096;
+
+/// Collects fields as `key=value`.
+#[derive(Debug, Default)]
+pub(super) struct TextFields {
+    pub(super) message: String,
+    pub(super) fields: String,
+}
+
+impl TextFields {
+    fn key(&mut self, field: &Field) {
+        if !self.fields.is_empty() {
+            self.fields.push(' ');
+        }
+        self.fields.push_str(field.name().trim_start_matches("r#"));
+        self.fields.push('=');
+    }
+
+    fn plain(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        if field.name() == "message" {
+            push_escaped(&mut self.message, value);
+        } else {
+            self.key(field);
+            push_escaped(&mut self.fields, value);
+        }
+    }
+}
+
+impl Visit for TextFields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            push_escaped(&mut self.message, format_args!("{value}"));
+        } else {
+            self.key(field);
+            push_escaped(&mut self.fields, format_args!("{:?}", cut(value)));
+        }
+    }
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.plain(field, format_args!("{value:?}"));
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.plain(field, format_args!("{value}"));
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.plain(field, format_args!("{value}"));
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.plain(field, format_args!("{value}"));
+    }
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.plain(field, format_args!("{value}"));
+    }
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.plain(field, format_args!("{}", Chain(value)));
+    }
+}
+
+/// Collects fields as members of a JSON object, `,"key":value` each.
+#[derive(Debug, Default)]
+pub(super) struct JsonFields {
+    pub(super) message: String,
+    pub(super) members: String,
+}
+
+impl JsonFields {
+    fn text(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message.push_str(cut(value));
+        } else {
+            self.raw(field, &json_string(cut(value)));
+        }
+    }
+
+    fn raw(&mut self, field: &Field, json: &str) {
+        self.members.push(',');
+        self.members
+            .push_str(&json_string(field.name().trim_start_matches("r#")));
+        self.members.push(':');
+        self.members.push_str(json);
+    }
+}
+
+impl Visit for JsonFields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.text(field, value);
+    }
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.text(field, &format!("{value:?}"));
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.raw(field, if value { "true" } else { "false" });
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.raw(field, &value.to_string());
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.raw(field, &value.to_string());
+    }
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.raw(
+            field,
+            &if value.is_finite() {
+                value.to_string()
+            } else {
+                "null".to_owned()
+            },
+        );
+    }
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.text(field, &Chain(value).to_string());
+    }
+}
+
+/// A string as JSON.
+pub(super) fn json_string(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
+}
+
+/// An error with its causes.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+fn cut(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(MAX_VALUE))
+        .unwrap_or(text)
+}
+
+/// Appends a value with control characters escaped and at most [`MAX_VALUE`] bytes long.
+fn push_escaped(line: &mut String, value: fmt::Arguments<'_>) {
+    struct Escaping<'a> {
+        line: &'a mut String,
+        left: usize,
+    }
+    impl fmt::Write for Escaping<'_> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for c in text.chars() {
+                if self.left < c.len_utf8() {
+                    self.left = 0;
+                    return Ok(());
+                }
+                self.left -= c.len_utf8();
+                if c.is_control() {
+                    self.line.extend(c.escape_default());
+                } else {
+                    self.line.push(c);
+                }
+            }
+            Ok(())
+        }
+    }
+    // Writing to a string does not fail; a value whose own formatting fails is left short.
+    let _ = Escaping {
+        line,
+        left: MAX_VALUE,
+    }
+    .write_fmt(value);
+}

@@ -1,0 +1,192 @@
+use std::sync::Mutex;
+
+use super::*;
+use crate::http::testing::{body_text, get, request};
+
+#[derive(Clone, Default)]
+struct Output(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs `work` with logging of its own; returns the lines, without their times.
+fn logged(format: LogFormat, filter: &str, work: impl FnOnce(&LogHandle)) -> Vec<String> {
+    let output = Output::default();
+    let queue = LineQueue::start(output.clone()).unwrap();
+    let (subscriber, handle) = subscriber(format, filter, queue.clone()).unwrap();
+    tracing::dispatcher::with_default(&subscriber.into(), || work(&handle));
+    queue.flush(Duration::from_secs(5));
+    let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+    text.lines().map(without_time).collect()
+}
+
+fn without_time(line: &str) -> String {
+    if let Some((_, rest)) = line.split_once('\t') {
+        return rest.to_owned();
+    }
+    let (head, rest) = line.split_once("\"time\":\"").expect("a time");
+    let (time, rest) = rest.split_once('"').unwrap();
+    assert!(time.ends_with('Z') && time.contains('T'), "{time}");
+    format!("{head}\"time\":\"{rest}")
+}
+
+#[test]
+fn text_lines_have_tabs_and_quoted_strings() {
+    let lines = logged(LogFormat::Text, "info", |_| {
+        tracing::info!(
+            target: "access",
+            src.addr = %"10.0.0.1:80",
+            src.workload = "client",
+            bytes_sent = 7,
+            failed = false,
+            "connection complete"
+        );
+        tracing::warn!("no fields");
+    });
+    assert_eq!(
+        lines,
+        [
+            "info\taccess\tconnection complete\tsrc.addr=10.0.0.1:80 src.workload=\"client\" \
+             bytes_sent=7 failed=false",
+            "warn\tambit_rt::logging::tests\tno fields",
+        ]
+    );
+}
+
+#[test]
+fn spans_stand_behind_the_scope() {
+    let lines = logged(LogFormat::Text, "info", |_| {
+        let span = tracing::info_span!("inbound", id = "7", peer = tracing::field::Empty);
+        span.record("peer", 9);
+        let _entered = span.enter();
+        let _inner = tracing::info_span!("tls").entered();
+        tracing::info!(target: "proxy", "hello");
+    });
+    assert_eq!(lines, ["info\tproxy:inbound{id=\"7\" peer=9}:tls\thello"]);
+}
+
+#[test]
+fn json_lines_are_objects() {
+    let lines = logged(LogFormat::Json, "info", |_| {
+        let _span = tracing::info_span!("inbound", id = "7").entered();
+        tracing::info!(target: "access", src.addr = %"1.2.3.4:5", n = 3, odd = "a\"b\n", "done");
+    });
+    assert_eq!(
+        lines,
+        [
+            r#"{"level":"info","time":","scope":"access","src.addr":"1.2.3.4:5","n":3,"odd":"a\"b\n","message":"done","inbound":{"id":"7"}}"#
+        ]
+    );
+}
+
+#[test]
+fn a_peers_text_cannot_forge_a_line() {
+    let lines = logged(LogFormat::Text, "info", |_| {
+        let hostile = "x\ninfo\taccess\tforged";
+        tracing::info!(target: "a", a = %hostile, b = hostile, "{hostile}");
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+}
+
+#[test]
+fn long_values_are_cut() {
+    let lines = logged(LogFormat::Text, "info", |_| {
+        let long = "x".repeat(1_000_000);
+        tracing::info!(target: "a", a = %long, b = long, "m");
+    });
+    assert!(lines[0].len() < 10_000, "{}", lines[0].len());
+}
+
+#[test]
+fn an_error_is_written_with_its_causes() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] io::Error);
+    let lines = logged(LogFormat::Text, "info", |_| {
+        let error = Outer(io::Error::other("inner"));
+        let error: &(dyn std::error::Error + 'static) = &error;
+        tracing::info!(target: "a", error, "failed");
+    });
+    assert_eq!(lines, ["info\ta\tfailed\terror=outer: inner"]);
+}
+
+#[test]
+fn levels_change_while_running() {
+    let lines = logged(LogFormat::Text, "warn", |handle| {
+        tracing::info!(target: "one", "hidden");
+        handle.change("info,two=debug").unwrap();
+        tracing::info!(target: "one", "shown");
+        tracing::debug!(target: "two", "shown");
+        tracing::debug!(target: "one", "hidden");
+        handle.change("three:trace").unwrap();
+        tracing::debug!(target: "two", "kept");
+        tracing::trace!(target: "three", "shown");
+        handle.reset().unwrap();
+        tracing::info!(target: "one", "hidden");
+        assert!(handle.change("one=loud").is_err());
+    });
+    assert_eq!(
+        lines,
+        [
+            "info\tone\tshown",
+            "debug\ttwo\tshown",
+            "debug\ttwo\tkept",
+            "trace\tthree\tshown"
+        ]
+    );
+}
+
+#[test]
+fn the_logging_endpoint_changes_and_shows_levels() {
+    logged(LogFormat::Text, "warn", |handle| {
+        assert_eq!(handle.respond(&get("/logging")).status(), 405);
+        let shown = body_text(handle.respond(&request("POST", "/logging?level=debug")));
+        assert!(
+            shown.starts_with("current log level is ") && shown.contains("debug"),
+            "{shown}"
+        );
+        let bad = handle.respond(&request("POST", "/logging?level=a=b=c"));
+        assert_eq!(bad.status(), 400);
+        let shown = body_text(handle.respond(&request("POST", "/logging?reset")));
+        assert!(
+            shown.contains("warn") && !shown.contains("debug"),
+            "{shown}"
+        );
+    });
+}
+
+#[test]
+fn a_stuck_output_costs_lines_not_time() {
+    /// Blocks until the test lets go.
+    struct Stuck(std::sync::mpsc::Receiver<()>, Output);
+    impl io::Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            self.1.write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let (release, stuck) = std::sync::mpsc::channel();
+    let output = Output::default();
+    let queue = LineQueue::start(Stuck(stuck, output.clone())).unwrap();
+    for _ in 0..20_000 {
+        queue.push("line\n".to_owned());
+    }
+    drop(release);
+    queue.flush(Duration::from_secs(5));
+    // The queue was full when the flush was asked for at first, so ask until it is written.
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while !String::from_utf8_lossy(&output.0.lock().unwrap()).contains("lines dropped") {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+}

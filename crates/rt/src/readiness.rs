@@ -1,0 +1,154 @@
+//! Whether the process may be given work: ready when nothing is pending.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::http::{Request, Response, method_not_allowed, not_found, text};
+
+/// The path kubelets and load balancers probe.
+pub const READY_PATH: &str = "/healthz/ready";
+
+/// The set of things still pending. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<Mutex<Vec<Task>>>);
+
+#[derive(Debug)]
+struct Task {
+    name: Cow<'static, str>,
+    pending: bool,
+}
+
+/// One thing that must be ready. Forgetting it leaves it as it is: what never became ready stays
+/// pending, so a part that failed does not look ready.
+#[derive(Debug)]
+pub struct ReadyTask {
+    tasks: Readiness,
+    index: usize,
+}
+
+impl Readiness {
+    /// Nothing pending.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a pending task. Names appear in the answer to probes, in the order added.
+    pub fn pending(&self, name: impl Into<Cow<'static, str>>) -> ReadyTask {
+        let mut tasks = self.lock();
+        tasks.push(Task {
+            name: name.into(),
+            pending: true,
+        });
+        ReadyTask {
+            tasks: self.clone(),
+            index: tasks.len() - 1,
+        }
+    }
+
+    /// Whether nothing is pending.
+    pub fn is_ready(&self) -> bool {
+        self.lock().iter().all(|task| !task.pending)
+    }
+
+    /// Names of what is pending.
+    pub fn pending_names(&self) -> Vec<String> {
+        self.lock()
+            .iter()
+            .filter(|task| task.pending)
+            .map(|task| task.name.to_string())
+            .collect()
+    }
+
+    /// Answers a probe: 200 `ready`, or 500 naming what is pending. Other paths are not found.
+    pub fn respond(&self, request: &Request) -> Response {
+        if request.uri().path() != READY_PATH {
+            return not_found();
+        }
+        if request.method() != ::http::Method::GET {
+            return method_not_allowed("GET");
+        }
+        let pending = self.pending_names();
+        if pending.is_empty() {
+            text(200, "ready\n")
+        } else {
+            text(500, format!("not ready, pending: {}\n", pending.join(", ")))
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Task>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ReadyTask {
+    /// Ready now.
+    pub fn ready(&self) {
+        self.set(true);
+    }
+
+    /// Pending again.
+    pub fn not_ready(&self) {
+        self.set(false);
+    }
+
+    /// Ready or pending.
+    pub fn set(&self, ready: bool) {
+        let mut tasks = self.tasks.lock();
+        if let Some(task) = tasks.get_mut(self.index)
+            && task.pending == ready
+        {
+            task.pending = !ready;
+            tracing::info!(task = %task.name, ready, "readiness");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::testing::{body_text, get};
+
+    #[test]
+    fn ready_only_when_nothing_is_pending() {
+        let readiness = Readiness::new();
+        assert_eq!(readiness.respond(&get("/healthz/ready")).status(), 200);
+        let state = readiness.pending("state manager");
+        let proxy = readiness.pending("proxy");
+        let answer = readiness.respond(&get("/healthz/ready"));
+        assert_eq!(answer.status(), 500);
+        assert_eq!(
+            body_text(answer),
+            "not ready, pending: state manager, proxy\n"
+        );
+        state.ready();
+        proxy.ready();
+        assert_eq!(
+            body_text(readiness.respond(&get("/healthz/ready"))),
+            "ready\n"
+        );
+    }
+
+    #[test]
+    fn a_task_may_become_pending_again() {
+        let readiness = Readiness::new();
+        let zds = readiness.pending("workload proxy manager");
+        zds.ready();
+        assert!(readiness.is_ready());
+        zds.not_ready();
+        assert_eq!(readiness.pending_names(), ["workload proxy manager"]);
+    }
+
+    #[test]
+    fn a_task_that_was_dropped_unready_stays_pending() {
+        let readiness = Readiness::new();
+        drop(readiness.pending("dns proxy"));
+        assert!(!readiness.is_ready());
+    }
+
+    #[test]
+    fn only_the_probe_path_answers() {
+        assert_eq!(Readiness::new().respond(&get("/")).status(), 404);
+    }
+}

@@ -1,0 +1,110 @@
+//! When the process is to end: SIGTERM, SIGINT, or a request to the admin server.
+
+use std::{io, sync::Arc};
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::spawn;
+
+/// Waits for the end. Clones see the same event.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    cause: watch::Receiver<Option<&'static str>>,
+    trigger: ShutdownTrigger,
+}
+
+/// Brings the end about.
+#[derive(Clone, Debug)]
+pub struct ShutdownTrigger(Arc<watch::Sender<Option<&'static str>>>);
+
+impl Shutdown {
+    /// Listens for SIGTERM and SIGINT. The second of them ends the process at once, status 1.
+    /// Call within a runtime.
+    pub fn on_signals() -> io::Result<Self> {
+        let shutdown = Self::manual();
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let trigger = shutdown.trigger();
+        spawn("signals", async move {
+            loop {
+                let cause = tokio::select! {
+                    _ = terminate.recv() => "SIGTERM",
+                    _ = interrupt.recv() => "SIGINT",
+                };
+                if !trigger.shut_down(cause) {
+                    tracing::warn!(signal = cause, "second signal: not waiting any longer");
+                    crate::logging::flush(std::time::Duration::from_millis(200));
+                    std::process::exit(1);
+                }
+            }
+        });
+        Ok(shutdown)
+    }
+
+    /// Without signals: only a trigger ends it (tests; parts inside another process).
+    pub fn manual() -> Self {
+        let (sender, cause) = watch::channel(None);
+        Self {
+            cause,
+            trigger: ShutdownTrigger(Arc::new(sender)),
+        }
+    }
+
+    /// What the admin server's quit request uses.
+    pub fn trigger(&self) -> ShutdownTrigger {
+        self.trigger.clone()
+    }
+
+    /// Waits for the end; returns its cause.
+    pub async fn wait(&mut self) -> &'static str {
+        match self
+            .cause
+            .wait_for(Option::is_some)
+            .await
+            .map(|cause| *cause)
+        {
+            Ok(Some(cause)) => cause,
+            // `self.trigger` keeps the sender alive.
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+impl ShutdownTrigger {
+    /// Asks for the end. False if it was asked for before.
+    pub fn shut_down(&self, cause: &'static str) -> bool {
+        self.0.send_if_modified(|current| {
+            let first = current.is_none();
+            if first {
+                tracing::info!(cause, "shutting down");
+                *current = Some(cause);
+            }
+            first
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_cause_counts() {
+        let mut shutdown = Shutdown::manual();
+        assert!(shutdown.trigger().shut_down("/quitquitquit"));
+        assert!(!shutdown.trigger().shut_down("again"));
+        assert_eq!(shutdown.wait().await, "/quitquitquit");
+        assert_eq!(shutdown.clone().wait().await, "/quitquitquit");
+    }
+
+    #[tokio::test]
+    async fn a_termination_signal_is_a_cause() {
+        let mut shutdown = Shutdown::on_signals().unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+            .unwrap();
+        assert_eq!(shutdown.wait().await, "SIGTERM");
+    }
+}

@@ -4,6 +4,8 @@
 //! stand in a namespace is a value from `ambit-netplan`.
 #![forbid(unsafe_code)]
 
+pub mod procfs;
+pub mod addresses;
 pub mod netns;
 pub mod redirection;
 pub mod socket;

@@ -1,0 +1,81 @@
+//! The addresses on the interfaces of a network namespace.
+
+use std::{io, net::IpAddr};
+
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    address::{AddressAttribute, AddressMessage},
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::netns::Netns;
+
+/// A dump longer than this is not a pod's.
+const MAX_REPLIES: usize = 4096;
+
+/// Every address an interface of `netns` has, canonical.
+///
+/// # Errors
+/// When the namespace cannot be entered or the kernel does not answer.
+pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
+    netns.run(dump)?
+}
+
+fn dump() -> io::Result<Vec<IpAddr>> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let mut request =
+        NetlinkMessage::from(RouteNetlinkMessage::GetAddress(AddressMessage::default()));
+    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    socket.send(&bytes, 0)?;
+    let mut found = Vec::new();
+    for _ in 0..MAX_REPLIES {
+        let (datagram, _) = socket.recv_from_full()?;
+        if collect(&datagram, &mut found)? {
+            return Ok(found);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of addresses has no end"))
+}
+
+/// Adds the addresses of one datagram; says whether it was the last.
+fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
+    while !datagram.is_empty() {
+        let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        match message.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(address)) => {
+                found.extend(address.attributes.iter().filter_map(|attribute| match attribute {
+                    // On a point-to-point link `Address` is the other end, `Local` this one.
+                    AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => {
+                        Some(ip.to_canonical())
+                    }
+                    _ => None,
+                }));
+            }
+            _ => {}
+        }
+        // Messages are aligned to four bytes.
+        let length = (message.header.length as usize).next_multiple_of(4).max(4);
+        datagram = datagram.get(length..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_address_is_among_ours() {
+        let here = Netns::current().unwrap();
+        assert!(addresses_in(&here).unwrap().contains(&"127.0.0.1".parse().unwrap()));
+    }
+}

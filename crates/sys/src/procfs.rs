@@ -1,0 +1,230 @@
+//! Finding the network namespaces of running pods through /proc.
+//!
+//! Every process is asked which pod it belongs to ([`Attribution`]); the namespace of a pod's oldest
+//! process is the pod's, provided that one of its interfaces carries one of the pod's addresses:
+//! a process may be in the pod's cgroup and in another namespace (`nsenter`, `hostNetwork` tools).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    io::{self, Read},
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    addresses::addresses_in,
+    netns::{Netns, NetnsId},
+};
+
+mod cgroup;
+
+pub use cgroup::{CgroupError, pod_of_cgroups};
+
+/// Most bytes read of one file of a process.
+const MAX_FILE: u64 = 256 * 1024;
+
+/// How a process is recognised as a pod's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attribution {
+    /// By the pod's uid in its cgroup path, as kubelet and the container runtimes name them.
+    Cgroup,
+    /// By an environment variable that holds the pod's uid. For pods that no kubelet started.
+    Environ(String),
+}
+
+/// A pod that is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedPod {
+    /// Its uid.
+    pub uid: String,
+    /// Another name its cgroup may have: the configuration hash of a static pod.
+    pub alias: Option<String>,
+    /// Its addresses. One of them must be in the namespace; without any the pod is not found.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub struct Discovered {
+    /// Namespaces by pod uid.
+    pub found: BTreeMap<String, Netns>,
+    /// Processes in a wanted pod's name whose namespace was refused.
+    pub rejected: Vec<Rejected>,
+}
+
+/// A process whose namespace is not the pod's it seemed to belong to.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The pod's uid.
+    pub uid: String,
+    /// The process.
+    pub pid: u32,
+    /// Why its namespace is not the pod's.
+    pub why: RejectReason,
+}
+
+/// Why a process' namespace was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RejectReason {
+    /// It is the node's.
+    #[error("the process is in the node's namespace")]
+    NodeNamespace,
+    /// Nothing to recognise the namespace by.
+    #[error("the pod has no addresses yet")]
+    NoAddresses,
+    /// Another namespace.
+    #[error("no interface in the process' namespace carries an address of the pod")]
+    ForeignNamespace,
+    /// The namespace could not be examined.
+    #[error("the namespace cannot be examined")]
+    Examine(#[source] io::Error),
+}
+
+/// Looks for the namespaces of `wanted` among the processes under `proc`, normally `/proc`.
+///
+/// Blocks: thousands of small reads. Processes that end meanwhile are passed over.
+///
+/// # Errors
+/// When `proc` cannot be listed. Nothing about a single process is an error.
+pub fn discover(
+    proc: &Path,
+    attribution: &Attribution,
+    wanted: &[WantedPod],
+) -> io::Result<Discovered> {
+    let mut names = HashMap::new();
+    for pod in wanted {
+        names.insert(pod.uid.as_str(), pod);
+        if let Some(alias) = &pod.alias {
+            names.insert(alias.as_str(), pod);
+        }
+    }
+    let mut scan = Scan { node: node_namespaces(proc), best: HashMap::new(), rejected: Vec::new() };
+    for entry in fs::read_dir(proc)?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let process = Process { pid, dir: entry.path() };
+        if let Some(pod) = process.pod(attribution).and_then(|uid| names.get(uid.as_str())) {
+            scan.consider(&process, pod);
+        }
+    }
+    let found = scan.best.into_iter().map(|(uid, (_, netns))| (uid.to_owned(), netns)).collect();
+    Ok(Discovered { found, rejected: scan.rejected })
+}
+
+/// The namespaces that are no pod's: of the machine's first process, and our own.
+fn node_namespaces(proc: &Path) -> Vec<NetnsId> {
+    [Netns::open(proc.join("1/ns/net")), Netns::current()]
+        .into_iter()
+        .flatten()
+        .map(|netns| netns.id())
+        .collect()
+}
+
+struct Scan<'a> {
+    node: Vec<NetnsId>,
+    best: HashMap<&'a str, (u64, Netns)>,
+    rejected: Vec<Rejected>,
+}
+
+impl<'a> Scan<'a> {
+    fn consider(&mut self, process: &Process, pod: &'a WantedPod) {
+        let Ok(started) = process.start_time() else { return };
+        let Ok(netns) = Netns::open(process.dir.join("ns/net")) else { return };
+        if let Some((earliest, best)) = self.best.get_mut(pod.uid.as_str()) {
+            if *best == netns {
+                *earliest = started.min(*earliest);
+                return;
+            }
+            if *earliest <= started {
+                return;
+            }
+        }
+        match self.check(&netns, &pod.addresses) {
+            Ok(()) => {
+                self.best.insert(&pod.uid, (started, netns));
+            }
+            Err(why) => {
+                let uid = pod.uid.clone();
+                self.rejected.push(Rejected { uid, pid: process.pid, why });
+            }
+        }
+    }
+
+    fn check(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
+        if self.node.contains(&netns.id()) {
+            return Err(RejectReason::NodeNamespace);
+        }
+        owns(netns, addresses)
+    }
+}
+
+/// Whether `netns` is that of a pod with these addresses.
+///
+/// # Errors
+/// Why it is not, or cannot be told.
+pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
+    if addresses.is_empty() {
+        return Err(RejectReason::NoAddresses);
+    }
+    let present = addresses_in(netns).map_err(RejectReason::Examine)?;
+    let wanted = |ip: &IpAddr| present.contains(&ip.to_canonical());
+    if addresses.iter().any(wanted) { Ok(()) } else { Err(RejectReason::ForeignNamespace) }
+}
+
+struct Process {
+    pid: u32,
+    dir: PathBuf,
+}
+
+impl Process {
+    fn pod(&self, attribution: &Attribution) -> Option<String> {
+        match attribution {
+            Attribution::Cgroup => {
+                let text = self.read("cgroup").ok()?;
+                match pod_of_cgroups(&String::from_utf8_lossy(&text)) {
+                    Ok(uid) => uid,
+                    Err(error) => {
+                        tracing::debug!(pid = self.pid, %error, "cannot tell the pod of a process");
+                        None
+                    }
+                }
+            }
+            Attribution::Environ(variable) => {
+                let environ = self.read("environ").ok()?;
+                variable_of(&environ, variable)
+            }
+        }
+    }
+
+    fn start_time(&self) -> io::Result<u64> {
+        let stat = self.read("stat")?;
+        start_time(&String::from_utf8_lossy(&stat)).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "unexpected form of a stat file")
+        })
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.dir.join(name))?.take(MAX_FILE).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Field 22 of a `stat` file: when the process started, in clock ticks since boot.
+fn start_time(stat: &str) -> Option<u64> {
+    // The command's name, in parentheses, may itself hold spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn variable_of(environ: &[u8], variable: &str) -> Option<String> {
+    environ.split(|byte| *byte == 0).find_map(|entry| {
+        let value = entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?;
+        Some(String::from_utf8_lossy(value).into_owned()).filter(|value| !value.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,19 @@
-//! L4 authorization: which policy decides a connection, and why. Pure.
+//! L4 authorization: which policy decides a connection, and why.
+//!
+//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] says
+//! for every policy that applies what it made of the connection. Pure: no IO, no time, no randomness.
+#![forbid(unsafe_code)]
+
+mod candidates;
+mod evaluate;
+mod explain;
+mod matching;
+mod set;
+
+pub use evaluate::{Connection, Decision, DryRun, MissingPolicies, Why};
+pub use explain::{Explanation, Outcome, PolicyVerdict};
+pub use matching::{matches_policy, matching_rule};
+pub use set::{Affects, PolicySet};
+
+#[cfg(test)]
+mod tests;

@@ -194,7 +194,7 @@ pub struct Workload {
 }
 
 /// The waypoint of one endpoint, attached by namespace or service account rather than by label.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointWaypoint {
     /// The waypoint.

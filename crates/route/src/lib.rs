@@ -1,1 +1,27 @@
-//! The table of workloads and services, and where a connection goes. Pure.
+//! The table of workloads and services, and where a connection goes.
+//!
+//! [`MeshTable`] holds what the control plane told us, compactly: strings and whole sets of fields
+//! that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
+//! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
+#![forbid(unsafe_code)]
+
+mod balance;
+mod gateway;
+mod inbound;
+mod intern;
+mod outbound;
+mod record;
+mod services;
+mod table;
+mod workloads;
+
+pub use inbound::{
+    ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
+};
+pub use outbound::{
+    HboneRoute, Identities, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError,
+};
+pub use rand::RngCore;
+pub use record::WorkloadRef;
+pub use services::EndpointView;
+pub use table::{MeshTable, TableConfig, TableSize, WorkloadChange};

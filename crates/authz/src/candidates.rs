@@ -1,0 +1,240 @@
+//! Finding the few rules that can match among very many.
+//!
+//! Most rules demand one of a few exact values: a principal, a namespace, a service account, a port.
+//! Such a rule is filed under these values and looked at only for connections that have one of them;
+//! all others are always looked at. Filing never decides: every candidate is matched in full.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use ambit_model::{ArcStr, Authorization, Clause, Match, PolicyKey, Rule, StringMatch};
+
+use crate::{evaluate::Peer, matching::rule_matches};
+
+type RuleId = u32;
+
+/// Rules of several policies of one kind.
+#[derive(Debug, Default)]
+pub(crate) struct RuleIndex {
+    rules: Vec<Option<FiledRule>>,
+    free: Vec<RuleId>,
+    by_principal: HashMap<ArcStr, Vec<RuleId>>,
+    by_namespace: HashMap<ArcStr, Vec<RuleId>>,
+    /// By the account's name alone; its namespace is seen when the rule is matched.
+    by_account: HashMap<ArcStr, Vec<RuleId>>,
+    by_port: HashMap<u16, Vec<RuleId>>,
+    always: Vec<RuleId>,
+    /// The rules of each policy filed here, also of those without any.
+    of_policy: HashMap<PolicyKey, Vec<RuleId>>,
+}
+
+#[derive(Debug)]
+struct FiledRule {
+    policy: Arc<Authorization>,
+    index: usize,
+}
+
+impl FiledRule {
+    fn rule(&self) -> Option<&Rule> {
+        self.policy.rules.get(self.index)
+    }
+}
+
+/// Under which values a rule is filed.
+enum Filing {
+    Principals(Vec<ArcStr>),
+    Accounts(Vec<ArcStr>),
+    Namespaces(Vec<ArcStr>),
+    Ports(Vec<u16>),
+    Always,
+    /// It cannot match anything.
+    Nowhere,
+}
+
+impl RuleIndex {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.of_policy.is_empty()
+    }
+
+    pub(crate) fn insert(&mut self, policy: &Arc<Authorization>) {
+        let mut ids = Vec::with_capacity(policy.rules.len());
+        for (index, rule) in policy.rules.iter().enumerate() {
+            let filing = filing(rule);
+            if matches!(filing, Filing::Nowhere) {
+                continue;
+            }
+            let filed = Some(FiledRule {
+                policy: policy.clone(),
+                index,
+            });
+            let id = match self.free.pop() {
+                Some(id) => {
+                    if let Some(place) = self.rules.get_mut(id as usize) {
+                        *place = filed;
+                    }
+                    id
+                }
+                None => {
+                    self.rules.push(filed);
+                    RuleId::try_from(self.rules.len() - 1).unwrap_or(RuleId::MAX)
+                }
+            };
+            self.for_each_list(filing, |list| list.push(id));
+            ids.push(id);
+        }
+        self.of_policy.insert(policy.key(), ids);
+    }
+
+    pub(crate) fn remove(&mut self, key: &PolicyKey) {
+        for id in self.of_policy.remove(key).unwrap_or_default() {
+            let place = self.rules.get_mut(id as usize);
+            let Some(filed) = place.and_then(Option::take) else {
+                continue;
+            };
+            if let Some(rule) = filed.rule() {
+                self.for_each_list(filing(rule), |list| list.retain(|known| *known != id));
+            }
+            self.free.push(id);
+        }
+        if self.of_policy.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    fn for_each_list(&mut self, filing: Filing, mut f: impl FnMut(&mut Vec<RuleId>)) {
+        match filing {
+            Filing::Principals(keys) => each(&mut self.by_principal, keys, f),
+            Filing::Accounts(keys) => each(&mut self.by_account, keys, f),
+            Filing::Namespaces(keys) => each(&mut self.by_namespace, keys, f),
+            Filing::Ports(keys) => each(&mut self.by_port, keys, f),
+            Filing::Always => f(&mut self.always),
+            Filing::Nowhere => {}
+        }
+    }
+
+    /// The policy with the least name that matches.
+    pub(crate) fn first_match(&self, peer: &Peer<'_>) -> Option<PolicyKey> {
+        if self.is_empty() {
+            return None;
+        }
+        let source = peer.connection.source.as_ref();
+        let by_principal = (!self.by_principal.is_empty())
+            .then(|| peer.principal())
+            .flatten()
+            .and_then(|principal| self.by_principal.get(principal));
+        let by_account = source.and_then(|id| self.by_account.get(id.service_account.as_str()));
+        let by_namespace = source.and_then(|id| self.by_namespace.get(id.namespace.as_str()));
+        let by_port = self.by_port.get(&peer.connection.destination.port());
+        let lists = [
+            Some(&self.always),
+            by_principal,
+            by_account,
+            by_namespace,
+            by_port,
+        ];
+
+        let mut best: Option<&Authorization> = None;
+        for id in lists.into_iter().flatten().flatten() {
+            let Some(filed) = self.rules.get(*id as usize).and_then(Option::as_ref) else {
+                continue;
+            };
+            let policy = &*filed.policy;
+            let is_better = best.is_none_or(|best| {
+                (&policy.namespace, &policy.name) < (&best.namespace, &best.name)
+            });
+            if is_better && filed.rule().is_some_and(|rule| rule_matches(rule, peer)) {
+                best = Some(policy);
+            }
+        }
+        best.map(Authorization::key)
+    }
+}
+
+fn each<K: std::hash::Hash + Eq>(
+    lists: &mut HashMap<K, Vec<RuleId>>,
+    keys: Vec<K>,
+    mut f: impl FnMut(&mut Vec<RuleId>),
+) {
+    for key in keys {
+        let mut entry = match lists.entry(key) {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => entry.insert_entry(Vec::new()),
+        };
+        f(entry.get_mut());
+        if entry.get().is_empty() {
+            entry.remove();
+        }
+    }
+}
+
+/// The most selective filing that one clause of the rule allows.
+fn filing(rule: &Rule) -> Filing {
+    let never = |clause: &Clause| !clause.is_empty() && clause.iter().all(Match::is_empty);
+    if rule.iter().any(never) {
+        return Filing::Nowhere;
+    }
+    let demanded = |kind: Kind| rule.iter().find_map(|clause| kind.demanded_by(clause));
+    if let Some(keys) = demanded(Kind::Principal) {
+        Filing::Principals(keys)
+    } else if let Some(keys) = demanded(Kind::Account) {
+        Filing::Accounts(keys)
+    } else if let Some(keys) = demanded(Kind::Namespace) {
+        Filing::Namespaces(keys)
+    } else if let Some(ports) = rule.iter().find_map(demanded_ports) {
+        Filing::Ports(ports)
+    } else {
+        Filing::Always
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Principal,
+    Account,
+    Namespace,
+}
+
+impl Kind {
+    /// The values one of which a connection must have for the clause to match, if they are exact.
+    fn demanded_by(self, clause: &Clause) -> Option<Vec<ArcStr>> {
+        let mut keys = Vec::new();
+        for m in clause.iter().filter(|m| !m.is_empty()) {
+            let values: Option<Vec<ArcStr>> = match self {
+                Self::Principal => m.principals.iter().map(exact).collect(),
+                Self::Namespace => m.namespaces.iter().map(exact).collect(),
+                Self::Account => Some(
+                    m.service_accounts
+                        .iter()
+                        .map(|a| a.service_account.clone())
+                        .collect(),
+                ),
+            };
+            keys.extend(values.filter(|values| !values.is_empty())?);
+        }
+        keys.sort();
+        keys.dedup();
+        (!keys.is_empty()).then_some(keys)
+    }
+}
+
+fn demanded_ports(clause: &Clause) -> Option<Vec<u16>> {
+    let mut ports = Vec::new();
+    for m in clause.iter().filter(|m| !m.is_empty()) {
+        if m.destination_ports.is_empty() {
+            return None;
+        }
+        ports.extend(&m.destination_ports);
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    (!ports.is_empty()).then_some(ports)
+}
+
+fn exact(matcher: &StringMatch) -> Option<ArcStr> {
+    match matcher {
+        StringMatch::Exact(text) => Some(text.clone()),
+        _ => None,
+    }
+}

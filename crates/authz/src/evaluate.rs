@@ -1,0 +1,213 @@
+//! The decision for one connection.
+//!
+//! Deny first, then allow; without any enforced ALLOW policy everything not denied is allowed.
+//! Dry-run policies decide nothing, what they would have done is reported.
+
+use std::{
+    cell::OnceCell,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use ambit_model::{Action, ArcStr, Authorization, Identity, PolicyKey, Workload};
+
+use crate::{PolicySet, set::Bucket};
+
+/// What is to be authorized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The verified identity of the peer; `None` for plaintext.
+    pub source: Option<Identity>,
+    /// The client's address.
+    pub source_ip: IpAddr,
+    /// The application's address, after any port mapping.
+    pub destination: SocketAddr,
+}
+
+/// The connection as policies compare it: the principal's text is made at most once.
+pub(crate) struct Peer<'a> {
+    pub(crate) connection: &'a Connection,
+    principal: OnceCell<Option<String>>,
+}
+
+impl<'a> Peer<'a> {
+    pub(crate) fn new(connection: &'a Connection) -> Self {
+        Self {
+            connection,
+            principal: OnceCell::new(),
+        }
+    }
+
+    pub(crate) fn principal(&self) -> Option<&str> {
+        self.principal
+            .get_or_init(|| self.connection.source.as_ref().map(Identity::principal))
+            .as_deref()
+    }
+
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.connection
+            .source
+            .as_ref()
+            .map(|identity| identity.namespace.as_str())
+    }
+}
+
+/// What a workload that names a policy nobody knows means for its connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingPolicies {
+    /// Refuse: the policy might be a DENY that is still on its way.
+    #[default]
+    Refuse,
+    /// Leave the policy out, as Istio's node proxy does.
+    Ignore,
+}
+
+/// The outcome for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Whether it may go on.
+    pub allowed: bool,
+    /// The policy that decided; `None` when the absence of one did.
+    pub decided_by: Option<PolicyKey>,
+    /// In what way.
+    pub why: Why,
+    /// What dry-run policies would have done.
+    pub dry_run: Vec<DryRun>,
+}
+
+/// How a decision came about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// No policy applies to the destination.
+    NoPolicies,
+    /// Policies apply, none of them an enforced ALLOW, and none denies.
+    NoAllowPolicies,
+    /// An ALLOW policy matches.
+    Allowed,
+    /// A DENY policy matches.
+    Denied,
+    /// There are ALLOW policies and none matches.
+    NoneAllowed,
+    /// The destination names a policy that is not known.
+    MissingPolicy(ArcStr),
+}
+
+/// A dry-run policy that matched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DryRun {
+    /// The policy.
+    pub policy: PolicyKey,
+    /// What it would have done.
+    pub action: Action,
+}
+
+impl Decision {
+    fn new(allowed: bool, decided_by: Option<PolicyKey>, why: Why) -> Self {
+        Self {
+            allowed,
+            decided_by,
+            why,
+            dry_run: Vec::new(),
+        }
+    }
+}
+
+/// The text of logs, as Istio's node proxy words it.
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.why, &self.decided_by) {
+            (Why::Denied, Some(policy)) => write!(f, "explicitly denied by: {policy}"),
+            (Why::Denied, None) => f.write_str("explicitly denied"),
+            (Why::NoneAllowed, _) => f.write_str("allow policies exist, but none allowed"),
+            (Why::Allowed, Some(policy)) => write!(f, "allowed by: {policy}"),
+            (Why::Allowed, None) => f.write_str("allowed"),
+            (Why::NoPolicies, _) => f.write_str("allowed: no policy applies"),
+            (Why::NoAllowPolicies, _) => f.write_str("allowed: no allow policies apply"),
+            (Why::MissingPolicy(name), _) => {
+                write!(
+                    f,
+                    "denied: policy {name} applies to the destination but is not known yet"
+                )
+            }
+        }
+    }
+}
+
+impl PolicySet {
+    /// Decides a connection to `destination`.
+    pub fn evaluate(&self, destination: &Workload, connection: &Connection) -> Decision {
+        let buckets = self.buckets(&destination.namespace);
+        let names = destination.authorization_policies.as_slice();
+        if names.is_empty()
+            && buckets
+                .iter()
+                .all(|bucket| bucket.is_none_or(Bucket::is_empty))
+        {
+            return Decision::new(true, None, Why::NoPolicies);
+        }
+        let mut selected: Vec<&Authorization> = Vec::with_capacity(names.len());
+        for name in names {
+            match self.by_name(name) {
+                Some(policy) => selected.push(policy),
+                None if self.missing() == MissingPolicies::Ignore => {}
+                None => return Decision::new(false, None, Why::MissingPolicy(name.clone())),
+            }
+        }
+        let peer = Peer::new(connection);
+        let matching = |action, dry_run| {
+            let in_buckets = buckets
+                .iter()
+                .flatten()
+                .filter_map(|bucket| bucket.first_match(action, dry_run, &peer));
+            let named = selected
+                .iter()
+                .filter(|policy| policy.action == action && policy.dry_run == dry_run)
+                .filter(|policy| {
+                    policy
+                        .rules
+                        .iter()
+                        .any(|rule| crate::matching::rule_matches(rule, &peer))
+                })
+                .map(|policy| policy.key());
+            in_buckets.chain(named).min()
+        };
+        let mut decision = decide(&matching, || {
+            buckets
+                .iter()
+                .flatten()
+                .any(|bucket| bucket.has_enforced_allow())
+                || selected
+                    .iter()
+                    .any(|p| p.action == Action::Allow && !p.dry_run)
+        });
+        if decision.why == Why::NoAllowPolicies && self.nothing_applies(&buckets, &selected) {
+            decision.why = Why::NoPolicies;
+        }
+        for action in [Action::Deny, Action::Allow] {
+            if let Some(policy) = matching(action, true) {
+                decision.dry_run.push(DryRun { policy, action });
+            }
+        }
+        decision
+    }
+
+    fn nothing_applies(&self, buckets: &[Option<&Bucket>; 2], selected: &[&Authorization]) -> bool {
+        selected.is_empty() && buckets.iter().flatten().all(|bucket| bucket.is_empty())
+    }
+}
+
+fn decide(
+    matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
+    has_allow: impl FnOnce() -> bool,
+) -> Decision {
+    if let Some(policy) = matching(Action::Deny, false) {
+        return Decision::new(false, Some(policy), Why::Denied);
+    }
+    if !has_allow() {
+        return Decision::new(true, None, Why::NoAllowPolicies);
+    }
+    match matching(Action::Allow, false) {
+        Some(policy) => Decision::new(true, Some(policy), Why::Allowed),
+        None => Decision::new(false, None, Why::NoneAllowed),
+    }
+}

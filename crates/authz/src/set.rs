@@ -1,0 +1,235 @@
+//! The policies by name and by what they apply to.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
+
+use crate::{
+    candidates::RuleIndex,
+    evaluate::{MissingPolicies, Peer},
+};
+
+/// All policies known.
+#[derive(Debug, Default)]
+pub struct PolicySet {
+    by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
+    /// Policies of the whole mesh.
+    global: Bucket,
+    by_namespace: HashMap<ArcStr, Bucket>,
+    missing: MissingPolicies,
+}
+
+/// Policies that apply together, apart by what they do.
+#[derive(Debug, Default)]
+pub(crate) struct Bucket {
+    deny: RuleIndex,
+    allow: RuleIndex,
+    dry_deny: RuleIndex,
+    dry_allow: RuleIndex,
+}
+
+/// The workloads whose connections a change of policy may concern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Affects {
+    /// None: nothing changed.
+    Nobody,
+    /// All.
+    Everybody,
+    /// Those of a namespace.
+    Namespace(ArcStr),
+    /// Those that name the policy (`namespace/name`).
+    Naming(ArcStr),
+    /// Several of the above (a policy that changed its scope).
+    Several(Vec<Self>),
+}
+
+impl Affects {
+    /// Whether a workload is concerned.
+    pub fn concerns(&self, workload: &Workload) -> bool {
+        self.concerns_parts(&workload.namespace, &workload.authorization_policies)
+    }
+
+    /// [`Self::concerns`] for a workload given by its parts.
+    pub fn concerns_parts(&self, namespace: &str, policies: &[ArcStr]) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Everybody => true,
+            Self::Namespace(of) => namespace == of,
+            Self::Naming(name) => policies.contains(name),
+            Self::Several(parts) => parts
+                .iter()
+                .any(|part| part.concerns_parts(namespace, policies)),
+        }
+    }
+}
+
+impl PolicySet {
+    /// An empty set.
+    pub fn new(missing: MissingPolicies) -> Self {
+        Self {
+            missing,
+            ..Self::default()
+        }
+    }
+
+    /// Inserts a policy, replacing the one with its name.
+    pub fn insert(&mut self, policy: Authorization) -> Affects {
+        let key = policy.key();
+        if self.by_key.get(&key).is_some_and(|known| **known == policy) {
+            return Affects::Nobody;
+        }
+        let before = self.remove(&key);
+        let policy = Arc::new(policy);
+        if let Some(bucket) = self.bucket_mut(&policy) {
+            bucket.of(policy.action, policy.dry_run).insert(&policy);
+        }
+        let after = affects(&policy);
+        self.by_key.insert(key, policy);
+        match before {
+            Affects::Nobody => after,
+            before if before == after => after,
+            before => Affects::Several(vec![before, after]),
+        }
+    }
+
+    /// Removes a policy.
+    pub fn remove(&mut self, key: &PolicyKey) -> Affects {
+        let Some(policy) = self.by_key.remove(key) else {
+            return Affects::Nobody;
+        };
+        if let Some(bucket) = self.bucket_mut(&policy) {
+            bucket.of(policy.action, policy.dry_run).remove(key);
+        }
+        if policy.scope == Scope::Namespace
+            && self
+                .by_namespace
+                .get(&policy.namespace)
+                .is_some_and(Bucket::is_empty)
+        {
+            self.by_namespace.remove(&policy.namespace);
+        }
+        affects(&policy)
+    }
+
+    /// [`Self::remove`] by its name on the wire (`namespace/name`).
+    pub fn remove_named(&mut self, name: &str) -> Affects {
+        match parse_key(name) {
+            Some(key) => self.remove(&key),
+            None => Affects::Nobody,
+        }
+    }
+
+    /// All policies, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Authorization>> {
+        self.by_key.values()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// A policy by its name on the wire (`namespace/name`).
+    pub fn by_name(&self, name: &str) -> Option<&Arc<Authorization>> {
+        self.by_key.get(&parse_key(name)?)
+    }
+
+    pub(crate) fn missing(&self) -> MissingPolicies {
+        self.missing
+    }
+
+    /// The policies that apply to a namespace without being named by a workload.
+    pub(crate) fn buckets(&self, namespace: &str) -> [Option<&Bucket>; 2] {
+        [Some(&self.global), self.by_namespace.get(namespace)]
+    }
+
+    fn bucket_mut(&mut self, policy: &Authorization) -> Option<&mut Bucket> {
+        match policy.scope {
+            Scope::Global => Some(&mut self.global),
+            Scope::Namespace => Some(
+                self.by_namespace
+                    .entry(policy.namespace.clone())
+                    .or_default(),
+            ),
+            Scope::WorkloadSelector => None,
+        }
+    }
+
+    /// All policies that apply to a workload, by name.
+    pub(crate) fn applicable(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
+        self.by_key
+            .values()
+            .filter(|policy| match policy.scope {
+                Scope::Global => true,
+                Scope::Namespace => policy.namespace == workload.namespace,
+                Scope::WorkloadSelector => false,
+            } || workload.authorization_policies.iter().any(|name| is_named(name, policy)))
+            .collect()
+    }
+}
+
+impl Bucket {
+    pub(crate) fn is_empty(&self) -> bool {
+        [&self.deny, &self.allow, &self.dry_deny, &self.dry_allow]
+            .iter()
+            .all(|index| index.is_empty())
+    }
+
+    pub(crate) fn has_enforced_allow(&self) -> bool {
+        !self.allow.is_empty()
+    }
+
+    /// The policy with the least name that matches.
+    pub(crate) fn first_match(
+        &self,
+        action: Action,
+        dry_run: bool,
+        peer: &Peer<'_>,
+    ) -> Option<PolicyKey> {
+        match (action, dry_run) {
+            (Action::Deny, false) => &self.deny,
+            (Action::Allow, false) => &self.allow,
+            (Action::Deny, true) => &self.dry_deny,
+            (Action::Allow, true) => &self.dry_allow,
+        }
+        .first_match(peer)
+    }
+
+    fn of(&mut self, action: Action, dry_run: bool) -> &mut RuleIndex {
+        match (action, dry_run) {
+            (Action::Deny, false) => &mut self.deny,
+            (Action::Allow, false) => &mut self.allow,
+            (Action::Deny, true) => &mut self.dry_deny,
+            (Action::Allow, true) => &mut self.dry_allow,
+        }
+    }
+}
+
+fn affects(policy: &Authorization) -> Affects {
+    match policy.scope {
+        Scope::Global => Affects::Everybody,
+        Scope::Namespace => Affects::Namespace(policy.namespace.clone()),
+        Scope::WorkloadSelector => Affects::Naming(policy.key().to_string().into()),
+    }
+}
+
+fn is_named(name: &str, policy: &Authorization) -> bool {
+    name.split_once('/')
+        .is_some_and(|(namespace, name)| policy.namespace == namespace && policy.name == name)
+}
+
+fn parse_key(name: &str) -> Option<PolicyKey> {
+    let (namespace, name) = name.split_once('/')?;
+    Some(PolicyKey {
+        namespace: namespace.into(),
+        name: name.into(),
+    })
+}

@@ -1,0 +1,258 @@
+//! Choosing an endpoint of a service, and an address of a workload.
+//!
+//! Weighted random by capacity, without state. Services that balance over all endpoints are sampled
+//! in constant time: draw, keep with a probability proportional to the capacity, else draw again;
+//! only when that fails repeatedly (few usable endpoints among many) are all of them looked at.
+//! Locality modes look at all endpoints, in one pass and without allocating.
+
+use std::net::IpAddr;
+
+use ambit_model::{
+    ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Locality, NamespacedHostname,
+    Service, Workload,
+};
+use rand::{Rng, RngCore};
+
+use crate::{
+    MeshTable, WorkloadRef,
+    services::Endpoints,
+    workloads::{Slot, Workloads},
+};
+
+/// Draws before all endpoints are looked at.
+const DRAWS: usize = 16;
+
+/// What the endpoint is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A client's connection: the service must have the port.
+    Standard,
+    /// A tunnel to a waypoint: one that takes tunnels by an application tunnel needs no port.
+    Waypoint,
+}
+
+/// Where the client is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vantage<'a> {
+    pub(crate) network: &'a ArcStr,
+    pub(crate) node: &'a ArcStr,
+    pub(crate) cluster_id: &'a ArcStr,
+    pub(crate) locality: &'a Locality,
+}
+
+impl<'a> From<&'a Workload> for Vantage<'a> {
+    fn from(source: &'a Workload) -> Self {
+        Self {
+            network: &source.network,
+            node: &source.node,
+            cluster_id: &source.cluster_id,
+            locality: &source.locality,
+        }
+    }
+}
+
+impl MeshTable {
+    /// An endpoint of `service` and the port to use on it.
+    pub(crate) fn balance(
+        &self,
+        vantage: Vantage<'_>,
+        service: &Service,
+        endpoints: &Endpoints,
+        port: u16,
+        mode: Mode,
+        rng: &mut dyn RngCore,
+    ) -> Option<(&WorkloadRef, u16)> {
+        let default = LoadBalancing::default();
+        let choice = Choice {
+            workloads: &self.workloads,
+            name: service.namespaced_hostname(),
+            service_target: service.ports.get(&port).copied(),
+            balancing: service.load_balancing.as_ref().unwrap_or(&default),
+            vantage,
+            port,
+            mode,
+        };
+        match choice.balancing.mode {
+            LbMode::Standard | LbMode::Passthrough => choice
+                .sample(endpoints, rng)
+                .or_else(|| choice.scan(endpoints, rng)),
+            LbMode::Strict | LbMode::Failover => choice.scan(endpoints, rng),
+        }
+    }
+}
+
+struct Choice<'t, 'a> {
+    workloads: &'t Workloads,
+    name: NamespacedHostname,
+    service_target: Option<u16>,
+    balancing: &'a LoadBalancing,
+    vantage: Vantage<'a>,
+    port: u16,
+    mode: Mode,
+}
+
+impl<'t> Choice<'t, '_> {
+    /// Constant time; gives up when the draws do.
+    fn sample(
+        &self,
+        endpoints: &Endpoints,
+        rng: &mut dyn RngCore,
+    ) -> Option<(&'t WorkloadRef, u16)> {
+        let unready = match self.balancing.health_policy {
+            HealthPolicy::OnlyHealthy => 0,
+            HealthPolicy::AllowAll => endpoints.unready.len(),
+        };
+        let count = endpoints.ready.len() + unready;
+        if count == 0 || endpoints.max_capacity == 0 {
+            return None;
+        }
+        for _ in 0..DRAWS {
+            let drawn = rng.random_range(0..count);
+            let slot = endpoints
+                .ready
+                .get(drawn)
+                .or_else(|| endpoints.unready.get(drawn - endpoints.ready.len()))?;
+            let Some((workload, port)) = self.usable(*slot) else {
+                continue;
+            };
+            let capacity = workload.template().capacity;
+            if capacity >= endpoints.max_capacity
+                || rng.random_range(0..endpoints.max_capacity) < capacity
+            {
+                return Some((workload, port));
+            }
+        }
+        None
+    }
+
+    /// Looks at all endpoints; among those of the best rank each is kept with the probability of
+    /// its capacity in what was seen so far, which ends up proportional to its capacity.
+    fn scan(&self, endpoints: &Endpoints, rng: &mut dyn RngCore) -> Option<(&'t WorkloadRef, u16)> {
+        let mut best_rank = 0;
+        let mut seen: u64 = 0;
+        let mut kept = None;
+        for slot in endpoints.usable(self.balancing.health_policy) {
+            let Some((workload, port)) = self.usable(slot) else {
+                continue;
+            };
+            let Some(rank) = self.rank(workload) else {
+                continue;
+            };
+            if rank < best_rank {
+                continue;
+            }
+            if rank > best_rank {
+                best_rank = rank;
+                seen = 0;
+                kept = None;
+            }
+            let capacity = u64::from(workload.template().capacity);
+            seen += capacity;
+            if capacity > 0 && (seen == capacity || rng.random_range(0..seen) < capacity) {
+                kept = Some((workload, port));
+            }
+        }
+        kept
+    }
+
+    /// The endpoint and its port, unless it cannot be used at all.
+    fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
+        let workload = self.workloads.get(slot)?;
+        let template = workload.template();
+        if template.capacity == 0 {
+            return None;
+        }
+        let elsewhere = template.network != *self.vantage.network;
+        let reachable = !workload.ips().is_empty()
+            || !template.hostname.is_empty()
+            || (elsewhere && template.network_gateway.is_some());
+        if !reachable {
+            return None;
+        }
+        let own = workload
+            .membership(&self.name)?
+            .target(self.port)
+            .filter(|port| *port != 0);
+        let by_service = self.service_target.filter(|port| *port != 0);
+        let tunnel = template
+            .application_tunnel
+            .as_ref()
+            .and_then(|tunnel| tunnel.port);
+        let port = match (self.mode, self.service_target) {
+            // The service must list the port.
+            (Mode::Standard, None) => return None,
+            (Mode::Standard, Some(_)) => own.or(by_service)?,
+            (Mode::Waypoint, _) => own.or(by_service).or(tunnel.map(|_| self.port))?,
+        };
+        Some((workload, port))
+    }
+
+    /// How well an endpoint's place fits; `None` where it must not be used.
+    fn rank(&self, workload: &WorkloadRef) -> Option<usize> {
+        let scopes = self.balancing.routing_preferences.as_slice();
+        match self.balancing.mode {
+            LbMode::Standard | LbMode::Passthrough => Some(0),
+            LbMode::Strict => scopes
+                .iter()
+                .all(|scope| self.shares(*scope, workload))
+                .then_some(0),
+            LbMode::Failover => Some(self.failover_rank(scopes, workload)),
+        }
+    }
+
+    fn failover_rank(&self, scopes: &[LbScope], workload: &WorkloadRef) -> usize {
+        // A leading network scope outweighs all others together and does not end the comparison:
+        // an endpoint in the other network may still be the closest of that network.
+        let (bonus, rest) = match scopes.split_first() {
+            Some((LbScope::Network, rest)) if self.shares(LbScope::Network, workload) => {
+                (scopes.len(), rest)
+            }
+            Some((LbScope::Network, rest)) => (0, rest),
+            _ => (0, scopes),
+        };
+        bonus
+            + rest
+                .iter()
+                .take_while(|scope| self.shares(**scope, workload))
+                .count()
+    }
+
+    fn shares(&self, scope: LbScope, workload: &WorkloadRef) -> bool {
+        let Vantage {
+            network,
+            node,
+            cluster_id,
+            locality,
+        } = self.vantage;
+        let place = workload.place();
+        match scope {
+            LbScope::Region => place.locality.region == locality.region,
+            LbScope::Zone => place.locality.zone == locality.zone,
+            LbScope::Subzone => place.locality.subzone == locality.subzone,
+            LbScope::Node => place.node == *node,
+            LbScope::Cluster => workload.cluster_id() == cluster_id,
+            LbScope::Network => workload.network() == network,
+        }
+    }
+}
+
+/// The address of a workload to use: the one dialled if it is its own, else one of the families the
+/// service offers, of the family dialled where there is one.
+pub(crate) fn select_ip(
+    workload: &WorkloadRef,
+    dialled: IpAddr,
+    families: Option<IpFamilies>,
+) -> Option<IpAddr> {
+    let ips = workload.ips();
+    if ips.contains(&dialled) {
+        return Some(dialled);
+    }
+    let offered = || {
+        ips.iter()
+            .filter(|ip| families.is_none_or(|families| families.accepts(**ip)))
+    };
+    offered()
+        .find(|ip| ip.is_ipv6() == dialled.is_ipv6())
+        .or_else(|| offered().next())
+        .copied()
+}

@@ -1,0 +1,165 @@
+//! Finding a waypoint or a network gateway, and who is behind it.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ambit_model::{
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, Service, Workload,
+};
+use rand::{Rng, RngCore};
+
+use crate::{
+    Identities, MeshTable, WorkloadRef,
+    balance::{Mode, Vantage, select_ip},
+};
+
+/// A waypoint or gateway found: one workload of it.
+#[derive(Debug)]
+pub(crate) struct Found<'a> {
+    pub(crate) workload: &'a WorkloadRef,
+    /// `None`: resolve the workload's host name.
+    pub(crate) ip: Option<IpAddr>,
+    /// Where it takes tunnels.
+    pub(crate) port: u16,
+    /// The service it was found by.
+    pub(crate) service: Option<&'a Arc<Service>>,
+}
+
+impl Found<'_> {
+    /// The identities it may present: its own and those of its service.
+    pub(crate) fn identities(&self) -> Identities {
+        identities(Some(self.workload), self.service.map(|service| &**service))
+    }
+}
+
+/// The identities a server may present. Names of a service that are not of the mesh's form can be
+/// nobody's and are left out.
+pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
+    let mut identities: Identities = workload
+        .iter()
+        .map(|workload| workload.identity())
+        .collect();
+    let names = service
+        .into_iter()
+        .flat_map(|service| &service.subject_alt_names);
+    for identity in names.filter_map(|name| name.parse::<Identity>().ok()) {
+        if !identities.contains(&identity) {
+            identities.push(identity);
+        }
+    }
+    identities
+}
+
+/// The waypoint of a service for this connection: by weight where there are weights, else the one.
+pub(crate) fn service_waypoint<'a>(
+    service: &'a Service,
+    rng: &mut dyn RngCore,
+) -> Option<&'a GatewayAddress> {
+    let total: u64 = service
+        .weighted_waypoints
+        .iter()
+        .map(|w| u64::from(w.weight))
+        .sum();
+    if total == 0 {
+        return service.waypoint.as_ref();
+    }
+    let mut drawn = rng.random_range(0..total);
+    for waypoint in &service.weighted_waypoints {
+        let weight = u64::from(waypoint.weight);
+        if drawn < weight {
+            return Some(&waypoint.destination);
+        }
+        drawn -= weight;
+    }
+    service.waypoint.as_ref()
+}
+
+impl MeshTable {
+    /// One workload behind `gateway`. `dialled` is only for the choice of address family.
+    pub(crate) fn find_gateway(
+        &self,
+        vantage: Vantage<'_>,
+        gateway: &GatewayAddress,
+        dialled: IpAddr,
+        rng: &mut dyn RngCore,
+    ) -> Option<Found<'_>> {
+        let port = match gateway.hbone_mtls_port {
+            0 => HBONE_PORT,
+            port => port,
+        };
+        let by_service = match &gateway.destination {
+            Destination::Address(at) => self.services.by_vip(&at.network, at.address, None),
+            Destination::Hostname(name) => self.services.by_name(name),
+        };
+        if let Some((service, endpoints)) = by_service {
+            let (workload, port) =
+                self.balance(vantage, service, endpoints, port, Mode::Waypoint, rng)?;
+            let ip = select_ip(workload, dialled, service.ip_families);
+            return Found {
+                workload,
+                ip,
+                port,
+                service: Some(service),
+            }
+            .if_reachable(vantage);
+        }
+        let (workload, ip) = match &gateway.destination {
+            Destination::Address(at) => (
+                self.workloads.by_ip(&at.network, at.address)?,
+                Some(at.address),
+            ),
+            Destination::Hostname(name) => {
+                let workload = self.workloads.by_hostname(name)?;
+                (workload, select_ip(workload, dialled, None))
+            }
+        };
+        Found {
+            workload,
+            ip,
+            port,
+            service: None,
+        }
+        .if_reachable(vantage)
+    }
+
+    /// Whether `source` is (a pod of) the waypoint that `gateway` names: what it sends to the
+    /// waypoint's own destinations must not go back to a waypoint.
+    pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
+        let service = match &gateway.destination {
+            Destination::Address(at) => self
+                .services
+                .by_vip(&at.network, at.address, None)
+                .map(|(service, _)| service),
+            Destination::Hostname(name) => self.service(name),
+        };
+        if let Some(service) = service {
+            return source.services.contains_key(&service.namespaced_hostname());
+        }
+        match &gateway.destination {
+            Destination::Address(at) => {
+                source.network == at.network && source.workload_ips.contains(&at.address)
+            }
+            Destination::Hostname(name) => {
+                source.namespace == name.namespace && source.hostname == name.hostname
+            }
+        }
+    }
+}
+
+impl<'a> Found<'a> {
+    fn if_reachable(self, vantage: Vantage<'_>) -> Option<Self> {
+        let template = self.workload.template();
+        let reachable = self.ip.is_some()
+            || !template.hostname.is_empty()
+            || (template.network != *vantage.network && template.network_gateway.is_some());
+        reachable.then_some(self)
+    }
+
+    pub(crate) fn hostname(&self) -> &'a ArcStr {
+        &self.workload.template().hostname
+    }
+}
+
+/// Whether an identity is that of the waypoint attached to an endpoint.
+pub(crate) fn is_endpoint_waypoint(waypoint: &EndpointWaypoint, identity: &Identity) -> bool {
+    waypoint.identities.contains(identity)
+}

@@ -1,0 +1,300 @@
+//! What an inbound CONNECT asks for, and whether this pod is the one to ask.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_model::{
+    AppTunnelProtocol, ArcStr, GatewayAddress, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
+    Reason, SOCKS5_PORT, Service, Workload,
+};
+
+use crate::{MeshTable, WorkloadRef};
+
+/// Ports of the proxy inside a pod's namespace: never a destination.
+pub const OWN_PORTS: [u16; 4] = [
+    OUTBOUND_PORT,
+    INBOUND_PLAINTEXT_PORT,
+    HBONE_PORT,
+    SOCKS5_PORT,
+];
+
+/// The authority of a CONNECT, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectTarget {
+    /// An address and a port of the application.
+    Addr(SocketAddr),
+    /// A host name and a service port.
+    Host {
+        /// Not an address.
+        hostname: ArcStr,
+        /// A port of the service with that name.
+        port: u16,
+    },
+}
+
+impl fmt::Display for ConnectTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Addr(addr) => addr.fmt(f),
+            Self::Host { hostname, port } => write!(f, "{hostname}:{port}"),
+        }
+    }
+}
+
+/// An inbound tunnel's request.
+#[derive(Clone, Debug)]
+pub struct InboundRequest<'a> {
+    /// The pod it came to.
+    pub local: &'a Workload,
+    /// The address of the pod it came to.
+    pub local_ip: IpAddr,
+    /// What it asks for.
+    pub target: &'a ConnectTarget,
+    /// Hand application tunnels over on the loopback address (`LOCALHOST_APP_TUNNEL`).
+    pub localhost_app_tunnel: bool,
+}
+
+/// An inbound tunnel's way to the application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboundRoute {
+    /// Where to connect.
+    pub addr: SocketAddr,
+    /// The destination that authorization sees: the pod's own address and the application's port.
+    pub authorize: SocketAddr,
+    /// A PROXY header goes first; the connection then comes from the loopback address, without the
+    /// client's.
+    pub proxy_header: Option<ProxyHeader>,
+}
+
+/// What a PROXY v2 header names besides the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyHeader {
+    /// What the client asked for.
+    pub dst: SocketAddr,
+}
+
+/// Why an inbound tunnel is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InboundError {
+    /// It asks for an address that is not the pod's, nor one that has the pod as its waypoint.
+    #[error("ip mismatch: {local} != {asked}")]
+    IpMismatch {
+        /// The pod's address.
+        local: IpAddr,
+        /// The address asked for.
+        asked: IpAddr,
+    },
+    /// No service by that name.
+    #[error("no service or workload for hostname {hostname}")]
+    UnknownHostname {
+        /// As asked for.
+        hostname: ArcStr,
+    },
+    /// The service has no such port here.
+    #[error("{hostname}:{port}: cannot resolve port")]
+    UnknownPort {
+        /// As asked for.
+        hostname: ArcStr,
+        /// As asked for.
+        port: u16,
+    },
+    /// It asks for a port of the proxy itself.
+    #[error("attempted recursive call to ourselves: port {port}")]
+    OwnPort {
+        /// As asked for.
+        port: u16,
+    },
+}
+
+impl InboundError {
+    /// The HTTP status of the answer.
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::IpMismatch { .. } => 400,
+            Self::UnknownHostname { .. } | Self::UnknownPort { .. } | Self::OwnPort { .. } => 503,
+        }
+    }
+
+    /// The response flag.
+    pub fn reason(&self) -> Reason {
+        Reason::Connect
+    }
+}
+
+impl MeshTable {
+    /// Where an inbound tunnel goes, before authorization.
+    pub fn inbound(&self, request: &InboundRequest<'_>) -> Result<InboundRoute, InboundError> {
+        let local_ip = request.local_ip.to_canonical();
+        if let ConnectTarget::Addr(asked) = request.target {
+            self.check_addressee(request, local_ip, asked.ip().to_canonical())?;
+        }
+        let tunnel = request.local.application_tunnel.as_ref();
+        let port = match (tunnel.and_then(|tunnel| tunnel.port), request.target) {
+            (Some(port), _) => port,
+            (None, ConnectTarget::Addr(asked)) => asked.port(),
+            (None, ConnectTarget::Host { hostname, port }) => {
+                self.resolve_port(request.local, hostname, *port)?
+            }
+        };
+        if OWN_PORTS.contains(&port) {
+            return Err(InboundError::OwnPort { port });
+        }
+        let authorize = SocketAddr::new(local_ip, port);
+        let with_proxy = tunnel.is_some_and(|t| t.protocol == AppTunnelProtocol::Proxy);
+        if !with_proxy {
+            return Ok(InboundRoute {
+                addr: authorize,
+                authorize,
+                proxy_header: None,
+            });
+        }
+        let addr = if request.localhost_app_tunnel {
+            loopback(local_ip, port)
+        } else {
+            authorize
+        };
+        let dst = self.proxied_destination(request, local_ip)?;
+        Ok(InboundRoute {
+            addr,
+            authorize,
+            proxy_header: Some(ProxyHeader { dst }),
+        })
+    }
+
+    fn check_addressee(
+        &self,
+        request: &InboundRequest<'_>,
+        local_ip: IpAddr,
+        asked: IpAddr,
+    ) -> Result<(), InboundError> {
+        let local = request.local;
+        if asked == local_ip
+            || local.application_tunnel.is_some()
+            || self.is_waypoint_of(local, asked)
+        {
+            return Ok(());
+        }
+        Err(InboundError::IpMismatch {
+            local: local_ip,
+            asked,
+        })
+    }
+
+    /// Whether what is at an address names the local workload as its waypoint.
+    fn is_waypoint_of(&self, local: &Workload, asked: IpAddr) -> bool {
+        let waypoints = |gateway: &GatewayAddress| self.is_behind(local, gateway);
+        if let Some((service, _)) = self.services.by_vip(&local.network, asked, None) {
+            let weighted = service
+                .weighted_waypoints
+                .iter()
+                .map(|weighted| &weighted.destination);
+            if service.waypoint.iter().chain(weighted).any(waypoints) {
+                return true;
+            }
+        }
+        self.workloads
+            .by_ip(&local.network, asked)
+            .is_some_and(|workload| {
+                let template = workload.template();
+                let attached = template
+                    .endpoint_waypoint
+                    .as_deref()
+                    .map(|attached| &attached.waypoint);
+                template
+                    .waypoint
+                    .as_deref()
+                    .into_iter()
+                    .chain(attached)
+                    .any(waypoints)
+            })
+    }
+
+    fn resolve_port(
+        &self,
+        local: &Workload,
+        hostname: &ArcStr,
+        port: u16,
+    ) -> Result<u16, InboundError> {
+        let service = self.service_for(local, hostname)?;
+        let own = local.services.get(&service.namespaced_hostname());
+        let own = own
+            .and_then(|ports| ports.get(&port))
+            .copied()
+            .filter(|port| *port != 0);
+        let by_service = service.ports.get(&port).copied().filter(|port| *port != 0);
+        own.or(by_service).ok_or_else(|| InboundError::UnknownPort {
+            hostname: hostname.clone(),
+            port,
+        })
+    }
+
+    fn service_for(
+        &self,
+        local: &Workload,
+        hostname: &ArcStr,
+    ) -> Result<&Arc<Service>, InboundError> {
+        self.service_by_hostname(hostname, &local.namespace)
+            .ok_or_else(|| InboundError::UnknownHostname {
+                hostname: hostname.clone(),
+            })
+    }
+
+    /// The destination a PROXY header names: the address asked for, or the service's own.
+    fn proxied_destination(
+        &self,
+        request: &InboundRequest<'_>,
+        local_ip: IpAddr,
+    ) -> Result<SocketAddr, InboundError> {
+        match request.target {
+            ConnectTarget::Addr(asked) => Ok(ambit_model::canonical_socket(*asked)),
+            ConnectTarget::Host { hostname, port } => {
+                let service = self.service_for(request.local, hostname)?;
+                let vip = service.vips.iter().min_by_key(|vip| {
+                    (vip.network != request.local.network, vip.address.is_ipv6())
+                });
+                Ok(SocketAddr::new(
+                    vip.map_or(local_ip, |vip| vip.address),
+                    *port,
+                ))
+            }
+        }
+    }
+
+    /// The service an inbound connection to `port` was for, as telemetry names it: the one the
+    /// client said, if the workload is in it; else the first whose target port it is.
+    pub fn inbound_service(
+        &self,
+        local: &Workload,
+        said: Option<&str>,
+        port: u16,
+    ) -> Option<&Arc<Service>> {
+        if let Some(said) = said {
+            let name = local.services.keys().find(|name| name.hostname == said)?;
+            return self.service(name);
+        }
+        local.services.iter().find_map(|(name, own)| {
+            let service = self.service(name)?;
+            let is_target = service.ports.iter().any(|(service_port, target)| {
+                let own = own.get(service_port).copied().filter(|own| *own != 0);
+                own.unwrap_or(*target) == port
+            });
+            is_target.then_some(service)
+        })
+    }
+
+    /// The workload an inbound connection comes from, by its address in the local network.
+    pub fn inbound_source(&self, local: &Workload, ip: IpAddr) -> Option<&WorkloadRef> {
+        self.workload_by_ip(&local.network, ip)
+    }
+}
+
+fn loopback(like: IpAddr, port: u16) -> SocketAddr {
+    let ip = match like {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    SocketAddr::new(ip, port)
+}

@@ -1,0 +1,122 @@
+//! Values that many records share, each kept once.
+
+use std::{
+    hash::{BuildHasher, Hash},
+    sync::Arc,
+};
+
+use ambit_model::ArcStr;
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+/// Below this many values there is no point in looking for unused ones.
+const FIRST_SWEEP: usize = 1024;
+
+/// One copy of every distinct value in use. Values nobody else holds any more are dropped in sweeps
+/// whose cost is spread over the insertions between them.
+#[derive(Debug)]
+pub(crate) struct Interner<T> {
+    values: HashTable<Arc<T>>,
+    hasher: DefaultHashBuilder,
+    sweep_at: usize,
+}
+
+impl<T: Hash + Eq> Default for Interner<T> {
+    fn default() -> Self {
+        Self {
+            values: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            sweep_at: FIRST_SWEEP,
+        }
+    }
+}
+
+impl<T: Hash + Eq> Interner<T> {
+    /// The shared copy of `value`.
+    pub(crate) fn share(&mut self, value: T) -> Arc<T> {
+        let hash = self.hasher.hash_one(&value);
+        if let Some(known) = self.values.find(hash, |known| **known == value) {
+            return known.clone();
+        }
+        if self.values.len() >= self.sweep_at {
+            self.values.retain(|value| Arc::strong_count(value) > 1);
+            self.sweep_at = FIRST_SWEEP.max(self.values.len().saturating_mul(2));
+        }
+        let shared = Arc::new(value);
+        let hasher = &self.hasher;
+        self.values
+            .insert_unique(hash, shared.clone(), |value| hasher.hash_one(value));
+        shared
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+}
+
+/// [`Interner`] for texts.
+#[derive(Debug)]
+pub(crate) struct Strings {
+    values: HashTable<ArcStr>,
+    hasher: DefaultHashBuilder,
+    sweep_at: usize,
+}
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self {
+            values: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            sweep_at: FIRST_SWEEP,
+        }
+    }
+}
+
+impl Strings {
+    /// The shared copy of `text`.
+    pub(crate) fn share(&mut self, text: &ArcStr) -> ArcStr {
+        if text.is_empty() {
+            return ArcStr::new();
+        }
+        let hash = self.hasher.hash_one(text.as_str());
+        if let Some(known) = self.values.find(hash, |known| known == text) {
+            return known.clone();
+        }
+        if self.values.len() >= self.sweep_at {
+            self.values
+                .retain(|text| ArcStr::strong_count(text).is_none_or(|count| count > 1));
+            self.sweep_at = FIRST_SWEEP.max(self.values.len().saturating_mul(2));
+        }
+        let hasher = &self.hasher;
+        self.values
+            .insert_unique(hash, text.clone(), |text| hasher.hash_one(text.as_str()));
+        text.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_values_are_kept_once_and_unused_ones_are_dropped() {
+        let mut interner = Interner::default();
+        let first = interner.share("a".to_owned());
+        assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));
+        for number in 0..10 * FIRST_SWEEP {
+            interner.share(number.to_string());
+        }
+        assert!(interner.len() <= 2 * FIRST_SWEEP, "{}", interner.len());
+        assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));
+    }
+
+    #[test]
+    fn texts_too() {
+        let mut strings = Strings::default();
+        let first = strings.share(&"a".into());
+        assert!(ArcStr::ptr_eq(&first, &strings.share(&"a".into())));
+        for number in 0..10 * FIRST_SWEEP {
+            strings.share(&number.to_string().into());
+        }
+        assert!(strings.values.len() <= 2 * FIRST_SWEEP);
+    }
+}

@@ -1,0 +1,502 @@
+//! Where a captured pod's outbound connection goes (the contract's order of decisions).
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_model::{
+    ArcStr, Destination, GatewayAddress, HBONE_PORT, Identity, LbMode, NamespacedHostname,
+    Protocol, Reason, Service, Workload,
+};
+use rand::RngCore;
+use smallvec::SmallVec;
+
+use crate::{
+    MeshTable, WorkloadRef,
+    balance::{Mode, Vantage, select_ip},
+    gateway::{Found, identities, is_endpoint_waypoint, service_waypoint},
+};
+
+/// The identities a server may present; usually one or two. Never empty in a tunnel route.
+pub type Identities = SmallVec<[Identity; 2]>;
+
+/// Where an outbound connection goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Nothing in the mesh: plain TCP to what was dialled.
+    Passthrough {
+        /// What was dialled.
+        dst: SocketAddr,
+        /// The service dialled, when one of passthrough mode covers the address.
+        service: Option<Arc<Service>>,
+    },
+    /// Plain TCP to a workload that takes no tunnels.
+    Plain(PlainRoute),
+    /// One tunnel.
+    Hbone(HboneRoute),
+    /// A tunnel within a tunnel, through the gateway of another network.
+    DoubleHbone {
+        /// To the gateway.
+        outer: HboneRoute,
+        /// Inside it, to the far side.
+        inner: InnerTunnel,
+    },
+    /// The address is known by name only: resolve it, then [`PendingRoute::resolve`].
+    NeedsDns(PendingRoute),
+}
+
+/// See [`Route::Plain`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainRoute {
+    /// Where to connect.
+    pub addr: SocketAddr,
+    /// The destination.
+    pub workload: WorkloadRef,
+    /// The service dialled, if it was one.
+    pub service: Option<Arc<Service>>,
+}
+
+/// See [`Route::Hbone`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HboneRoute {
+    /// Where to open the tunnel.
+    pub addr: SocketAddr,
+    /// `:authority` of the CONNECT.
+    pub authority: String,
+    /// The identities the server may present.
+    pub expected: Identities,
+    /// Who terminates this tunnel: the destination, the waypoint or the gateway.
+    pub workload: WorkloadRef,
+    /// The service dialled, if it was one (`host` of the `forwarded` header, telemetry).
+    pub service: Option<Arc<Service>>,
+    /// The tunnel ends at a waypoint rather than at the destination.
+    pub via_waypoint: bool,
+}
+
+/// The inner tunnel of [`Route::DoubleHbone`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InnerTunnel {
+    /// `:authority` of the inner CONNECT.
+    pub authority: String,
+    /// The identities the far side may present.
+    pub expected: Identities,
+}
+
+/// A route that lacks the address of a host name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingRoute {
+    /// What to resolve.
+    pub hostname: ArcStr,
+    /// Prefer IPv6 answers (the family that was dialled); the other family will do.
+    pub prefer_ipv6: bool,
+    /// Complete but for the address, which is unspecified.
+    route: Box<Route>,
+    /// The authority names the address too.
+    authority_is_addr: bool,
+}
+
+impl PendingRoute {
+    /// The route, once the name is resolved.
+    pub fn resolve(self, ip: IpAddr) -> Route {
+        let Self {
+            mut route,
+            authority_is_addr,
+            ..
+        } = self;
+        let ip = ip.to_canonical();
+        match &mut *route {
+            Route::Plain(plain) => plain.addr.set_ip(ip),
+            Route::Hbone(hbone) => {
+                if authority_is_addr && let Ok(mut target) = hbone.authority.parse::<SocketAddr>() {
+                    target.set_ip(ip);
+                    hbone.authority = target.to_string();
+                }
+                hbone.addr.set_ip(ip);
+            }
+            Route::DoubleHbone { outer, .. } => outer.addr.set_ip(ip),
+            Route::Passthrough { .. } | Route::NeedsDns(_) => {}
+        }
+        *route
+    }
+
+    /// The workload whose name is to be resolved, for the on-demand DNS metric.
+    pub fn workload(&self) -> Option<&WorkloadRef> {
+        self.route.workload()
+    }
+}
+
+impl Route {
+    /// The workload at the other end of the (outer) connection.
+    pub fn workload(&self) -> Option<&WorkloadRef> {
+        match self {
+            Self::Passthrough { .. } => None,
+            Self::Plain(plain) => Some(&plain.workload),
+            Self::Hbone(hbone) | Self::DoubleHbone { outer: hbone, .. } => Some(&hbone.workload),
+            Self::NeedsDns(pending) => pending.workload(),
+        }
+    }
+
+    /// The service that was dialled.
+    pub fn service(&self) -> Option<&Arc<Service>> {
+        match self {
+            Self::Passthrough { service, .. } => service.as_ref(),
+            Self::Plain(plain) => plain.service.as_ref(),
+            Self::Hbone(hbone) | Self::DoubleHbone { outer: hbone, .. } => hbone.service.as_ref(),
+            Self::NeedsDns(pending) => pending.route.service(),
+        }
+    }
+}
+
+/// Why an outbound connection goes nowhere. Every one of them fails closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// The service has no endpoint that may be used.
+    #[error("no healthy upstream: {service} port {port}")]
+    NoHealthyUpstream {
+        /// The service dialled.
+        service: NamespacedHostname,
+        /// The port dialled.
+        port: u16,
+    },
+    /// A waypoint is named but it, or an endpoint of it, is not known.
+    #[error("unknown waypoint: {waypoint} of {of}")]
+    UnknownWaypoint {
+        /// As named (`network/ip` or `namespace/hostname`).
+        waypoint: String,
+        /// What names it.
+        of: String,
+    },
+    /// A gateway to another network is named but not known.
+    #[error("unknown network gateway: {gateway} of {of}")]
+    UnknownGateway {
+        /// As named.
+        gateway: String,
+        /// What names it.
+        of: String,
+    },
+    /// The workload has neither address nor host name, or is on another network without a gateway.
+    #[error("no valid routing destination for workload: {workload}")]
+    NoDestination {
+        /// Its uid.
+        workload: ArcStr,
+    },
+    /// The far side of a gateway names no identities: none can be accepted.
+    #[error("no identities are known for {service} on the other network: refusing to tunnel")]
+    NoIdentities {
+        /// The service dialled.
+        service: NamespacedHostname,
+    },
+}
+
+impl RouteError {
+    /// The response flag.
+    pub fn reason(&self) -> Reason {
+        Reason::Connect
+    }
+
+    /// What an on-demand client may ask the control plane for, to get further.
+    pub fn missing(&self) -> Option<&str> {
+        match self {
+            Self::UnknownWaypoint { waypoint: key, .. }
+            | Self::UnknownGateway { gateway: key, .. } => Some(key),
+            _ => None,
+        }
+    }
+}
+
+impl MeshTable {
+    /// Where a connection of the local workload `source` to `dst` goes.
+    ///
+    /// The order is the contract's: the waypoint of the service dialled; else an endpoint of the
+    /// service, or the workload dialled; then that endpoint's waypoint; then the endpoint itself.
+    /// A waypoint or gateway that is named but cannot be found is an error, never passed by.
+    pub fn outbound(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let dst = ambit_model::canonical_socket(dst);
+        let vip = self
+            .services
+            .by_vip(&source.network, dst.ip(), Some(&source.namespace));
+        let Some((service, endpoints)) = vip else {
+            return match self.workloads.by_ip(&source.network, dst.ip()) {
+                Some(workload) => self.to_workload(source, dst, workload, rng),
+                None => Ok(Route::Passthrough { dst, service: None }),
+            };
+        };
+        if let Some(waypoint) = service_waypoint(service, rng) {
+            return self.to_service_waypoint(source, dst, service, waypoint, rng);
+        }
+        if service.lb_mode() == LbMode::Passthrough {
+            // Such a service often is a whole prefix: a workload known inside it keeps its mTLS and
+            // its waypoint.
+            return match self.workloads.by_ip(&source.network, dst.ip()) {
+                Some(workload) => self.to_workload(source, dst, workload, rng),
+                None => Ok(Route::Passthrough {
+                    dst,
+                    service: Some(service.clone()),
+                }),
+            };
+        }
+        let vantage = source.into();
+        let (workload, port) = self
+            .balance(vantage, service, endpoints, dst.port(), Mode::Standard, rng)
+            .ok_or_else(|| RouteError::NoHealthyUpstream {
+                service: service.namespaced_hostname(),
+                port: dst.port(),
+            })?;
+        if workload.network() != &source.network {
+            let identities = identities(None, Some(service));
+            return self.through_gateway(source, dst, service, workload, identities, rng);
+        }
+        if let Some(route) = self.to_endpoint_waypoint(source, dst, workload, Some(service), rng)? {
+            return Ok(route);
+        }
+        direct(workload, dst.ip(), port, Some(service))
+    }
+
+    /// A workload that was dialled by its own address.
+    fn to_workload(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        workload: &WorkloadRef,
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        if let Some(waypoint) = workload.template().waypoint.as_deref() {
+            if !self.is_behind(source, waypoint) {
+                let found = self
+                    .find_gateway(source.into(), waypoint, dst.ip(), rng)
+                    .filter(|found| found.workload.network() == &source.network)
+                    .ok_or_else(|| RouteError::UnknownWaypoint {
+                        waypoint: waypoint.destination.to_string(),
+                        of: workload.uid().to_string(),
+                    })?;
+                return Ok(tunnel_to_waypoint(&found, dst, None));
+            }
+        } else if let Some(route) = self.to_endpoint_waypoint(source, dst, workload, None, rng)? {
+            return Ok(route);
+        }
+        direct(workload, dst.ip(), dst.port(), None)
+    }
+
+    fn to_service_waypoint(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        service: &Arc<Service>,
+        waypoint: &GatewayAddress,
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let found = self
+            .find_gateway(source.into(), waypoint, dst.ip(), rng)
+            .ok_or_else(|| RouteError::UnknownWaypoint {
+                waypoint: waypoint.destination.to_string(),
+                of: service.namespaced_hostname().to_string(),
+            })?;
+        if found.workload.network() != &source.network {
+            let identities = identities(None, found.service.map(|service| &**service));
+            return self.through_gateway(source, dst, service, found.workload, identities, rng);
+        }
+        Ok(tunnel_to_waypoint(&found, dst, Some(service)))
+    }
+
+    /// The waypoint attached to the very endpoint, unless the connection comes from it.
+    fn to_endpoint_waypoint(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        workload: &WorkloadRef,
+        service: Option<&Arc<Service>>,
+        rng: &mut dyn RngCore,
+    ) -> Result<Option<Route>, RouteError> {
+        let Some(attached) = workload.template().endpoint_waypoint.as_deref() else {
+            return Ok(None);
+        };
+        if is_endpoint_waypoint(attached, &source.identity()) {
+            return Ok(None);
+        }
+        let found = self
+            .find_gateway(source.into(), &attached.waypoint, dst.ip(), rng)
+            .filter(|found| found.workload.network() == &source.network)
+            .ok_or_else(|| RouteError::UnknownWaypoint {
+                waypoint: attached.waypoint.destination.to_string(),
+                of: workload.uid().to_string(),
+            })?;
+        Ok(Some(tunnel_to_waypoint(&found, dst, service)))
+    }
+
+    /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities
+    /// that the service names: the endpoint behind the gateway is not ours to choose.
+    fn through_gateway(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        service: &Arc<Service>,
+        workload: &WorkloadRef,
+        expected: Identities,
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let gateway = workload
+            .template()
+            .network_gateway
+            .as_deref()
+            .ok_or_else(|| RouteError::NoDestination {
+                workload: workload.uid().clone(),
+            })?;
+        if expected.is_empty() {
+            return Err(RouteError::NoIdentities {
+                service: service.namespaced_hostname(),
+            });
+        }
+        // The gateway stands in its own network, but its address is reachable from here.
+        let here = Vantage {
+            network: gateway_network(gateway, workload),
+            ..source.into()
+        };
+        let found = self
+            .find_gateway(here, gateway, dst.ip(), rng)
+            .ok_or_else(|| RouteError::UnknownGateway {
+                gateway: gateway.destination.to_string(),
+                of: workload.uid().to_string(),
+            })?;
+        let authority = host_authority(&service.hostname, dst.port());
+        let outer = HboneRoute {
+            addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
+            authority: authority.clone(),
+            expected: found.identities(),
+            workload: found.workload.clone(),
+            service: Some(service.clone()),
+            via_waypoint: false,
+        };
+        let route = Route::DoubleHbone {
+            outer,
+            inner: InnerTunnel {
+                authority,
+                expected,
+            },
+        };
+        Ok(resolved(route, found.ip, found.hostname(), dst, false))
+    }
+
+    /// What an inbound connection must take instead of going to the application: the destination
+    /// insists on its waypoint and the peer is not it. `peer` is the verified identity, if any.
+    pub fn hairpin(
+        &self,
+        local: &Workload,
+        peer: Option<&Identity>,
+        dst: SocketAddr,
+        rng: &mut dyn RngCore,
+    ) -> Result<Option<Route>, RouteError> {
+        let Some(attached) = local
+            .endpoint_waypoint
+            .as_ref()
+            .filter(|attached| attached.enforce)
+        else {
+            return Ok(None);
+        };
+        if peer.is_some_and(|peer| is_endpoint_waypoint(attached, peer)) {
+            return Ok(None);
+        }
+        let found = self
+            .find_gateway(local.into(), &attached.waypoint, dst.ip(), rng)
+            .filter(|found| found.workload.network() == &local.network)
+            .ok_or_else(|| RouteError::UnknownWaypoint {
+                waypoint: attached.waypoint.destination.to_string(),
+                of: local.uid.to_string(),
+            })?;
+        Ok(Some(tunnel_to_waypoint(&found, dst, None)))
+    }
+}
+
+/// Stands for an address that is yet to be resolved.
+const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
+    match &gateway.destination {
+        Destination::Address(at) => &at.network,
+        Destination::Hostname(_) => workload.network(),
+    }
+}
+
+/// A tunnel to a waypoint asks for what was dialled: the waypoint does the balancing.
+fn tunnel_to_waypoint(found: &Found<'_>, dst: SocketAddr, service: Option<&Arc<Service>>) -> Route {
+    let route = Route::Hbone(HboneRoute {
+        addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
+        authority: dst.to_string(),
+        expected: found.identities(),
+        workload: found.workload.clone(),
+        service: service.cloned(),
+        via_waypoint: true,
+    });
+    resolved(route, found.ip, found.hostname(), dst, false)
+}
+
+/// To the endpoint itself, by tunnel when it takes them.
+fn direct(
+    workload: &WorkloadRef,
+    dialled: IpAddr,
+    port: u16,
+    service: Option<&Arc<Service>>,
+) -> Result<Route, RouteError> {
+    let ip = select_ip(
+        workload,
+        dialled,
+        service.and_then(|service| service.ip_families),
+    );
+    let hostname = &workload.template().hostname;
+    if ip.is_none() && hostname.is_empty() {
+        return Err(RouteError::NoDestination {
+            workload: workload.uid().clone(),
+        });
+    }
+    let target = SocketAddr::new(ip.unwrap_or(UNRESOLVED), port);
+    let service = service.cloned();
+    let route = match workload.protocol() {
+        Protocol::Tcp => Route::Plain(PlainRoute {
+            addr: target,
+            workload: workload.clone(),
+            service,
+        }),
+        Protocol::Hbone => Route::Hbone(HboneRoute {
+            addr: SocketAddr::new(target.ip(), HBONE_PORT),
+            authority: target.to_string(),
+            expected: identities(Some(workload), service.as_deref()),
+            workload: workload.clone(),
+            service,
+            via_waypoint: false,
+        }),
+    };
+    Ok(resolved(
+        route,
+        ip,
+        hostname,
+        SocketAddr::new(dialled, port),
+        true,
+    ))
+}
+
+fn resolved(
+    route: Route,
+    ip: Option<IpAddr>,
+    hostname: &ArcStr,
+    dialled: SocketAddr,
+    authority_is_addr: bool,
+) -> Route {
+    if ip.is_some() {
+        return route;
+    }
+    Route::NeedsDns(PendingRoute {
+        hostname: hostname.clone(),
+        prefer_ipv6: dialled.is_ipv6(),
+        route: Box::new(route),
+        authority_is_addr,
+    })
+}
+
+fn host_authority(hostname: &str, port: u16) -> String {
+    format!("{hostname}:{port}")
+}

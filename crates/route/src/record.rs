@@ -1,0 +1,305 @@
+//! How a workload is kept: what it alone has in a small record, the rest shared.
+//!
+//! Pods of one Deployment differ in little more than name, address and node, so everything else is
+//! one [`Template`] for all of them, and node with locality one [`Place`] for all pods of a node.
+
+use std::{net::IpAddr, slice, sync::Arc};
+
+use ambit_model::{
+    AppTunnel, ArcStr, EndpointWaypoint, GatewayAddress, Identity, Locality, NamespacedHostname,
+    NetworkMode, Protocol, Workload, WorkloadKind, WorkloadStatus,
+};
+
+/// A workload of the table; cheap to clone and to keep. It stays as it was when later updates come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadRef(Arc<Record>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Record {
+    uid: ArcStr,
+    /// `None` when the name is the last path segment of the uid, as it is for pods.
+    name: Option<ArcStr>,
+    template: Arc<Template>,
+    place: Arc<Place>,
+    ips: Ips,
+    status: WorkloadStatus,
+}
+
+/// Most workloads have exactly one address, which then needs no allocation of its own.
+#[derive(Debug, PartialEq, Eq)]
+enum Ips {
+    One(IpAddr),
+    Many(Box<[IpAddr]>),
+}
+
+/// What the workloads of one owner have in common.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Template {
+    pub(crate) namespace: ArcStr,
+    pub(crate) network: ArcStr,
+    pub(crate) trust_domain: ArcStr,
+    pub(crate) service_account: ArcStr,
+    pub(crate) cluster_id: ArcStr,
+    pub(crate) workload_name: ArcStr,
+    pub(crate) canonical_name: ArcStr,
+    pub(crate) canonical_revision: ArcStr,
+    pub(crate) hostname: ArcStr,
+    pub(crate) authorization_policies: Box<[ArcStr]>,
+    pub(crate) services: Box<[ServiceMembership]>,
+    pub(crate) waypoint: Option<Box<GatewayAddress>>,
+    pub(crate) network_gateway: Option<Box<GatewayAddress>>,
+    pub(crate) endpoint_waypoint: Option<Box<EndpointWaypoint>>,
+    pub(crate) capacity: u32,
+    pub(crate) application_tunnel: Option<AppTunnel>,
+    pub(crate) workload_type: WorkloadKind,
+    pub(crate) protocol: Protocol,
+    pub(crate) network_mode: NetworkMode,
+    pub(crate) native_tunnel: bool,
+}
+
+/// One service a workload is an endpoint of, with its own target ports (sorted by service port).
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ServiceMembership {
+    pub(crate) service: NamespacedHostname,
+    pub(crate) ports: Box<[(u16, u16)]>,
+}
+
+impl ServiceMembership {
+    /// The endpoint's own target port for a service port.
+    pub(crate) fn target(&self, service_port: u16) -> Option<u16> {
+        let index = self
+            .ports
+            .binary_search_by_key(&service_port, |(port, _)| *port)
+            .ok()?;
+        self.ports.get(index).map(|(_, target)| *target)
+    }
+}
+
+/// Where workloads run.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) node: ArcStr,
+    pub(crate) locality: Locality,
+}
+
+impl WorkloadRef {
+    /// Assembles a record from a workload and its already shared parts.
+    pub(crate) fn new(workload: &Workload, template: Arc<Template>, place: Arc<Place>) -> Self {
+        let in_uid = last_segment(&workload.uid) == workload.name.as_str();
+        let ips = match workload.workload_ips.as_slice() {
+            [one] => Ips::One(*one),
+            many => Ips::Many(many.into()),
+        };
+        Self(Arc::new(Record {
+            uid: workload.uid.clone(),
+            name: (!in_uid).then(|| workload.name.clone()),
+            template,
+            place,
+            ips,
+            status: workload.status,
+        }))
+    }
+
+    pub(crate) fn template(&self) -> &Arc<Template> {
+        &self.0.template
+    }
+
+    pub(crate) fn place(&self) -> &Arc<Place> {
+        &self.0.place
+    }
+
+    /// The xDS resource name.
+    pub fn uid(&self) -> &ArcStr {
+        &self.0.uid
+    }
+
+    /// Pod (or entry) name.
+    pub fn name(&self) -> &str {
+        self.0
+            .name
+            .as_deref()
+            .unwrap_or_else(|| last_segment(&self.0.uid))
+    }
+
+    /// Kubernetes namespace.
+    pub fn namespace(&self) -> &ArcStr {
+        &self.0.template.namespace
+    }
+
+    /// Service account.
+    pub fn service_account(&self) -> &ArcStr {
+        &self.0.template.service_account
+    }
+
+    /// Trust domain of its identity.
+    pub fn trust_domain(&self) -> &ArcStr {
+        &self.0.template.trust_domain
+    }
+
+    /// Its identity.
+    pub fn identity(&self) -> Identity {
+        let Template {
+            trust_domain,
+            namespace,
+            service_account,
+            ..
+        } = &*self.0.template;
+        Identity {
+            trust_domain: trust_domain.clone(),
+            namespace: namespace.clone(),
+            service_account: service_account.clone(),
+        }
+    }
+
+    /// Whether `identity` is this workload's; allocates nothing.
+    pub fn has_identity(&self, identity: &Identity) -> bool {
+        let template = &*self.0.template;
+        template.service_account == identity.service_account
+            && template.namespace == identity.namespace
+            && template.trust_domain == identity.trust_domain
+    }
+
+    /// Its addresses, canonical.
+    pub fn ips(&self) -> &[IpAddr] {
+        match &self.0.ips {
+            Ips::One(ip) => slice::from_ref(ip),
+            Ips::Many(ips) => ips,
+        }
+    }
+
+    /// Network of the addresses.
+    pub fn network(&self) -> &ArcStr {
+        &self.0.template.network
+    }
+
+    /// How it takes connections.
+    pub fn protocol(&self) -> Protocol {
+        self.0.template.protocol
+    }
+
+    /// Whether the addresses are its own.
+    pub fn network_mode(&self) -> NetworkMode {
+        self.0.template.network_mode
+    }
+
+    /// The application terminates HBONE by itself.
+    pub fn native_tunnel(&self) -> bool {
+        self.0.template.native_tunnel
+    }
+
+    /// Health as the control plane sees it.
+    pub fn status(&self) -> WorkloadStatus {
+        self.0.status
+    }
+
+    /// Node it runs on.
+    pub fn node(&self) -> &ArcStr {
+        &self.0.place.node
+    }
+
+    /// Where it runs.
+    pub fn locality(&self) -> &Locality {
+        &self.0.place.locality
+    }
+
+    /// Cluster it belongs to.
+    pub fn cluster_id(&self) -> &ArcStr {
+        &self.0.template.cluster_id
+    }
+
+    /// Name of the owner.
+    pub fn workload_name(&self) -> &ArcStr {
+        &self.0.template.workload_name
+    }
+
+    /// Kind of the owner.
+    pub fn workload_type(&self) -> WorkloadKind {
+        self.0.template.workload_type
+    }
+
+    /// Canonical service name, for telemetry.
+    pub fn canonical_name(&self) -> &ArcStr {
+        &self.0.template.canonical_name
+    }
+
+    /// Canonical revision, for telemetry.
+    pub fn canonical_revision(&self) -> &ArcStr {
+        &self.0.template.canonical_revision
+    }
+
+    /// Names of the selector policies that apply to it.
+    pub fn authorization_policies(&self) -> &[ArcStr] {
+        &self.0.template.authorization_policies
+    }
+
+    /// The services it is an endpoint of.
+    pub fn services(&self) -> impl Iterator<Item = &NamespacedHostname> {
+        self.0
+            .template
+            .services
+            .iter()
+            .map(|membership| &membership.service)
+    }
+
+    /// Its own port map of one service.
+    pub(crate) fn membership(&self, service: &NamespacedHostname) -> Option<&ServiceMembership> {
+        self.0
+            .template
+            .services
+            .iter()
+            .find(|membership| membership.service == *service)
+    }
+
+    /// The whole workload, as the control plane sent it.
+    pub fn to_model(&self) -> Workload {
+        let Record {
+            uid,
+            name,
+            template,
+            place,
+            status,
+            ..
+        } = &*self.0;
+        Workload {
+            uid: uid.clone(),
+            name: name.clone().unwrap_or_else(|| last_segment(uid).into()),
+            namespace: template.namespace.clone(),
+            workload_ips: self.ips().to_vec(),
+            network: template.network.clone(),
+            protocol: template.protocol,
+            network_mode: template.network_mode,
+            native_tunnel: template.native_tunnel,
+            trust_domain: template.trust_domain.clone(),
+            service_account: template.service_account.clone(),
+            waypoint: template.waypoint.as_deref().cloned(),
+            network_gateway: template.network_gateway.as_deref().cloned(),
+            workload_name: template.workload_name.clone(),
+            workload_type: template.workload_type,
+            canonical_name: template.canonical_name.clone(),
+            canonical_revision: template.canonical_revision.clone(),
+            hostname: template.hostname.clone(),
+            node: place.node.clone(),
+            authorization_policies: template.authorization_policies.to_vec(),
+            status: *status,
+            cluster_id: template.cluster_id.clone(),
+            locality: place.locality.clone(),
+            services: template
+                .services
+                .iter()
+                .map(|membership| {
+                    (
+                        membership.service.clone(),
+                        membership.ports.iter().copied().collect(),
+                    )
+                })
+                .collect(),
+            capacity: template.capacity,
+            application_tunnel: template.application_tunnel,
+            endpoint_waypoint: template.endpoint_waypoint.as_deref().cloned(),
+        }
+    }
+}
+
+fn last_segment(uid: &str) -> &str {
+    uid.rsplit_once('/').map_or(uid, |(_, last)| last)
+}

@@ -1,0 +1,443 @@
+//! Services by name, virtual address, prefix and host name, each with its endpoints.
+//!
+//! An endpoint is the slot of a workload that lists the service, so an endpoint exists exactly while
+//! its workload does, also when it comes before the service (it is then staged: an entry without a
+//! service). Ready and unready endpoints are apart, so that choosing one need not look for health.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ambit_model::{
+    ArcStr, CidrVip, HealthPolicy, NamespacedHostname, NetworkAddress, PortMap, Service,
+    Visibility, WorkloadStatus, WorkloadUid,
+};
+use hashbrown::HashMap;
+use ipnet::IpNet;
+use smallvec::SmallVec;
+
+use crate::{MeshTable, WorkloadRef, workloads::Slot};
+
+/// Services that share a key: one for each namespace, in the order they came.
+type Names = SmallVec<[NamespacedHostname; 1]>;
+
+#[derive(Debug, Default)]
+pub(crate) struct Services {
+    entries: HashMap<NamespacedHostname, Entry>,
+    by_vip: HashMap<NetworkAddress, Names>,
+    by_cidr: HashMap<CidrVip, Names>,
+    /// How many prefixes of each family and length exist: a look-up tries only these.
+    cidr_lengths: BTreeMap<(bool, u8), usize>,
+    by_hostname: HashMap<ArcStr, Names>,
+    count: usize,
+}
+
+/// A service, perhaps not yet known, and its endpoints.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    service: Option<Arc<Service>>,
+    endpoints: Endpoints,
+}
+
+/// Slots, sorted.
+#[derive(Debug, Default)]
+pub(crate) struct Endpoints {
+    pub(crate) ready: Vec<Slot>,
+    pub(crate) unready: Vec<Slot>,
+    /// No endpoint has a greater capacity. May be too great after removals, which only costs a
+    /// few more draws.
+    pub(crate) max_capacity: u32,
+}
+
+impl Endpoints {
+    /// The endpoints that the health policy lets count.
+    pub(crate) fn usable(&self, policy: HealthPolicy) -> impl Iterator<Item = Slot> {
+        let unready = match policy {
+            HealthPolicy::OnlyHealthy => [].as_slice(),
+            HealthPolicy::AllowAll => self.unready.as_slice(),
+        };
+        self.ready.iter().chain(unready).copied()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.unready.is_empty()
+    }
+}
+
+impl Services {
+    // === changes ===
+
+    pub(crate) fn insert(&mut self, service: Arc<Service>) {
+        let name = service.namespaced_hostname();
+        let before = self
+            .entries
+            .get(&name)
+            .and_then(|entry| entry.service.clone());
+        if before.as_ref() == Some(&service) {
+            return;
+        }
+        match before {
+            Some(before) => self.unindex(&name, &before),
+            None => self.count += 1,
+        }
+        self.index(&name, &service);
+        self.entries.entry(name).or_default().service = Some(service);
+    }
+
+    pub(crate) fn remove(&mut self, name: &NamespacedHostname) -> bool {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return false;
+        };
+        let Some(service) = entry.service.take() else {
+            return false;
+        };
+        if entry.endpoints.is_empty() {
+            self.entries.remove(name);
+        }
+        self.unindex(name, &service);
+        self.count -= 1;
+        true
+    }
+
+    fn index(&mut self, name: &NamespacedHostname, service: &Service) {
+        for vip in &service.vips {
+            add(self.by_vip.entry(vip.clone()).or_default(), name);
+        }
+        for vip in &service.cidr_vips {
+            let vip = CidrVip {
+                network: vip.network.clone(),
+                cidr: vip.cidr.trunc(),
+            };
+            let length = (vip.cidr.addr().is_ipv6(), vip.cidr.prefix_len());
+            let names = self.by_cidr.entry(vip).or_default();
+            if names.is_empty() {
+                *self.cidr_lengths.entry(length).or_default() += 1;
+            }
+            add(names, name);
+        }
+        add(
+            self.by_hostname
+                .entry(service.hostname.clone())
+                .or_default(),
+            name,
+        );
+    }
+
+    fn unindex(&mut self, name: &NamespacedHostname, service: &Service) {
+        for vip in &service.vips {
+            drop_name(&mut self.by_vip, vip, name);
+        }
+        for vip in &service.cidr_vips {
+            let vip = CidrVip {
+                network: vip.network.clone(),
+                cidr: vip.cidr.trunc(),
+            };
+            if drop_name(&mut self.by_cidr, &vip, name) {
+                let length = (vip.cidr.addr().is_ipv6(), vip.cidr.prefix_len());
+                if let Some(count) = self.cidr_lengths.get_mut(&length) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.cidr_lengths.remove(&length);
+                    }
+                }
+            }
+        }
+        drop_name(&mut self.by_hostname, &service.hostname, name);
+    }
+
+    pub(crate) fn insert_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
+        for name in workload.services() {
+            // The key is shared with the workloads, not copied.
+            let entry = self.entries.entry_ref(name).or_default();
+            let list = match workload.status() {
+                WorkloadStatus::Healthy => &mut entry.endpoints.ready,
+                WorkloadStatus::Unhealthy => &mut entry.endpoints.unready,
+            };
+            if let Err(index) = list.binary_search(&slot) {
+                list.insert(index, slot);
+            }
+            let capacity = workload.template().capacity;
+            entry.endpoints.max_capacity = entry.endpoints.max_capacity.max(capacity);
+        }
+    }
+
+    pub(crate) fn remove_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
+        for name in workload.services() {
+            let Some(entry) = self.entries.get_mut(name) else {
+                continue;
+            };
+            for list in [&mut entry.endpoints.ready, &mut entry.endpoints.unready] {
+                if let Ok(index) = list.binary_search(&slot) {
+                    list.remove(index);
+                }
+                if list.capacity() > 64 && list.len() < list.capacity() / 4 {
+                    list.shrink_to(list.len() * 2);
+                }
+            }
+            if entry.endpoints.is_empty() {
+                entry.endpoints = Endpoints::default();
+                if entry.service.is_none() {
+                    self.entries.remove(name);
+                }
+            }
+        }
+    }
+
+    // === look-ups ===
+
+    pub(crate) fn by_name(&self, name: &NamespacedHostname) -> Option<(&Arc<Service>, &Endpoints)> {
+        let entry = self.entries.get(name)?;
+        Some((entry.service.as_ref()?, &entry.endpoints))
+    }
+
+    /// The service at an address; without a client namespace, visibility does not matter.
+    pub(crate) fn by_vip(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client: Option<&str>,
+    ) -> Option<(&Arc<Service>, &Endpoints)> {
+        let exact = self
+            .by_vip
+            .get(&AddressKey { network, ip })
+            .and_then(|names| {
+                self.visible(names, client)
+                    .max_by_key(|(order, service, _)| {
+                        (is_of(service, client), service.canonical, *order)
+                    })
+            });
+        let found = exact.or_else(|| {
+            self.prefixes(network, ip)
+                .flat_map(|(length, names)| {
+                    self.visible(names, client)
+                        .map(move |found| (length, found))
+                })
+                .max_by_key(|(length, (order, service, _))| {
+                    (is_of(service, client), *length, service.canonical, *order)
+                })
+                .map(|(_, found)| found)
+        });
+        found.map(|(_, service, endpoints)| (service, endpoints))
+    }
+
+    fn prefixes(&self, network: &str, ip: IpAddr) -> impl Iterator<Item = (u8, &Names)> {
+        self.cidr_lengths
+            .keys()
+            .filter(move |(is_v6, _)| *is_v6 == ip.is_ipv6())
+            .filter_map(move |(_, length)| {
+                let cidr = IpNet::new(ip, *length).ok()?.trunc();
+                Some((*length, self.by_cidr.get(&CidrKey { network, cidr })?))
+            })
+    }
+
+    pub(crate) fn by_hostname(
+        &self,
+        hostname: &str,
+        client: &str,
+        preferred: Option<&str>,
+    ) -> Option<&Arc<Service>> {
+        let names = self.by_hostname.get(hostname)?;
+        self.visible(names, Some(client))
+            .max_by_key(|(order, service, _)| {
+                let is_preferred = Some(service.namespace.as_str()) == preferred;
+                (
+                    is_of(service, Some(client)),
+                    service.canonical,
+                    is_preferred,
+                    *order,
+                )
+            })
+            .map(|(_, service, _)| service)
+    }
+
+    /// Candidates with a rank that makes the first of them the greatest.
+    fn visible<'a, 'c>(
+        &'a self,
+        names: &'a Names,
+        client: Option<&'c str>,
+    ) -> impl Iterator<Item = (Reverse<usize>, &'a Arc<Service>, &'a Endpoints)> + use<'a, 'c> {
+        names.iter().enumerate().filter_map(move |(order, name)| {
+            let (service, endpoints) = self.by_name(name)?;
+            let visible = service.visibility == Visibility::Public
+                || client.is_none_or(|client| service.namespace == client);
+            visible.then_some((Reverse(order), service, endpoints))
+        })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.entries
+            .values()
+            .filter_map(|entry| entry.service.as_ref())
+    }
+
+    pub(crate) fn staged(&self) -> impl Iterator<Item = (&NamespacedHostname, &Endpoints)> {
+        self.entries
+            .iter()
+            .filter(|(_, entry)| entry.service.is_none())
+            .map(|(name, entry)| (name, &entry.endpoints))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Every index is empty exactly when there is nothing to index.
+    #[cfg(test)]
+    pub(crate) fn is_clean(&self) -> bool {
+        self.entries.is_empty()
+            && self.by_vip.is_empty()
+            && self.by_cidr.is_empty()
+            && self.cidr_lengths.is_empty()
+            && self.by_hostname.is_empty()
+    }
+}
+
+/// An endpoint of a service, for dumps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointView {
+    /// The workload.
+    pub uid: WorkloadUid,
+    /// Its own port map.
+    pub ports: PortMap,
+    /// Its health.
+    pub status: WorkloadStatus,
+}
+
+impl MeshTable {
+    /// The endpoints of a service, for dumps: those its health policy lets count.
+    pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
+        let name = service.namespaced_hostname();
+        let policy = service
+            .load_balancing
+            .as_ref()
+            .map_or(HealthPolicy::OnlyHealthy, |lb| lb.health_policy);
+        let entry = self.services.by_name(&name);
+        let slots = entry
+            .into_iter()
+            .flat_map(|(_, endpoints)| endpoints.usable(policy));
+        self.view(&name, slots)
+    }
+
+    /// Endpoints of services that are not known yet, for dumps.
+    pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
+        self.services
+            .staged()
+            .map(|(name, endpoints)| {
+                (
+                    name.clone(),
+                    self.view(name, endpoints.usable(HealthPolicy::AllowAll)),
+                )
+            })
+            .collect()
+    }
+
+    fn view(
+        &self,
+        name: &NamespacedHostname,
+        slots: impl Iterator<Item = Slot>,
+    ) -> Vec<EndpointView> {
+        slots
+            .filter_map(|slot| self.workloads.get(slot))
+            .filter_map(|workload| {
+                Some(EndpointView {
+                    uid: workload.uid().clone(),
+                    ports: workload.membership(name)?.ports.iter().copied().collect(),
+                    status: workload.status(),
+                })
+            })
+            .collect()
+    }
+}
+
+fn is_of(service: &Service, client: Option<&str>) -> bool {
+    client.is_some_and(|client| service.namespace == client)
+}
+
+fn add(names: &mut Names, name: &NamespacedHostname) {
+    if !names.contains(name) {
+        names.push(name.clone());
+    }
+}
+
+/// Takes `name` out of an index; true when it was the last under its key.
+fn drop_name<K: Hash + Eq>(
+    index: &mut HashMap<K, Names>,
+    key: &K,
+    name: &NamespacedHostname,
+) -> bool {
+    let Some(names) = index.get_mut(key) else {
+        return false;
+    };
+    names.retain(|known| known != name);
+    let is_last = names.is_empty();
+    if is_last {
+        index.remove(key);
+    }
+    is_last
+}
+
+/// The borrowed form of [`NetworkAddress`]; hashes like it.
+#[derive(Hash)]
+struct AddressKey<'a> {
+    network: &'a str,
+    ip: IpAddr,
+}
+
+impl hashbrown::Equivalent<NetworkAddress> for AddressKey<'_> {
+    fn equivalent(&self, key: &NetworkAddress) -> bool {
+        key.address == self.ip && key.network == self.network
+    }
+}
+
+/// The borrowed form of [`CidrVip`]; hashes like it.
+struct CidrKey<'a> {
+    network: &'a str,
+    cidr: IpNet,
+}
+
+impl Hash for CidrKey<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.network.hash(state);
+        self.cidr.hash(state);
+    }
+}
+
+impl hashbrown::Equivalent<CidrVip> for CidrKey<'_> {
+    fn equivalent(&self, key: &CidrVip) -> bool {
+        key.cidr == self.cidr && key.network == self.network
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    #[test]
+    fn borrowed_keys_hash_like_owned_ones() {
+        let hasher = hashbrown::DefaultHashBuilder::default();
+        let owned = NetworkAddress::new("net", "10.0.0.1".parse().unwrap());
+        let borrowed = AddressKey {
+            network: "net",
+            ip: owned.address,
+        };
+        assert_eq!(hasher.hash_one(&owned), hasher.hash_one(&borrowed));
+        let cidr: IpNet = "fd00::/64".parse().unwrap();
+        let owned = CidrVip {
+            network: "net".into(),
+            cidr,
+        };
+        assert_eq!(
+            hasher.hash_one(&owned),
+            hasher.hash_one(CidrKey {
+                network: "net",
+                cidr
+            })
+        );
+    }
+}

@@ -1,0 +1,296 @@
+//! The table itself: what it is configured with, and its two halves kept in step.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ambit_model::{ArcStr, NamespacedHostname, NetworkAddress, PodName, Service, Workload};
+
+use crate::{
+    WorkloadRef,
+    intern::{Interner, Strings},
+    record::{Place, ServiceMembership, Template},
+    services::Services,
+    workloads::Workloads,
+};
+
+/// What the node proxy knows of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableConfig {
+    /// Its node; workloads of this node are local. Empty: all are.
+    pub node: ArcStr,
+    /// Among services that share an address or name, take this namespace's when nothing else decides.
+    pub preferred_service_namespace: Option<ArcStr>,
+}
+
+/// What an insertion or removal of a workload changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadChange {
+    /// What was there.
+    pub before: Option<WorkloadRef>,
+    /// What is there now.
+    pub after: Option<WorkloadRef>,
+}
+
+impl WorkloadChange {
+    /// Whether anything differs.
+    pub fn is_change(&self) -> bool {
+        self.before != self.after
+    }
+}
+
+/// How much the table holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableSize {
+    /// Workloads.
+    pub workloads: usize,
+    /// Services.
+    pub services: usize,
+    /// Distinct sets of shared workload fields.
+    pub templates: usize,
+}
+
+/// Workloads and services with the indices of the data path.
+#[derive(Debug, Default)]
+pub struct MeshTable {
+    pub(crate) config: TableConfig,
+    pub(crate) workloads: Workloads,
+    pub(crate) services: Services,
+    strings: Strings,
+    templates: Interner<Template>,
+    places: Interner<Place>,
+}
+
+impl MeshTable {
+    /// An empty table.
+    pub fn new(config: TableConfig) -> Self {
+        Self {
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &TableConfig {
+        &self.config
+    }
+
+    /// Inserts a workload, replacing the one with its uid.
+    pub fn insert_workload(&mut self, workload: &Workload) -> WorkloadChange {
+        let record = self.share(workload);
+        let (slot, before) = self.workloads.insert(record.clone(), &self.config.node);
+        if before.as_ref() == Some(&record) {
+            return WorkloadChange {
+                before,
+                after: Some(record),
+            };
+        }
+        if let Some(before) = &before {
+            self.services.remove_endpoint(slot, before);
+        }
+        self.services.insert_endpoint(slot, &record);
+        WorkloadChange {
+            before,
+            after: Some(record),
+        }
+    }
+
+    /// Removes a workload.
+    pub fn remove_workload(&mut self, uid: &str) -> WorkloadChange {
+        let Some((slot, before)) = self.workloads.remove(uid) else {
+            return WorkloadChange {
+                before: None,
+                after: None,
+            };
+        };
+        self.services.remove_endpoint(slot, &before);
+        WorkloadChange {
+            before: Some(before),
+            after: None,
+        }
+    }
+
+    /// Inserts a service, replacing the one with its name. Its endpoints stay, also those that came
+    /// before it.
+    pub fn insert_service(&mut self, mut service: Service) {
+        service.namespace = self.strings.share(&service.namespace);
+        service.hostname = self.strings.share(&service.hostname);
+        for vip in &mut service.vips {
+            vip.network = self.strings.share(&vip.network);
+        }
+        service.vips.shrink_to_fit();
+        service.subject_alt_names.shrink_to_fit();
+        self.services.insert(Arc::new(service));
+    }
+
+    /// Removes a service; its workloads stay and are its endpoints again if it comes back.
+    pub fn remove_service(&mut self, name: &NamespacedHostname) -> bool {
+        self.services.remove(name)
+    }
+
+    /// Removes what a control plane's removal names: a workload by uid, else a service.
+    pub fn remove_address(&mut self, name: &str) -> WorkloadChange {
+        let change = self.remove_workload(name);
+        if change.before.is_none()
+            && let Ok(service) = name.parse()
+        {
+            self.remove_service(&service);
+        }
+        change
+    }
+
+    fn share(&mut self, workload: &Workload) -> WorkloadRef {
+        let strings = &mut self.strings;
+        let services = workload
+            .services
+            .iter()
+            .map(|(name, ports)| ServiceMembership {
+                service: NamespacedHostname {
+                    namespace: strings.share(&name.namespace),
+                    hostname: strings.share(&name.hostname),
+                },
+                ports: ports
+                    .iter()
+                    .map(|(port, target)| (*port, *target))
+                    .collect(),
+            })
+            .collect();
+        let template = Template {
+            namespace: strings.share(&workload.namespace),
+            network: strings.share(&workload.network),
+            trust_domain: strings.share(&workload.trust_domain),
+            service_account: strings.share(&workload.service_account),
+            cluster_id: strings.share(&workload.cluster_id),
+            workload_name: strings.share(&workload.workload_name),
+            canonical_name: strings.share(&workload.canonical_name),
+            canonical_revision: strings.share(&workload.canonical_revision),
+            hostname: strings.share(&workload.hostname),
+            authorization_policies: workload
+                .authorization_policies
+                .iter()
+                .map(|name| strings.share(name))
+                .collect(),
+            services,
+            waypoint: workload.waypoint.clone().map(Box::new),
+            network_gateway: workload.network_gateway.clone().map(Box::new),
+            endpoint_waypoint: workload.endpoint_waypoint.clone().map(Box::new),
+            capacity: workload.capacity,
+            application_tunnel: workload.application_tunnel,
+            workload_type: workload.workload_type,
+            protocol: workload.protocol,
+            network_mode: workload.network_mode,
+            native_tunnel: workload.native_tunnel,
+        };
+        let mut locality = workload.locality.clone();
+        for part in [
+            &mut locality.region,
+            &mut locality.zone,
+            &mut locality.subzone,
+        ] {
+            *part = strings.share(part);
+        }
+        let place = Place {
+            node: strings.share(&workload.node),
+            locality,
+        };
+        WorkloadRef::new(
+            workload,
+            self.templates.share(template),
+            self.places.share(place),
+        )
+    }
+
+    // === look-ups ===
+
+    /// A workload by uid.
+    pub fn workload(&self, uid: &str) -> Option<&WorkloadRef> {
+        self.workloads.by_uid(uid)
+    }
+
+    /// The workload that has an address to itself (node addresses are nobody's).
+    pub fn workload_by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
+        self.workloads.by_ip(network, ip.to_canonical())
+    }
+
+    /// The local workload of a pod.
+    pub fn local_workload(&self, pod: &PodName) -> Option<&WorkloadRef> {
+        self.workloads
+            .local(&pod.namespace, &pod.service_account)
+            .find(|w| w.name() == pod.name)
+    }
+
+    /// Whether any local workload runs under this namespace and service account.
+    pub fn has_local(&self, namespace: &str, service_account: &str) -> bool {
+        self.workloads
+            .local(namespace, service_account)
+            .next()
+            .is_some()
+    }
+
+    /// Whether a workload is on our node.
+    pub fn is_local(&self, workload: &WorkloadRef) -> bool {
+        self.config.node.is_empty() || *workload.node() == self.config.node
+    }
+
+    /// The local workloads.
+    pub fn local_workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
+        self.workloads.all_local()
+    }
+
+    /// All workloads, in no particular order.
+    pub fn workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
+        self.workloads.iter()
+    }
+
+    /// A service by name.
+    pub fn service(&self, name: &NamespacedHostname) -> Option<&Arc<Service>> {
+        self.services.by_name(name).map(|(service, _)| service)
+    }
+
+    /// The services that exist, in no particular order.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.iter()
+    }
+
+    /// The service a client of `namespace` means by an address: exact before prefix, its own
+    /// namespace's before the canonical one before any other; invisible ones are left out.
+    pub fn service_by_vip(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client_namespace: &str,
+    ) -> Option<&Arc<Service>> {
+        self.services
+            .by_vip(network, ip.to_canonical(), Some(client_namespace))
+            .map(|(service, _)| service)
+    }
+
+    /// The service a client of `namespace` means by a host name.
+    pub fn service_by_hostname(
+        &self,
+        hostname: &str,
+        client_namespace: &str,
+    ) -> Option<&Arc<Service>> {
+        let preferred = self.config.preferred_service_namespace.as_deref();
+        self.services
+            .by_hostname(hostname, client_namespace, preferred)
+    }
+
+    /// Whether anything is known at an address (on-demand mode asks for what is not).
+    pub fn knows_address(&self, address: &NetworkAddress) -> bool {
+        self.services
+            .by_vip(&address.network, address.address, None)
+            .is_some()
+            || self
+                .workloads
+                .by_ip(&address.network, address.address)
+                .is_some()
+    }
+
+    /// How much the table holds.
+    pub fn size(&self) -> TableSize {
+        TableSize {
+            workloads: self.workloads.len(),
+            services: self.services.len(),
+            templates: self.templates.len(),
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Workloads by uid, by address and by local identity.
+//!
+//! Records live in numbered slots; the indices hold slot numbers only and hash through the records.
+
+use std::{hash::BuildHasher, net::IpAddr};
+
+use ambit_model::{ArcStr, NamespacedHostname, NetworkMode, Protocol};
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use smallvec::SmallVec;
+
+use crate::WorkloadRef;
+
+/// Where a record is; stable for as long as its uid exists.
+pub(crate) type Slot = u32;
+
+#[derive(Debug, Default)]
+pub(crate) struct Workloads {
+    slots: Vec<Option<WorkloadRef>>,
+    free: Vec<Slot>,
+    by_uid: HashTable<Slot>,
+    by_ip: HashTable<IpEntry>,
+    by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
+    local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
+    hasher: DefaultHashBuilder,
+}
+
+/// The `nth` address of the record in `slot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct IpEntry {
+    slot: Slot,
+    nth: u16,
+}
+
+impl Workloads {
+    /// Inserts a record; gives its slot and what was there before under the same uid. A record equal
+    /// to the one there leaves everything as it is.
+    pub(crate) fn insert(
+        &mut self,
+        record: WorkloadRef,
+        local_node: &str,
+    ) -> (Slot, Option<WorkloadRef>) {
+        let found = self.slot_of(record.uid());
+        if let Some(slot) = found {
+            let before = self.get(slot).cloned();
+            if before.as_ref() == Some(&record) {
+                return (slot, before);
+            }
+            if let Some(before) = &before {
+                self.unindex(slot, before);
+            }
+            self.put(slot, record, local_node);
+            return (slot, before);
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            // Slots are bounded by memory long before u32: a record takes 64 bytes.
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let hash = self.hasher.hash_one(record.uid().as_str());
+        self.put(slot, record, local_node);
+        let Self {
+            by_uid,
+            hasher,
+            slots,
+            ..
+        } = self;
+        by_uid.insert_unique(hash, slot, |slot| uid_hash(hasher, slots, *slot));
+        (slot, None)
+    }
+
+    fn put(&mut self, slot: Slot, record: WorkloadRef, local_node: &str) {
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Some(record.clone());
+        }
+        self.index_ips(slot, &record);
+        let hostname = &record.template().hostname;
+        if !hostname.is_empty() {
+            let name = NamespacedHostname::new(record.namespace().clone(), hostname.clone());
+            self.by_hostname.entry(name).or_default().push(slot);
+        }
+        if local_node.is_empty() || *record.node() == local_node {
+            let key = (record.namespace().clone(), record.service_account().clone());
+            self.local.entry(key).or_default().push(slot);
+        }
+    }
+
+    fn index_ips(&mut self, slot: Slot, record: &WorkloadRef) {
+        if record.network_mode() == NetworkMode::HostNetwork {
+            return;
+        }
+        for (nth, ip) in record.ips().iter().enumerate() {
+            // A workload with more addresses than this is an error of the control plane's.
+            let Ok(nth) = u16::try_from(nth) else { break };
+            let hash = self.hasher.hash_one((record.network().as_str(), ip));
+            let Self {
+                by_ip,
+                hasher,
+                slots,
+                ..
+            } = self;
+            by_ip.insert_unique(hash, IpEntry { slot, nth }, |entry| {
+                ip_hash(hasher, slots, *entry)
+            });
+        }
+    }
+
+    /// Removes a record.
+    pub(crate) fn remove(&mut self, uid: &str) -> Option<(Slot, WorkloadRef)> {
+        let hash = self.hasher.hash_one(uid);
+        let slots = &self.slots;
+        let entry = self
+            .by_uid
+            .find_entry(hash, |slot| {
+                at(slots, *slot).is_some_and(|w| w.uid() == uid)
+            })
+            .ok()?;
+        let (slot, _) = entry.remove();
+        let record = self.get(slot).cloned()?;
+        self.unindex(slot, &record);
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = None;
+        }
+        self.free.push(slot);
+        self.shrink();
+        Some((slot, record))
+    }
+
+    /// Takes a record out of every index but that of uids; it is still in its slot.
+    fn unindex(&mut self, slot: Slot, record: &WorkloadRef) {
+        if record.network_mode() != NetworkMode::HostNetwork {
+            for (nth, ip) in record.ips().iter().enumerate() {
+                let hash = self.hasher.hash_one((record.network().as_str(), ip));
+                let is_it = |entry: &IpEntry| entry.slot == slot && usize::from(entry.nth) == nth;
+                if let Ok(entry) = self.by_ip.find_entry(hash, is_it) {
+                    entry.remove();
+                }
+            }
+        }
+        let hostname = &record.template().hostname;
+        if !hostname.is_empty() {
+            let name = NamespacedHostname::new(record.namespace().clone(), hostname.clone());
+            if let Some(slots) = self.by_hostname.get_mut(&name) {
+                slots.retain(|known| *known != slot);
+                if slots.is_empty() {
+                    self.by_hostname.remove(&name);
+                }
+            }
+        }
+        let key = (record.namespace().clone(), record.service_account().clone());
+        if let Some(slots) = self.local.get_mut(&key) {
+            slots.retain(|known| *known != slot);
+            if slots.is_empty() {
+                self.local.remove(&key);
+            }
+        }
+    }
+
+    /// Gives memory back once most of the slots are unused at the end.
+    fn shrink(&mut self) {
+        if self.by_uid.is_empty() {
+            *self = Self {
+                hasher: self.hasher.clone(),
+                ..Self::default()
+            };
+        }
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> Option<&WorkloadRef> {
+        at(&self.slots, slot)
+    }
+
+    fn slot_of(&self, uid: &str) -> Option<Slot> {
+        let hash = self.hasher.hash_one(uid);
+        self.by_uid
+            .find(hash, |slot| {
+                self.get(*slot).is_some_and(|record| record.uid() == uid)
+            })
+            .copied()
+    }
+
+    pub(crate) fn by_uid(&self, uid: &str) -> Option<&WorkloadRef> {
+        self.get(self.slot_of(uid)?)
+    }
+
+    /// The workload at an address. When several claim it, a pod wins over an entry, then one that
+    /// takes tunnels, then the latest.
+    pub(crate) fn by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
+        let hash = self.hasher.hash_one((network, &ip));
+        self.by_ip
+            .iter_hash(hash)
+            .filter_map(|entry| Some((self.get(entry.slot)?, entry)))
+            .filter(|(record, entry)| {
+                record.network() == network && record.ips().get(usize::from(entry.nth)) == Some(&ip)
+            })
+            .max_by_key(|(record, entry)| {
+                let is_pod = record.uid().contains("//Pod/");
+                (is_pod, record.protocol() == Protocol::Hbone, entry.slot)
+            })
+            .map(|(record, _)| record)
+    }
+
+    /// The workloads that have a host name instead of addresses.
+    pub(crate) fn by_hostname(&self, name: &NamespacedHostname) -> Option<&WorkloadRef> {
+        self.by_hostname
+            .get(name)?
+            .iter()
+            .find_map(|slot| self.get(*slot))
+    }
+
+    pub(crate) fn local(
+        &self,
+        namespace: &str,
+        service_account: &str,
+    ) -> impl Iterator<Item = &WorkloadRef> {
+        let slots = self.local.get(&Account(namespace, service_account));
+        slots
+            .into_iter()
+            .flatten()
+            .filter_map(|slot| self.get(*slot))
+    }
+
+    pub(crate) fn all_local(&self) -> impl Iterator<Item = &WorkloadRef> {
+        self.local
+            .values()
+            .flatten()
+            .filter_map(|slot| self.get(*slot))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &WorkloadRef> {
+        self.slots.iter().flatten()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_uid.len()
+    }
+}
+
+/// The borrowed form of the key of `local`.
+#[derive(Hash)]
+struct Account<'a>(&'a str, &'a str);
+
+impl hashbrown::Equivalent<(ArcStr, ArcStr)> for Account<'_> {
+    fn equivalent(&self, key: &(ArcStr, ArcStr)) -> bool {
+        key.0 == self.0 && key.1 == self.1
+    }
+}
+
+fn at(slots: &[Option<WorkloadRef>], slot: Slot) -> Option<&WorkloadRef> {
+    slots.get(slot as usize)?.as_ref()
+}
+
+fn uid_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], slot: Slot) -> u64 {
+    at(slots, slot).map_or(0, |record| hasher.hash_one(record.uid().as_str()))
+}
+
+fn ip_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], entry: IpEntry) -> u64 {
+    at(slots, entry.slot)
+        .and_then(|record| Some((record.network(), record.ips().get(usize::from(entry.nth))?)))
+        .map_or(0, |(network, ip)| hasher.hash_one((network.as_str(), ip)))
+}

@@ -5,7 +5,7 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
@@ -39,13 +39,22 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
         // What this run finds goes to a scratch directory: the checked-in corpus is grown by hand.
         let found = target_dir.join("found").join(&*name);
         fs::create_dir_all(&found)?;
-        let mut target = Command::new(target_dir.join(TRIPLE).join("release").join(&*name));
-        target
+        let output = Command::new(target_dir.join(TRIPLE).join("release").join(&*name))
             .arg(format!("-max_total_time={seconds}"))
-            .args(["-rss_limit_mb=1024", "-timeout=5", "-verbosity=0"])
+            .args(["-rss_limit_mb=1024", "-timeout=5", "-print_final_stats=1"])
+            .arg(format!("-artifact_prefix={}/", target_dir.display()))
             .args([&found, &corpus])
-            .current_dir(&target_dir);
-        shell::run(&format!("fuzz {name}"), &mut target)?;
+            .output()
+            .with_context(|| format!("cannot start the fuzz target {name}"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "fuzz target {name} found something:\n{said}"
+        );
+        let runs = said
+            .lines()
+            .find_map(|l| l.strip_prefix("stat::number_of_executed_units:"));
+        eprintln!("==> fuzz {name}: {} inputs", runs.unwrap_or("?").trim());
     }
     Ok(())
 }

@@ -49,7 +49,11 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     .map(|name| wire.join("proto").join(format!("{name}.proto")));
     let descriptors = protox::compile(&files, [wire.join("proto")])?;
     let mut prost = prost_build::Config::new();
-    prost.bytes(["."]).out_dir(out);
+    // Sorted, so that the same record has the same bytes, and so the same version, everywhere.
+    prost
+        .bytes(["."])
+        .btree_map([".istio.workload.Workload.services"])
+        .out_dir(out);
     tonic_prost_build::configure()
         .build_transport(true)
         .out_dir(out)

@@ -10,7 +10,9 @@ const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 /// TLV of the client's identity.
 const TLV_IDENTITY: u8 = 0xd0;
-/// Longer than any SPIFFE id (2048 bytes) and our other contents.
+/// The longest SPIFFE id (SPIFFE-ID specification, section 2).
+const MAX_IDENTITY: usize = 2048;
+/// Longer than any identity and our other contents.
 const MAX_LENGTH: usize = 4096;
 const FIXED: usize = 16;
 
@@ -40,7 +42,8 @@ pub enum ParseProxyError {
     /// Declares more than 4 KiB.
     #[error("the PROXY header declares {0} bytes, more than 4096")]
     TooLong(usize),
-    /// Addresses or TLVs do not fit the declared length, or the identity is not text.
+    /// Addresses or TLVs do not fit the declared length, or there is not just one identity, of 1 to
+    /// 2048 bytes of text.
     #[error("the PROXY header's contents do not fit its length")]
     Malformed,
 }
@@ -66,7 +69,7 @@ impl ProxyHeader {
         body.extend(self.destination.port().to_be_bytes());
         let identity = self.identity.as_deref().unwrap_or_default();
         match u16::try_from(identity.len()) {
-            Ok(len) if len > 0 && usize::from(len) <= MAX_LENGTH - 64 => {
+            Ok(len) if len > 0 && usize::from(len) <= MAX_IDENTITY => {
                 body.push(TLV_IDENTITY);
                 body.extend(len.to_be_bytes());
                 body.extend(identity.as_bytes());
@@ -141,6 +144,11 @@ fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
             .ok_or(ParseProxyError::Malformed)?;
         tlvs = rest;
         if kind == TLV_IDENTITY {
+            // Two identities, or one that names nobody, would be read differently by different
+            // readers.
+            if identity.is_some() || value.is_empty() || value.len() > MAX_IDENTITY {
+                return Err(ParseProxyError::Malformed);
+            }
             let text = std::str::from_utf8(value).map_err(|_| ParseProxyError::Malformed)?;
             identity = Some(text.to_owned());
         }

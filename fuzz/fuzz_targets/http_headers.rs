@@ -1,0 +1,18 @@
+//! What a tunnelling peer puts into a CONNECT: authority, baggage, forwarded, traceparent.
+#![no_main]
+
+use ambit_codec::{Authority, Baggage, Forwarded, TraceParent};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(authority) = Authority::parse(data) {
+        let printed = authority.to_string();
+        assert_eq!(Authority::parse(printed.as_bytes()).as_ref(), Ok(&authority), "{printed}");
+    }
+    if let Ok(baggage) = Baggage::parse(data) {
+        let printed = baggage.encode();
+        assert!(Baggage::parse(printed.as_bytes()).is_ok(), "{printed}");
+    }
+    drop(Forwarded::parse(data));
+    drop(TraceParent::parse(data));
+});

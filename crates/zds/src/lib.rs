@@ -7,8 +7,14 @@
 //! carries out the effects in the order given. `N` stands for an open network namespace.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod message;
 mod proxy;
+mod registry;
 
+pub use agent::{AgentEffect, AgentSide, CloseReason, Expect};
 pub use message::{Ack, MAX_ACK_TEXT, MAX_RECORD, PodUid, Request, WorkloadInfo, clipped};
 pub use proxy::{Generation, ProxyEffect, ProxyEvent, ProxySide, RETRY_PENDING, StopReason};
+pub use registry::{
+    ConnectionId, DeliverError, Registry, RegistryEffect, RegistryEvent, Ticket,
+};

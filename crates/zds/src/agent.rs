@@ -1,0 +1,204 @@
+//! One proxy's connection, seen from the agent: hello, snapshot, then one request at a time.
+//!
+//! Requests and answers are matched by order alone, so a late answer must never be taken for that
+//! of the next request: nothing is sent before the last request is answered, and a proxy that does
+//! not answer at all loses the connection (the snapshot of the next one tells it everything).
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use crate::message::{Ack, PodUid, Request};
+
+/// A proxy that has connected says hello within this time.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+
+/// A proxy that has not answered a request for this long is given up. Callers are told earlier, see
+/// [`crate::Registry`]; the wait is long because reconnecting helps nobody who is merely slow.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// More unsent requests than this mean that the proxy does not keep up.
+const MAX_QUEUE: usize = 4096;
+
+/// What the connection hears of next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// The proxy's hello.
+    Hello,
+    /// The answer to a request.
+    Ack,
+    /// Nothing: whatever comes breaks the contract.
+    Nothing,
+}
+
+/// What is to be done, in the order given.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AgentEffect<N> {
+    /// Send this, the namespace's descriptor with it.
+    Send(Request, Option<N>),
+    /// A request has been answered.
+    Answered(Request, Option<N>, Ack),
+    /// Close the connection. Nothing more comes from this machine.
+    Close(CloseReason),
+}
+
+/// Why the agent closes a connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// Connected and said nothing.
+    #[error("no hello within {HELLO_WITHIN:?}")]
+    NoHello,
+    /// Asked, and no answer.
+    #[error("no answer within {ANSWER_WITHIN:?}")]
+    NoAnswer,
+    /// Something came that the contract does not have at this place.
+    #[error("unexpected record: {0}")]
+    Unexpected(String),
+    /// Too many requests wait.
+    #[error("more than {MAX_QUEUE} requests wait for the proxy")]
+    Overrun,
+}
+
+#[derive(Debug)]
+enum Phase<N> {
+    AwaitHello { until: Instant },
+    Idle,
+    AwaitAck { until: Instant, request: Request, netns: Option<N> },
+    Closed,
+}
+
+/// The agent's end of one connection.
+#[derive(Debug)]
+pub struct AgentSide<N> {
+    phase: Phase<N>,
+    queue: VecDeque<(Request, Option<N>)>,
+}
+
+impl<N: Clone> AgentSide<N> {
+    /// A connection accepted now.
+    pub fn new(now: Instant) -> Self {
+        Self { phase: Phase::AwaitHello { until: now + HELLO_WITHIN }, queue: VecDeque::new() }
+    }
+
+    /// As what the next record is to be read.
+    pub fn expects(&self) -> Expect {
+        match self.phase {
+            Phase::AwaitHello { .. } => Expect::Hello,
+            Phase::AwaitAck { .. } => Expect::Ack,
+            Phase::Idle | Phase::Closed => Expect::Nothing,
+        }
+    }
+
+    /// Whether the proxy has said hello and is not given up.
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::AwaitAck { .. })
+    }
+
+    /// When [`Self::on_tick`] is wanted.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::AwaitHello { until } | Phase::AwaitAck { until, .. } => Some(until),
+            Phase::Idle | Phase::Closed => None,
+        }
+    }
+
+    /// The proxy said hello: it gets the snapshot, and the mark that ends it.
+    pub fn on_hello(
+        &mut self,
+        snapshot: impl IntoIterator<Item = (Request, Option<N>)>,
+        now: Instant,
+    ) -> Vec<AgentEffect<N>> {
+        if !matches!(self.phase, Phase::AwaitHello { .. }) {
+            return self.on_unexpected("a second hello".to_owned());
+        }
+        self.phase = Phase::Idle;
+        self.queue.extend(snapshot);
+        self.queue.push_back((Request::SnapshotSent, None));
+        self.send_next(now)
+    }
+
+    /// The proxy answered.
+    pub fn on_ack(&mut self, ack: Ack, now: Instant) -> Vec<AgentEffect<N>> {
+        match std::mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::AwaitAck { request, netns, .. } => {
+                let mut effects = vec![AgentEffect::Answered(request, netns, ack)];
+                effects.append(&mut self.send_next(now));
+                effects
+            }
+            other => {
+                self.phase = other;
+                self.on_unexpected("an answer to no request".to_owned())
+            }
+        }
+    }
+
+    /// A record came that is not what [`Self::expects`] says.
+    pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
+        self.close(CloseReason::Unexpected(what))
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
+        match self.phase {
+            Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
+            Phase::AwaitAck { until, .. } if until <= now => self.close(CloseReason::NoAnswer),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sends a request as soon as those before it are answered. An `Add` replaces one of the same
+    /// pod that has not been sent yet. Without effect before hello and after the close.
+    pub fn enqueue(
+        &mut self,
+        request: Request,
+        netns: Option<N>,
+        now: Instant,
+    ) -> Vec<AgentEffect<N>> {
+        if !self.is_open() {
+            return Vec::new();
+        }
+        if let Request::Add { uid, .. } = &request {
+            self.forget_unsent_add(uid);
+        }
+        if self.queue.len() >= MAX_QUEUE {
+            return self.close(CloseReason::Overrun);
+        }
+        self.queue.push_back((request, netns));
+        self.send_next(now)
+    }
+
+    fn forget_unsent_add(&mut self, uid: &PodUid) {
+        // One within the snapshot stays: what a snapshot leaves out is stopped at its end.
+        let after = self
+            .queue
+            .iter()
+            .position(|(request, _)| matches!(request, Request::SnapshotSent))
+            .map_or(0, |end| end + 1);
+        let mut index = 0;
+        self.queue.retain(|(request, _)| {
+            let keep = index < after || !matches!(request, Request::Add { uid: of, .. } if of == uid);
+            index += 1;
+            keep
+        });
+    }
+
+    fn send_next(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
+        if !matches!(self.phase, Phase::Idle) {
+            return Vec::new();
+        }
+        let Some((request, netns)) = self.queue.pop_front() else { return Vec::new() };
+        let effect = AgentEffect::Send(request.clone(), netns.clone());
+        self.phase = Phase::AwaitAck { until: now + ANSWER_WITHIN, request, netns };
+        vec![effect]
+    }
+
+    fn close(&mut self, reason: CloseReason) -> Vec<AgentEffect<N>> {
+        if matches!(self.phase, Phase::Closed) {
+            return Vec::new();
+        }
+        self.phase = Phase::Closed;
+        self.queue.clear();
+        vec![AgentEffect::Close(reason)]
+    }
+}

@@ -1,0 +1,458 @@
+//! Several proxies at once (an old and a new one during a rollout): who hears what.
+//!
+//! A pod is added at the newest proxy that has said hello, and deleted at all. When the newest goes
+//! and an older one is left, that one is caught up with the pods it has not heard of. Callers hold
+//! a [`Ticket`] for each order and are told its outcome, at the latest after [`DELIVER_WITHIN`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    agent::{AgentEffect, AgentSide, CloseReason, Expect},
+    message::{Ack, PodUid, Request, WorkloadInfo},
+};
+
+/// How long an order waits for a proxy to connect and to answer.
+const DELIVER_WITHIN: Duration = Duration::from_secs(10);
+
+/// A connection accepted; larger is newer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// An order given by a caller, who chooses the number and uses none twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// What happened.
+#[derive(Debug)]
+pub enum RegistryEvent<N> {
+    /// A proxy connected.
+    Accepted(ConnectionId),
+    /// It said hello.
+    Hello(ConnectionId),
+    /// It answered.
+    Ack(ConnectionId, Ack),
+    /// It sent something else than [`Registry::expects`] says.
+    Unexpected(ConnectionId, String),
+    /// Its connection is gone.
+    Closed(ConnectionId),
+    /// A pod is to be served, in this namespace.
+    Add {
+        /// Told when a proxy serves it.
+        ticket: Ticket,
+        /// The pod.
+        uid: PodUid,
+        /// Who it is.
+        info: WorkloadInfo,
+        /// Its namespace.
+        netns: N,
+    },
+    /// A pod of before, whose namespace is not known: a proxy that serves it is to go on.
+    Hold(PodUid),
+    /// A pod is no longer to be served.
+    Del {
+        /// Told when every proxy has let go of it.
+        ticket: Ticket,
+        /// The pod.
+        uid: PodUid,
+    },
+    /// Time has passed; see [`Registry::deadline`].
+    Tick,
+}
+
+/// What is to be done, in the order given.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RegistryEffect<N> {
+    /// Send this on that connection.
+    Send(ConnectionId, Request, Option<N>),
+    /// Close that connection; [`RegistryEvent::Closed`] need not follow.
+    Close(ConnectionId, CloseReason),
+    /// An order has ended.
+    Delivered(Ticket, Result<(), DeliverError>),
+    /// A proxy refused a pod, for the log.
+    Refused(ConnectionId, PodUid, String),
+    /// A proxy has been told of every pod.
+    Synced(ConnectionId),
+}
+
+/// Why an order was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeliverError {
+    /// Nobody there.
+    #[error("no node proxy is connected; is it running and ready on this node?")]
+    NoProxy,
+    /// The proxy could not.
+    #[error("the node proxy refused it: {0}")]
+    Refused(String),
+    /// The proxy is there, and silent.
+    #[error("the node proxy did not answer within {DELIVER_WITHIN:?}")]
+    NoAnswer,
+    /// The pod was taken out again, or has a newer namespace.
+    #[error("the pod was withdrawn meanwhile")]
+    Withdrawn,
+}
+
+impl DeliverError {
+    /// Whether the same order may succeed a little later.
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Withdrawn)
+    }
+}
+
+#[derive(Debug)]
+struct Pod<N> {
+    info: WorkloadInfo,
+    netns: Option<N>,
+}
+
+#[derive(Debug)]
+struct Link<N> {
+    side: AgentSide<N>,
+    /// What this proxy has been sent, so that it can be caught up.
+    told: BTreeMap<PodUid, N>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Add,
+    /// Connections whose answer is still missing.
+    Del(BTreeSet<ConnectionId>),
+}
+
+#[derive(Debug)]
+struct Open {
+    uid: PodUid,
+    until: Instant,
+    order: Order,
+}
+
+/// Every pod that is to be served on this node, and every proxy connected.
+#[derive(Debug)]
+pub struct Registry<N> {
+    pods: BTreeMap<PodUid, Pod<N>>,
+    links: BTreeMap<ConnectionId, Link<N>>,
+    open: BTreeMap<Ticket, Open>,
+}
+
+impl<N> Default for Registry<N> {
+    fn default() -> Self {
+        Self { pods: BTreeMap::new(), links: BTreeMap::new(), open: BTreeMap::new() }
+    }
+}
+
+impl<N: Clone + PartialEq> Registry<N> {
+    /// No pods, no proxies.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Proxies connected that have said hello.
+    pub fn connected(&self) -> usize {
+        self.links.values().filter(|link| link.side.is_open()).count()
+    }
+
+    /// As what the next record of a connection is to be read.
+    pub fn expects(&self, connection: ConnectionId) -> Expect {
+        self.links.get(&connection).map_or(Expect::Nothing, |link| link.side.expects())
+    }
+
+    /// When [`RegistryEvent::Tick`] is wanted.
+    pub fn deadline(&self) -> Option<Instant> {
+        let links = self.links.values().filter_map(|link| link.side.deadline());
+        links.chain(self.open.values().map(|open| open.until)).min()
+    }
+
+    /// Takes one event.
+    pub fn on_event(&mut self, event: RegistryEvent<N>, now: Instant) -> Vec<RegistryEffect<N>> {
+        let mut effects = Vec::new();
+        match event {
+            RegistryEvent::Accepted(connection) => {
+                let link = Link { side: AgentSide::new(now), told: BTreeMap::new() };
+                self.links.insert(connection, link);
+            }
+            RegistryEvent::Hello(connection) => self.on_hello(connection, now, &mut effects),
+            RegistryEvent::Ack(connection, ack) => {
+                self.drive(connection, now, &mut effects, |side| side.on_ack(ack, now));
+            }
+            RegistryEvent::Unexpected(connection, what) => {
+                self.drive(connection, now, &mut effects, |side| side.on_unexpected(what));
+            }
+            RegistryEvent::Closed(connection) => self.remove(connection, now, &mut effects),
+            RegistryEvent::Add { ticket, uid, info, netns } => {
+                self.add(ticket, uid, info, netns, now, &mut effects);
+            }
+            RegistryEvent::Hold(uid) => {
+                let unknown = || Pod { info: WorkloadInfo::default(), netns: None };
+                self.pods.entry(uid).or_insert_with(unknown);
+            }
+            RegistryEvent::Del { ticket, uid } => self.del(ticket, uid, now, &mut effects),
+            RegistryEvent::Tick => self.on_tick(now, &mut effects),
+        }
+        effects
+    }
+
+    fn newest(&self) -> Option<ConnectionId> {
+        self.links.iter().rev().find(|(_, link)| link.side.is_open()).map(|(id, _)| *id)
+    }
+
+    fn on_hello(
+        &mut self,
+        connection: ConnectionId,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        let snapshot: Vec<_> = self.pods.iter().map(|(uid, pod)| pod_request(uid, pod)).collect();
+        if let Some(link) = self.links.get_mut(&connection) {
+            let named = self.pods.iter().filter_map(|(uid, pod)| {
+                Some((uid.clone(), pod.netns.clone()?))
+            });
+            link.told = named.collect();
+        }
+        self.drive(connection, now, effects, |side| side.on_hello(snapshot, now));
+    }
+
+    fn add(
+        &mut self,
+        ticket: Ticket,
+        uid: PodUid,
+        info: WorkloadInfo,
+        netns: N,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        let before = self.pods.insert(
+            uid.clone(),
+            Pod { info: info.clone(), netns: Some(netns.clone()) },
+        );
+        if before.and_then(|pod| pod.netns).is_some_and(|old| old != netns) {
+            self.withdraw(&uid, effects);
+        }
+        let open = Open { uid: uid.clone(), until: now + DELIVER_WITHIN, order: Order::Add };
+        self.open.insert(ticket, open);
+        if let Some(newest) = self.newest() {
+            self.send_add(newest, uid, info, netns, now, effects);
+        }
+    }
+
+    fn send_add(
+        &mut self,
+        connection: ConnectionId,
+        uid: PodUid,
+        info: WorkloadInfo,
+        netns: N,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        if let Some(link) = self.links.get_mut(&connection) {
+            link.told.insert(uid.clone(), netns.clone());
+        }
+        let request = Request::Add { uid, info: Some(info) };
+        self.drive(connection, now, effects, |side| side.enqueue(request, Some(netns), now));
+    }
+
+    fn del(
+        &mut self,
+        ticket: Ticket,
+        uid: PodUid,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        self.pods.remove(&uid);
+        self.withdraw(&uid, effects);
+        let ids: BTreeSet<_> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.side.is_open())
+            .map(|(id, _)| *id)
+            .collect();
+        if ids.is_empty() {
+            // Nobody serves it that would not learn from a snapshot.
+            effects.push(RegistryEffect::Delivered(ticket, Ok(())));
+            return;
+        }
+        let order = Order::Del(ids.clone());
+        self.open.insert(ticket, Open { uid: uid.clone(), until: now + DELIVER_WITHIN, order });
+        for connection in ids {
+            if let Some(link) = self.links.get_mut(&connection) {
+                link.told.remove(&uid);
+            }
+            let request = Request::Del { uid: uid.clone() };
+            self.drive(connection, now, effects, |side| side.enqueue(request, None, now));
+        }
+    }
+
+    /// Ends the open adds of a pod that is no longer wanted as they say.
+    fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
+        self.finish(effects, |open| {
+            (open.uid == *uid && matches!(open.order, Order::Add))
+                .then_some(Err(DeliverError::Withdrawn))
+        });
+    }
+
+    /// Lets one connection's machine act, and carries its effects over.
+    fn drive(
+        &mut self,
+        connection: ConnectionId,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+        act: impl FnOnce(&mut AgentSide<N>) -> Vec<AgentEffect<N>>,
+    ) {
+        let Some(link) = self.links.get_mut(&connection) else { return };
+        for effect in act(&mut link.side) {
+            match effect {
+                AgentEffect::Send(request, netns) => {
+                    effects.push(RegistryEffect::Send(connection, request, netns));
+                }
+                AgentEffect::Answered(request, netns, ack) => {
+                    self.on_answer(connection, &request, netns.as_ref(), ack, effects);
+                }
+                AgentEffect::Close(reason) => {
+                    effects.push(RegistryEffect::Close(connection, reason));
+                    self.remove(connection, now, effects);
+                }
+            }
+        }
+    }
+
+    fn on_answer(
+        &mut self,
+        connection: ConnectionId,
+        request: &Request,
+        netns: Option<&N>,
+        ack: Ack,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        match request {
+            Request::Add { uid, .. } => {
+                if let Err(text) = &ack {
+                    let refused = RegistryEffect::Refused(connection, uid.clone(), text.clone());
+                    effects.push(refused);
+                }
+                // An answer about an older namespace says nothing about the one waited for.
+                if self.pods.get(uid).is_some_and(|pod| pod.netns.as_ref() == netns) {
+                    let result = ack.map_err(DeliverError::Refused);
+                    self.finish(effects, |open| {
+                        (open.uid == *uid && matches!(open.order, Order::Add))
+                            .then(|| result.clone())
+                    });
+                }
+            }
+            // The error text of a delete changes nothing: the proxy has been told.
+            Request::Del { uid } => self.let_go(connection, Some(uid), effects),
+            Request::Keep { uid } => {
+                if let Err(text) = ack {
+                    effects.push(RegistryEffect::Refused(connection, uid.clone(), text));
+                }
+            }
+            Request::SnapshotSent => effects.push(RegistryEffect::Synced(connection)),
+        }
+    }
+
+    /// One connection has answered the deletes of `uid`, or (`None`) will answer none.
+    fn let_go(
+        &mut self,
+        connection: ConnectionId,
+        uid: Option<&PodUid>,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        for open in self.open.values_mut() {
+            if let Order::Del(missing) = &mut open.order
+                && uid.is_none_or(|uid| open.uid == *uid)
+            {
+                missing.remove(&connection);
+            }
+        }
+        self.finish(effects, |open| match &open.order {
+            Order::Del(missing) if missing.is_empty() => Some(Ok(())),
+            _ => None,
+        });
+    }
+
+    fn finish(
+        &mut self,
+        effects: &mut Vec<RegistryEffect<N>>,
+        mut outcome: impl FnMut(&Open) -> Option<Result<(), DeliverError>>,
+    ) {
+        self.open.retain(|ticket, open| match outcome(open) {
+            Some(result) => {
+                effects.push(RegistryEffect::Delivered(*ticket, result));
+                false
+            }
+            None => true,
+        });
+    }
+
+    fn remove(
+        &mut self,
+        connection: ConnectionId,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        let was_newest = self.newest().is_none_or(|newest| newest <= connection);
+        if self.links.remove(&connection).is_none() {
+            return;
+        }
+        self.let_go(connection, None, effects);
+        if was_newest && let Some(newest) = self.newest() {
+            self.catch_up(newest, now, effects);
+        }
+    }
+
+    /// Adds what an older proxy missed while a newer one was there.
+    fn catch_up(
+        &mut self,
+        connection: ConnectionId,
+        now: Instant,
+        effects: &mut Vec<RegistryEffect<N>>,
+    ) {
+        let Some(link) = self.links.get(&connection) else { return };
+        let missed: Vec<_> = self
+            .pods
+            .iter()
+            .filter_map(|(uid, pod)| {
+                let netns = pod.netns.clone()?;
+                let told = link.told.get(uid) == Some(&netns);
+                let awaited = self
+                    .open
+                    .values()
+                    .any(|open| open.uid == *uid && matches!(open.order, Order::Add));
+                (awaited || !told).then(|| (uid.clone(), pod.info.clone(), netns))
+            })
+            .collect();
+        for (uid, info, netns) in missed {
+            self.send_add(connection, uid, info, netns, now, effects);
+        }
+    }
+
+    fn on_tick(&mut self, now: Instant, effects: &mut Vec<RegistryEffect<N>>) {
+        let overdue: Vec<_> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.side.deadline().is_some_and(|until| until <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for connection in overdue {
+            self.drive(connection, now, effects, |side| side.on_tick(now));
+        }
+        let nobody = self.newest().is_none();
+        self.finish(effects, |open| {
+            let error = if nobody { DeliverError::NoProxy } else { DeliverError::NoAnswer };
+            (open.until <= now).then_some(Err(error))
+        });
+    }
+}
+
+fn pod_request<N: Clone>(uid: &PodUid, pod: &Pod<N>) -> (Request, Option<N>) {
+    match &pod.netns {
+        Some(netns) => {
+            let info = Some(pod.info.clone());
+            (Request::Add { uid: uid.clone(), info }, Some(netns.clone()))
+        }
+        None => (Request::Keep { uid: uid.clone() }, None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! ADD: decide, have the pod enrolled, pass the result on.
+
+use crate::{
+    agent::{AddEvent, Agent, Pod},
+    command::Environment,
+    config::{Config, Version},
+    error::CniError,
+    result,
+};
+
+/// Names of agents' own pods. Waiting for the agent to start the agent would never end.
+const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
+
+/// Returns what to print.
+pub(crate) fn add(
+    environment: &Environment,
+    config: &Config,
+    version: Version,
+) -> Result<String, CniError> {
+    // Read before anything is done: a result that cannot be passed on must not leave a pod enrolled.
+    let passed_on = result::passed_on(config.prev_result.as_deref(), version)?;
+    let arguments = Arguments::parse(&environment.args);
+    let Some(pod) = arguments.mesh_candidate(config) else {
+        return Ok(passed_on);
+    };
+    let previous = config
+        .prev_result
+        .as_deref()
+        .filter(|raw| raw.get() != "null");
+    let addresses = previous.map(result::addresses).transpose();
+    let agent = Agent::new(&config.cni_agent_run_dir, config.agent_wait());
+    if agent.is_member(pod)? {
+        let addresses = addresses?;
+        let event = AddEvent::new(pod, &environment.netns, addresses.as_deref());
+        agent.enrol(pod, &event)?;
+    }
+    Ok(passed_on)
+}
+
+/// What `CNI_ARGS` says of the pod.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Arguments<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+impl<'a> Arguments<'a> {
+    fn parse(text: &'a str) -> Self {
+        let mut arguments = Self::default();
+        for (key, value) in text.split(';').filter_map(|pair| pair.split_once('=')) {
+            match key {
+                "K8S_POD_NAME" => arguments.name = value,
+                "K8S_POD_NAMESPACE" => arguments.namespace = value,
+                "K8S_POD_UID" => arguments.uid = value,
+                _ => {}
+            }
+        }
+        arguments
+    }
+
+    /// The pod, unless it is none of the mesh's whatever its labels.
+    fn mesh_candidate(&self, config: &Config) -> Option<Pod<'a>> {
+        let Self {
+            name,
+            namespace,
+            uid,
+        } = *self;
+        let is_agent = namespace == config.pod_namespace
+            && AGENT_PODS.iter().any(|prefix| name.starts_with(prefix));
+        let outside = !config.ambient_enabled
+            || name.is_empty()
+            || namespace.is_empty()
+            || is_agent
+            || config.excludes(namespace);
+        (!outside).then_some(Pod {
+            namespace,
+            name,
+            uid,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_by_key() {
+        let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;junk;K8S_POD_UID=u=1;X=";
+        let expected = Arguments {
+            name: "p",
+            namespace: "ns",
+            uid: "u=1",
+        };
+        assert_eq!(Arguments::parse(text), expected);
+        assert_eq!(Arguments::parse(""), Arguments::default());
+    }
+
+    #[test]
+    fn who_is_never_a_candidate() {
+        let config = |extra: &str| {
+            let text = format!(
+                r#"{{"pod_namespace":"mesh","exclude_namespaces":["kube-system"]{extra}}}"#
+            );
+            Config::parse(text.as_bytes()).unwrap()
+        };
+        let candidate = |config: &Config, name, namespace| {
+            Arguments {
+                name,
+                namespace,
+                uid: "",
+            }
+            .mesh_candidate(config)
+            .is_some()
+        };
+        let usual = config("");
+        assert!(candidate(&usual, "app", "default"));
+        assert!(
+            candidate(&usual, "istio-cni-node-x", "default"),
+            "only in the agent's namespace"
+        );
+        assert!(!candidate(&usual, "istio-cni-node-x", "mesh"));
+        assert!(!candidate(&usual, "ambit-agent-x", "mesh"));
+        assert!(!candidate(&usual, "app", "kube-system"));
+        assert!(!candidate(&usual, "", "default"));
+        assert!(!candidate(&usual, "app", ""));
+        assert!(!candidate(
+            &config(r#","ambient_enabled":false"#),
+            "app",
+            "default"
+        ));
+    }
+}

@@ -1,0 +1,329 @@
+//! The questions put to the agent, and waiting for one that is briefly away.
+
+use std::{
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{CniError, code},
+    http::{self, Answer},
+    membership,
+    result::PodAddress,
+};
+
+/// The agent's socket in its run directory.
+const SOCKET: &str = "pluginevent.sock";
+
+/// Longest wait for one answer: enrolling takes milliseconds, but a proxy may be starting.
+const ANSWER_WITHIN: Duration = Duration::from_secs(25);
+
+/// First and longest pause between two tries.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// The pod that is being started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pod<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+}
+
+/// The body of `POST /cmdadd`: the field names are the contract's.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct AddEvent<'a> {
+    netns: &'a str,
+    pod_name: &'a str,
+    pod_namespace: &'a str,
+    #[serde(rename = "IPs")]
+    ips: Option<Vec<EventAddress<'a>>>,
+    /// Ours: tells a pod from its predecessor of the same name. Other agents skip it.
+    #[serde(rename = "PodUID", skip_serializing_if = "str::is_empty")]
+    pod_uid: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct EventAddress<'a> {
+    interface: Option<i64>,
+    address: EventNetwork,
+    gateway: &'a str,
+}
+
+#[derive(Serialize)]
+struct EventNetwork {
+    #[serde(rename = "IP")]
+    ip: IpAddr,
+    #[serde(rename = "Mask")]
+    mask: String,
+}
+
+impl<'a> AddEvent<'a> {
+    pub(crate) fn new(pod: Pod<'a>, netns: &'a str, addresses: Option<&'a [PodAddress]>) -> Self {
+        let ips = addresses.map(|addresses| addresses.iter().map(event_address).collect());
+        Self {
+            netns,
+            pod_name: pod.name,
+            pod_namespace: pod.namespace,
+            ips,
+            pod_uid: pod.uid,
+        }
+    }
+}
+
+fn event_address(address: &PodAddress) -> EventAddress<'_> {
+    let bits = u128::MAX
+        .checked_shl(128 - u32::from(address.prefix))
+        .unwrap_or(0);
+    let mask = match address.ip {
+        IpAddr::V4(_) => {
+            let bits = u32::MAX
+                .checked_shl(32 - u32::from(address.prefix))
+                .unwrap_or(0);
+            base64(&bits.to_be_bytes())
+        }
+        IpAddr::V6(_) => base64(&bits.to_be_bytes()),
+    };
+    EventAddress {
+        interface: address.interface,
+        address: EventNetwork {
+            ip: address.ip,
+            mask,
+        },
+        gateway: &address.gateway,
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let group = chunk
+            .iter()
+            .fold(0u32, |group, byte| group << 8 | u32::from(*byte))
+            << (8 * (3 - chunk.len()));
+        for index in 0..4 {
+            let digit = (group >> (18 - 6 * index)) & 63;
+            text.push(match DIGITS.get(digit as usize) {
+                Some(digit) if index <= chunk.len() => char::from(*digit),
+                _ => '=',
+            });
+        }
+    }
+    text
+}
+
+#[derive(Deserialize)]
+struct Membership {
+    mesh: bool,
+}
+
+/// The agent behind the socket in `run_dir`, for as long as `until`.
+#[derive(Debug)]
+pub(crate) struct Agent<'a> {
+    run_dir: &'a Path,
+    socket: PathBuf,
+    wait: Duration,
+    until: Instant,
+}
+
+/// One try that did not settle the matter.
+enum Failed {
+    /// Worth another try.
+    ForNow(String),
+    ForGood(CniError),
+}
+
+impl<'a> Agent<'a> {
+    pub(crate) fn new(run_dir: &'a Path, wait: Duration) -> Self {
+        let socket = run_dir.join(SOCKET);
+        Self {
+            run_dir,
+            socket,
+            wait,
+            until: Instant::now() + wait,
+        }
+    }
+
+    /// Whether the pod belongs to the mesh.
+    pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
+        let path = format!(
+            "/v1/membership?namespace={}&pod={}&uid={}",
+            escape(pod.namespace),
+            escape(pod.name),
+            escape(pod.uid)
+        );
+        self.insist(pod, || {
+            let failed = match self.ask(&path, None) {
+                Ok(Answer { status: 200, body }) => {
+                    return serde_json::from_str::<Membership>(&body)
+                        .map(|answer| answer.mesh)
+                        .map_err(|error| Failed::ForNow(format!("unreadable answer: {error}")));
+                }
+                Ok(Answer { status: 404, .. }) => return self.foreign_agent(pod),
+                Ok(Answer { status, body }) => format!("it answered {status}: {}", body.trim()),
+                Err(error) => error.to_string(),
+            };
+            // The agent cannot say now: a pod it once recorded as outside need not wait for it.
+            if membership::recorded(self.run_dir, pod.namespace) == Some(false) {
+                return Ok(false);
+            }
+            Err(Failed::ForNow(failed))
+        })
+    }
+
+    /// An agent that has no `/v1/membership`: what a file says goes.
+    fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, Failed> {
+        membership::recorded(self.run_dir, pod.namespace).ok_or_else(|| {
+            Failed::ForGood(CniError::new(
+                code::AGENT_FAILURE,
+                format!(
+                    "cannot tell whether pod {}/{} belongs to the mesh",
+                    pod.namespace, pod.name
+                ),
+                format!(
+                    "the agent at {} does not answer /v1/membership and {} has no membership.json \
+                     that names the namespace; run ambit-agent",
+                    self.socket.display(),
+                    self.run_dir.display()
+                ),
+            ))
+        })
+    }
+
+    /// Has the pod enrolled; returns once its redirection and its proxy's listeners stand.
+    pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
+        let body = serde_json::to_string(event).map_err(|error| {
+            CniError::new(
+                code::AGENT_FAILURE,
+                "cannot write the event",
+                error.to_string(),
+            )
+        })?;
+        self.insist(pod, || match self.ask("/cmdadd", Some(&body)) {
+            Ok(Answer { status: 200, .. }) => Ok(()),
+            // Ours says so when the cause is expected to pass, as while a proxy restarts.
+            Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
+            Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
+                code::AGENT_FAILURE,
+                format!(
+                    "the node agent could not enrol pod {}/{}",
+                    pod.namespace, pod.name
+                ),
+                format!("it answered {status}: {}", body.trim()),
+            ))),
+            Err(error) => Err(Failed::ForNow(error.to_string())),
+        })
+    }
+
+    fn ask(&self, path: &str, body: Option<&str>) -> io::Result<Answer> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        http::request(&self.socket, path, body, left.clamp(PAUSE.0, ANSWER_WITHIN))
+    }
+
+    /// Tries until it is settled or the time is up.
+    fn insist<T>(
+        &self,
+        pod: Pod<'_>,
+        mut attempt: impl FnMut() -> Result<T, Failed>,
+    ) -> Result<T, CniError> {
+        let mut pause = PAUSE.0;
+        loop {
+            let cause = match attempt() {
+                Ok(outcome) => return Ok(outcome),
+                Err(Failed::ForGood(error)) => return Err(error),
+                Err(Failed::ForNow(cause)) => cause,
+            };
+            if Instant::now() + pause >= self.until {
+                return Err(CniError::new(
+                    code::TRY_AGAIN_LATER,
+                    format!(
+                        "pod {}/{} waits for the node agent",
+                        pod.namespace, pod.name
+                    ),
+                    format!(
+                        "no success at {} within {:?}, last: {cause}; is ambit-agent running on this node?",
+                        self.socket.display(),
+                        self.wait
+                    ),
+                ));
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+}
+
+/// Percent-encodes what may not stand in a query.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_event_is_what_the_contract_says() {
+        let pod = Pod {
+            namespace: "ns",
+            name: "p",
+            uid: "",
+        };
+        let address = |ip: &str, prefix| PodAddress {
+            ip: ip.parse().unwrap(),
+            prefix,
+            gateway: "10.0.0.1".to_owned(),
+            interface: Some(2),
+        };
+        let addresses = [address("10.0.0.5", 24), address("fd00::5", 64)];
+        let event = AddEvent::new(pod, "/run/netns/x", Some(&addresses));
+        assert_eq!(
+            serde_json::to_string(&event).unwrap(),
+            r#"{"Netns":"/run/netns/x","PodName":"p","PodNamespace":"ns","IPs":[{"Interface":2,"Address":{"IP":"10.0.0.5","Mask":"////AA=="},"Gateway":"10.0.0.1"},{"Interface":2,"Address":{"IP":"fd00::5","Mask":"//////////8AAAAAAAAAAA=="},"Gateway":"10.0.0.1"}]}"#
+        );
+        let event = AddEvent::new(Pod { uid: "u", ..pod }, "/x", None);
+        assert_eq!(
+            serde_json::to_string(&event).unwrap(),
+            r#"{"Netns":"/x","PodName":"p","PodNamespace":"ns","IPs":null,"PodUID":"u"}"#
+        );
+    }
+
+    #[test]
+    fn masks_of_every_length_are_right() {
+        let mask = |ip: &str, prefix| {
+            let ip = ip.parse().unwrap();
+            let address = PodAddress {
+                ip,
+                prefix,
+                gateway: String::new(),
+                interface: None,
+            };
+            event_address(&address).address.mask
+        };
+        assert_eq!(mask("1.1.1.1", 0), "AAAAAA==");
+        assert_eq!(mask("1.1.1.1", 32), "/////w==");
+        assert_eq!(mask("::1", 0), "AAAAAAAAAAAAAAAAAAAAAA==");
+        assert_eq!(mask("::1", 128), "/////////////////////w==");
+    }
+
+    #[test]
+    fn names_cannot_break_out_of_the_query() {
+        assert_eq!(escape("a-b.c"), "a-b.c");
+        assert_eq!(escape("x&pod=y\r\n"), "x%26pod%3Dy%0D%0A");
+    }
+}

@@ -1,0 +1,187 @@
+//! The commands of the specification: what each needs, does and prints.
+
+use std::{
+    io::{Read, Write},
+    process::ExitCode,
+};
+
+use crate::{
+    add::add,
+    config::{Config, VERSIONS, Version, version_for_errors},
+    error::{CniError, code},
+};
+
+/// Most bytes read from stdin.
+const MAX_STDIN: u64 = 4 * 1024 * 1024;
+
+/// What the runtime sets in the environment. Empty means unset.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// `CNI_COMMAND`.
+    pub command: String,
+    /// `CNI_CONTAINERID`.
+    pub container_id: String,
+    /// `CNI_NETNS`: path of the pod's network namespace.
+    pub netns: String,
+    /// `CNI_IFNAME`.
+    pub interface: String,
+    /// `CNI_PATH`.
+    pub path: String,
+    /// `CNI_ARGS`.
+    pub args: String,
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn from_process() -> Self {
+        let read = |name| {
+            std::env::var_os(name)
+                .map(|v| v.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        };
+        Self {
+            command: read("CNI_COMMAND"),
+            container_id: read("CNI_CONTAINERID"),
+            netns: read("CNI_NETNS"),
+            interface: read("CNI_IFNAME"),
+            path: read("CNI_PATH"),
+            args: read("CNI_ARGS"),
+        }
+    }
+}
+
+/// Runs one command: configuration from `stdin`, result or error to `stdout`.
+pub fn run(
+    environment: &Environment,
+    stdin: impl Read,
+    mut stdout: impl Write,
+    mut stderr: impl Write,
+) -> ExitCode {
+    let mut input = Vec::new();
+    let read = stdin.take(MAX_STDIN).read_to_end(&mut input);
+    let outcome = read
+        .map_err(|error| CniError::new(code::IO_FAILURE, "cannot read stdin", error.to_string()))
+        .and_then(|_| execute(environment, &input));
+    let (text, status) = match &outcome {
+        Ok(text) => (text.clone(), ExitCode::SUCCESS),
+        Err(error) => {
+            // The runtime's log; if even that is gone, stdout still has it.
+            drop(writeln!(
+                stderr,
+                "ambit-cni: {}: {error}",
+                environment.command
+            ));
+            (error.to_json(version_for_errors(&input)), ExitCode::FAILURE)
+        }
+    };
+    let written = if text.is_empty() {
+        Ok(())
+    } else {
+        writeln!(stdout, "{text}")
+    };
+    if written.is_ok() {
+        status
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> {
+    match environment.command.as_str() {
+        "VERSION" => return Ok(versions(input)),
+        // Never an error: a pod leaves the mesh when its source says so, its namespace takes the
+        // rules along, and a failing DEL would keep the pod from ending.
+        "DEL" => return Ok(String::new()),
+        "ADD" | "CHECK" | "STATUS" | "GC" => {}
+        other => {
+            return Err(CniError::new(
+                code::INVALID_ENVIRONMENT,
+                format!("CNI_COMMAND is {other:?}"),
+                "expected ADD, DEL, CHECK, STATUS, GC or VERSION",
+            ));
+        }
+    }
+    require(environment)?;
+    let config = Config::parse(input)?;
+    let version = config.version()?;
+    let since = match environment.command.as_str() {
+        "ADD" => return add(environment, &config, version),
+        "CHECK" => Version::V0_4,
+        // An agent that is away must not make the node unready: the agent's own pod has to start
+        // on it. Nothing is kept that could be collected.
+        _ => Version::V1_1,
+    };
+    if version < since {
+        return Err(CniError::new(
+            code::INCOMPATIBLE_VERSION,
+            format!(
+                "CNI version {} has no {}",
+                version.as_str(),
+                environment.command
+            ),
+            format!("it came with {}", since.as_str()),
+        ));
+    }
+    Ok(String::new())
+}
+
+/// Checks that the variables the command needs are there and well formed.
+fn require(environment: &Environment) -> Result<(), CniError> {
+    let Environment {
+        command,
+        container_id,
+        netns,
+        interface,
+        path,
+        ..
+    } = environment;
+    let for_pod = matches!(command.as_str(), "ADD" | "CHECK");
+    let missing: Vec<&str> = [
+        ("CNI_CONTAINERID", container_id, for_pod),
+        ("CNI_NETNS", netns, for_pod),
+        ("CNI_IFNAME", interface, for_pod),
+        ("CNI_PATH", path, true),
+    ]
+    .into_iter()
+    .filter(|(_, value, needed)| *needed && value.is_empty())
+    .map(|(name, ..)| name)
+    .collect();
+    let bad = |message: String| {
+        Err(CniError::new(
+            code::INVALID_ENVIRONMENT,
+            message,
+            "the runtime must set it",
+        ))
+    };
+    if !missing.is_empty() {
+        return bad(format!("{command} needs {}", missing.join(", ")));
+    }
+    if for_pod && !is_container_id(container_id) {
+        return bad(format!("CNI_CONTAINERID {container_id:?} is malformed"));
+    }
+    if for_pod && !is_interface(interface) {
+        return bad(format!("CNI_IFNAME {interface:?} is malformed"));
+    }
+    Ok(())
+}
+
+fn is_container_id(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+}
+
+fn is_interface(text: &str) -> bool {
+    text.len() <= 15
+        && !matches!(text, "." | "..")
+        && !text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace())
+}
+
+fn versions(input: &[u8]) -> String {
+    let list = VERSIONS.map(|version| format!("{version:?}")).join(",");
+    format!(
+        r#"{{"cniVersion":"{}","supportedVersions":[{list}]}}"#,
+        version_for_errors(input)
+    )
+}

@@ -1,0 +1,128 @@
+//! The configuration on stdin, and the versions of the specification.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::error::{CniError, code};
+
+/// Every version spoken, oldest first.
+pub(crate) const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
+
+/// What a configuration without `cniVersion` speaks.
+const UNVERSIONED: &str = "0.1.0";
+
+/// A version spoken: its place in [`VERSIONS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(usize);
+
+impl Version {
+    /// The first with CHECK.
+    pub(crate) const V0_4: Self = Self(4);
+    /// The first whose addresses do not name their family.
+    pub(crate) const V1_0: Self = Self(5);
+    /// The first with STATUS and GC.
+    pub(crate) const V1_1: Self = Self(6);
+    /// The first with a list of addresses.
+    pub(crate) const V0_3: Self = Self(2);
+
+    pub(crate) fn parse(text: &str) -> Result<Self, CniError> {
+        VERSIONS
+            .iter()
+            .position(|known| *known == text)
+            .map(Self)
+            .ok_or_else(|| {
+                CniError::new(
+                    code::INCOMPATIBLE_VERSION,
+                    format!("CNI version {text:?} is not supported"),
+                    format!("this plugin speaks {}", VERSIONS.join(", ")),
+                )
+            })
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        VERSIONS.get(self.0).copied().unwrap_or(UNVERSIONED)
+    }
+}
+
+/// The plugin's entry in the network configuration. The keys are those an Istio agent writes;
+/// `agent_wait_seconds` is ours.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Config {
+    #[serde(default, rename = "cniVersion")]
+    pub(crate) cni_version: Option<String>,
+    #[serde(default = "default_run_dir")]
+    pub(crate) cni_agent_run_dir: PathBuf,
+    /// Absent means on: who chains this plugin wants the mesh.
+    #[serde(default = "enabled")]
+    pub(crate) ambient_enabled: bool,
+    #[serde(default)]
+    pub(crate) exclude_namespaces: Option<Vec<String>>,
+    #[serde(default)]
+    pub(crate) pod_namespace: String,
+    #[serde(default = "default_wait")]
+    pub(crate) agent_wait_seconds: u64,
+    #[serde(default, rename = "prevResult")]
+    pub(crate) prev_result: Option<Box<RawValue>>,
+}
+
+fn default_run_dir() -> PathBuf {
+    "/var/run/istio-cni".into()
+}
+
+fn enabled() -> bool {
+    true
+}
+
+fn default_wait() -> u64 {
+    60
+}
+
+impl Config {
+    pub(crate) fn parse(stdin: &[u8]) -> Result<Self, CniError> {
+        serde_json::from_slice(stdin).map_err(|error| {
+            CniError::new(
+                code::DECODING_FAILURE,
+                "the network configuration on stdin cannot be read",
+                error.to_string(),
+            )
+        })
+    }
+
+    pub(crate) fn version(&self) -> Result<Version, CniError> {
+        Version::parse(match self.cni_version.as_deref() {
+            None | Some("") => UNVERSIONED,
+            Some(version) => version,
+        })
+    }
+
+    /// How long an agent that is away is waited for; a day at most, so that adding to the clock
+    /// cannot overflow.
+    pub(crate) fn agent_wait(&self) -> Duration {
+        Duration::from_secs(self.agent_wait_seconds.min(86_400))
+    }
+
+    pub(crate) fn excludes(&self, namespace: &str) -> bool {
+        self.exclude_namespaces
+            .iter()
+            .flatten()
+            .any(|excluded| excluded == namespace)
+    }
+}
+
+/// Just the version of a configuration that may be otherwise unreadable, for error reports.
+pub(crate) fn version_for_errors(stdin: &[u8]) -> &'static str {
+    #[derive(Deserialize)]
+    struct Versioned {
+        #[serde(rename = "cniVersion")]
+        cni_version: String,
+    }
+    serde_json::from_slice::<Versioned>(stdin)
+        .ok()
+        .and_then(|versioned| Version::parse(&versioned.cni_version).ok())
+        .unwrap_or(Version::V1_1)
+        .as_str()
+}

@@ -1,0 +1,66 @@
+//! The error a runtime gets: CNI's JSON on stdout.
+
+use serde::Serialize;
+
+/// Error codes: 1 to 99 are CNI's own, from 100 on a plugin's.
+pub mod code {
+    /// The configuration's version is not one we speak, or has not this command.
+    pub const INCOMPATIBLE_VERSION: u32 = 1;
+    /// A variable is missing or malformed.
+    pub const INVALID_ENVIRONMENT: u32 = 4;
+    /// Reading stdin failed.
+    pub const IO_FAILURE: u32 = 5;
+    /// Stdin is not what it should be.
+    pub const DECODING_FAILURE: u32 = 6;
+    /// The configuration makes no sense.
+    pub const INVALID_CONFIG: u32 = 7;
+    /// The agent is away; trying again later may help.
+    pub const TRY_AGAIN_LATER: u32 = 11;
+    /// The agent could not enrol the pod.
+    pub const AGENT_FAILURE: u32 = 999;
+}
+
+/// What went wrong, for the runtime and its user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}: {details}")]
+pub struct CniError {
+    /// See [`code`].
+    pub code: u32,
+    /// What failed, and for which pod.
+    pub message: String,
+    /// The cause, and what to do.
+    pub details: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire<'a> {
+    cni_version: &'a str,
+    code: u32,
+    msg: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    details: &'a str,
+}
+
+impl CniError {
+    /// Builds an error from its parts.
+    pub fn new(code: u32, message: impl Into<String>, details: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            details: details.into(),
+        }
+    }
+
+    /// The JSON the specification asks for.
+    pub(crate) fn to_json(&self, cni_version: &str) -> String {
+        let wire = Wire {
+            cni_version,
+            code: self.code,
+            msg: &self.message,
+            details: &self.details,
+        };
+        // Strings and a number always serialise.
+        serde_json::to_string(&wire).unwrap_or_default()
+    }
+}

@@ -1,0 +1,169 @@
+//! As much of an HTTP/1.1 client as one request over a Unix socket needs.
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+/// Most bytes read of an answer.
+const MAX_ANSWER: u64 = 1024 * 1024;
+
+/// An answer: its status and body.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+/// Sends one request and reads the whole answer, each step within `timeout`.
+///
+/// `body` makes it a POST of JSON.
+pub(crate) fn request(
+    socket: &Path,
+    path: &str,
+    body: Option<&str>,
+    timeout: Duration,
+) -> io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    let request = match body {
+        None => format!("GET {path} HTTP/1.1\r\nHost: unix\r\nConnection: close\r\n\r\n"),
+        Some(body) => format!(
+            "POST {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        ),
+    };
+    stream.write_all(request.as_bytes())?;
+    let mut bytes = Vec::new();
+    stream.take(MAX_ANSWER).read_to_end(&mut bytes)?;
+    parse(&bytes)
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the agent's answer {what}"),
+    )
+}
+
+fn parse(bytes: &[u8]) -> io::Result<Answer> {
+    let head_end = bytes
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        // An agent that is killed closes early: worth another try, so not `InvalidData`.
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the agent's answer is cut short",
+            )
+        })?;
+    let (head, rest) = bytes.split_at(head_end);
+    let head = std::str::from_utf8(head).map_err(|_| malformed("has a malformed head"))?;
+    let mut body = rest.get(4..).unwrap_or_default();
+    let mut lines = head.split("\r\n");
+    let status = lines
+        .next()
+        .and_then(|line| line.strip_prefix("HTTP/1."))
+        .and_then(|line| line.split(' ').nth(1))
+        .and_then(|status| status.parse().ok())
+        .ok_or_else(|| malformed("is not HTTP"))?;
+    let mut chunked = false;
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        if name.eq_ignore_ascii_case("content-length") {
+            let length: usize = value
+                .trim()
+                .parse()
+                .map_err(|_| malformed("has no valid length"))?;
+            body = body.get(..length).ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the agent's answer is cut short",
+                )
+            })?;
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            chunked = value.trim().eq_ignore_ascii_case("chunked");
+        }
+    }
+    let body = if chunked {
+        dechunk(body)?
+    } else {
+        body.to_vec()
+    };
+    Ok(Answer {
+        status,
+        body: String::from_utf8_lossy(&body).into_owned(),
+    })
+}
+
+fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let end = bytes
+            .windows(2)
+            .position(|window| window == b"\r\n")
+            .ok_or_else(|| malformed("is cut within a chunk"))?;
+        let (size, rest) = bytes.split_at(end);
+        let size = std::str::from_utf8(size).unwrap_or_default();
+        let size = size.split(';').next().unwrap_or_default().trim();
+        let size =
+            usize::from_str_radix(size, 16).map_err(|_| malformed("has a malformed chunk"))?;
+        if size == 0 {
+            return Ok(body);
+        }
+        let rest = rest.get(2..).unwrap_or_default();
+        body.extend(
+            rest.get(..size)
+                .ok_or_else(|| malformed("is cut within a chunk"))?,
+        );
+        bytes = rest
+            .get(size..)
+            .and_then(|rest| rest.strip_prefix(b"\r\n"))
+            .ok_or_else(|| malformed("has a malformed chunk"))?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_in_every_framing() {
+        for text in [
+            "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 5\r\n\r\nhello",
+            "HTTP/1.1 500 x\r\nconnection: close\r\n\r\nhello",
+            "HTTP/1.0 500\r\n\r\nhello",
+            "HTTP/1.1 500 x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
+        ] {
+            let answer = parse(text.as_bytes()).unwrap();
+            assert_eq!(
+                answer,
+                Answer {
+                    status: 500,
+                    body: "hello".to_owned()
+                },
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        for text in [
+            "",
+            "HTTP/1.1 200 OK\r\n",
+            "SSH-2.0\r\n\r\n",
+            "HTTP/1.1 abc\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
+        ] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

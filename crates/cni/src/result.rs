@@ -1,0 +1,223 @@
+//! The result of the plugins before us: passed on as it came, and read for the pod's addresses.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, value::RawValue};
+
+use crate::{
+    config::Version,
+    error::{CniError, code},
+};
+
+/// One address of the pod, as a result states it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodAddress {
+    pub(crate) ip: IpAddr,
+    pub(crate) prefix: u8,
+    pub(crate) gateway: String,
+    pub(crate) interface: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct Lists {
+    #[serde(default)]
+    ips: Option<Vec<ListedAddress>>,
+    ip4: Option<OldAddress>,
+    ip6: Option<OldAddress>,
+}
+
+#[derive(Deserialize)]
+struct ListedAddress {
+    address: String,
+    #[serde(default)]
+    gateway: Option<String>,
+    #[serde(default)]
+    interface: Option<i64>,
+}
+
+/// Before 0.3.0 there was one address of each family.
+#[derive(Deserialize)]
+struct OldAddress {
+    ip: String,
+    #[serde(default)]
+    gateway: Option<String>,
+}
+
+fn invalid(error: impl std::fmt::Display) -> CniError {
+    CniError::new(
+        code::DECODING_FAILURE,
+        "the prevResult of the plugin before cannot be read",
+        error.to_string(),
+    )
+}
+
+/// The addresses in `result`.
+pub(crate) fn addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> {
+    let lists: Lists = serde_json::from_str(result.get()).map_err(invalid)?;
+    let listed = lists.ips.unwrap_or_default().into_iter();
+    let old = [lists.ip4, lists.ip6]
+        .into_iter()
+        .flatten()
+        .map(|old| ListedAddress {
+            address: old.ip,
+            gateway: old.gateway,
+            interface: None,
+        });
+    listed.chain(old).map(parse).collect()
+}
+
+fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
+    let bad = || {
+        invalid(format!(
+            "{:?} is not an address with a prefix length",
+            listed.address
+        ))
+    };
+    let (ip, prefix) = listed.address.split_once('/').ok_or_else(bad)?;
+    let ip: IpAddr = ip.parse().map_err(|_| bad())?;
+    let prefix: u8 = prefix.parse().map_err(|_| bad())?;
+    if prefix > if ip.is_ipv4() { 32 } else { 128 } {
+        return Err(bad());
+    }
+    Ok(PodAddress {
+        ip,
+        prefix,
+        gateway: listed.gateway.unwrap_or_default(),
+        interface: listed.interface,
+    })
+}
+
+/// What to print after success: `previous` byte for byte if it is in the version asked for,
+/// translated if not, and an empty result if there is none.
+pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result<String, CniError> {
+    let Some(previous) = previous.filter(|raw| raw.get() != "null") else {
+        return Ok(format!(
+            r#"{{"cniVersion":"{}","dns":{{}}}}"#,
+            version.as_str()
+        ));
+    };
+    let mut value: Map<String, Value> = serde_json::from_str(previous.get()).map_err(invalid)?;
+    let was = match value.get("cniVersion").and_then(Value::as_str) {
+        // What states no version is in that of the configuration that carries it.
+        None | Some("") => version,
+        Some(text) if text == version.as_str() => return Ok(previous.get().to_owned()),
+        Some(text) => Version::parse(text)?,
+    };
+    if (was < Version::V0_3) != (version < Version::V0_3) {
+        return Err(CniError::new(
+            code::INCOMPATIBLE_VERSION,
+            format!(
+                "a result of version {} cannot be given as {}",
+                was.as_str(),
+                version.as_str()
+            ),
+            "the runtime must pass prevResult in the version of the configuration",
+        ));
+    }
+    value.insert("cniVersion".to_owned(), version.as_str().into());
+    if (was < Version::V1_0) != (version < Version::V1_0) {
+        translate_addresses(&mut value, version);
+    }
+    serde_json::to_string(&value).map_err(invalid)
+}
+
+/// Before 1.0.0 each address names its family.
+fn translate_addresses(result: &mut Map<String, Value>, version: Version) {
+    let Some(ips) = result.get_mut("ips").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
+        if version >= Version::V1_0 {
+            ip.remove("version");
+        } else {
+            let v6 = ip
+                .get("address")
+                .and_then(Value::as_str)
+                .is_some_and(|ip| ip.contains(':'));
+            ip.insert("version".to_owned(), if v6 { "6" } else { "4" }.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(text: &str) -> Box<RawValue> {
+        RawValue::from_string(text.to_owned()).unwrap()
+    }
+
+    fn version(text: &str) -> Version {
+        Version::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_result_in_the_right_version_is_not_touched() {
+        for v in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+            let text =
+                format!("{{ \"z\":1.50, \"cniVersion\": \"{v}\",\n\t\"ips\":[] , \"a\":[1e3]}}");
+            assert_eq!(passed_on(Some(&raw(&text)), version(v)).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_result_in_another_version_is_translated() {
+        let new = raw(
+            r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"},{"address":"fd::1/64"}],"x":1}"#,
+        );
+        let old: Value =
+            serde_json::from_str(&passed_on(Some(&new), version("0.4.0")).unwrap()).unwrap();
+        assert_eq!(old["cniVersion"], "0.4.0");
+        assert_eq!(old["ips"][0]["version"], "4");
+        assert_eq!(old["ips"][1]["version"], "6");
+        assert_eq!(old["x"], 1);
+        let back = passed_on(Some(&raw(&old.to_string())), version("1.1.0")).unwrap();
+        let back: Value = serde_json::from_str(&back).unwrap();
+        assert_eq!(back["cniVersion"], "1.1.0");
+        assert!(back["ips"][0].get("version").is_none());
+        assert!(passed_on(Some(&new), version("0.2.0")).is_err());
+    }
+
+    #[test]
+    fn without_a_result_there_is_an_empty_one() {
+        let empty = r#"{"cniVersion":"0.3.1","dns":{}}"#;
+        assert_eq!(passed_on(None, version("0.3.1")).unwrap(), empty);
+        assert_eq!(
+            passed_on(Some(&raw("null")), version("0.3.1")).unwrap(),
+            empty
+        );
+    }
+
+    #[test]
+    fn addresses_are_read_in_every_form() {
+        let listed =
+            raw(r#"{"ips":[{"address":"10.0.0.5/24","gateway":"10.0.0.1","interface":2}]}"#);
+        let expected = PodAddress {
+            ip: "10.0.0.5".parse().unwrap(),
+            prefix: 24,
+            gateway: "10.0.0.1".to_owned(),
+            interface: Some(2),
+        };
+        assert_eq!(addresses(&listed).unwrap(), [expected]);
+        let old = raw(r#"{"ip4":{"ip":"10.0.0.5/24"},"ip6":{"ip":"fd00::5/64"}}"#);
+        assert_eq!(addresses(&old).unwrap().len(), 2);
+        assert_eq!(addresses(&raw(r#"{"ips":null}"#)).unwrap(), []);
+    }
+
+    #[test]
+    fn nonsense_addresses_are_errors() {
+        for text in [
+            r#"{"ips":[{"address":"10.0.0.5"}]}"#,
+            r#"{"ips":[{"address":"10.0.0.5/33"}]}"#,
+            r#"{"ips":[{"address":"x/1"}]}"#,
+            r#"{"ips":[{}]}"#,
+            r#"{"ips":3}"#,
+            "[]",
+            "7",
+        ] {
+            let error = addresses(&raw(text)).unwrap_err();
+            assert_eq!(error.code, code::DECODING_FAILURE, "{text}");
+        }
+    }
+}

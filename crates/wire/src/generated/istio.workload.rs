@@ -230,8 +230,11 @@ pub struct Workload {
     pub uid: ::prost::alloc::string::String,
     #[prost(string, tag = "21")]
     pub hostname: ::prost::alloc::string::String,
-    #[prost(map = "string, message", tag = "22")]
-    pub services: ::std::collections::HashMap<::prost::alloc::string::String, PortList>,
+    #[prost(btree_map = "string, message", tag = "22")]
+    pub services: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        PortList,
+    >,
     #[prost(message, optional, tag = "23")]
     pub application_tunnel: ::core::option::Option<ApplicationTunnel>,
     #[prost(message, optional, tag = "24")]

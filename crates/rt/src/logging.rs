@@ -83,7 +83,8 @@ pub fn init_with(
     let queue = LineQueue::start(output).map_err(LoggingError::Writer)?;
     let (subscriber, handle) = subscriber(format, filter, queue.clone())?;
     subscriber.try_init().map_err(LoggingError::AlreadySet)?;
-    let _ = QUEUE.set(queue);
+    // A second set-up in one process has failed above.
+    QUEUE.get_or_init(|| queue);
     Ok(handle)
 }
 

@@ -40,8 +40,9 @@ fn without_time(line: &str) -> String {
 #[test]
 fn text_lines_have_tabs_and_quoted_strings() {
     let lines = logged(LogFormat::Text, "info", |_| {
-        tracing::info!(
+        tracing::event!(
             target: "access",
+            tracing::Level::INFO,
             src.addr = %"10.0.0.1:80",
             src.workload = "client",
             bytes_sent = 7,
@@ -76,7 +77,14 @@ fn spans_stand_behind_the_scope() {
 fn json_lines_are_objects() {
     let lines = logged(LogFormat::Json, "info", |_| {
         let _span = tracing::info_span!("inbound", id = "7").entered();
-        tracing::info!(target: "access", src.addr = %"1.2.3.4:5", n = 3, odd = "a\"b\n", "done");
+        tracing::event!(
+            target: "access",
+            tracing::Level::INFO,
+            src.addr = %"1.2.3.4:5",
+            n = 3,
+            odd = "a\"b\n",
+            "done"
+        );
     });
     assert_eq!(
         lines,

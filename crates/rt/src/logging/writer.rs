@@ -103,7 +103,7 @@ fn write_lines(receiver: &Receiver<Item>, shared: &Shared, mut output: impl io::
             );
         }
         // An output that is gone (closed pipe) must not end the process.
-        let _ = output.write_all(&batch).and_then(|()| output.flush());
+        output.write_all(&batch).and_then(|()| output.flush()).ok();
         for done in flushes {
             let _ = done.try_send(());
         }

@@ -46,6 +46,7 @@ mod generated {
     }
 }
 
+pub mod decode;
 pub mod encode;
 pub mod zds_codec;
 

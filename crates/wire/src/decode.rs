@@ -1,0 +1,198 @@
+//! Wire to model: WDS records and authorization policies, as strictly as their meaning demands.
+//!
+//! A record that cannot be understood in full is refused as a whole, with the field and the reason:
+//! leaving a part out would widen or narrow a policy, or send traffic elsewhere. Unknown extensions
+//! are the exception the contract makes. Addresses come out canonical.
+
+mod delta;
+mod policy;
+mod service;
+#[cfg(test)]
+mod tests;
+mod workload;
+
+use std::net::IpAddr;
+
+use ambit_model as model;
+use ipnet::IpNet;
+use prost::Message;
+
+use crate::workload as wire;
+
+pub use delta::{LeanDeltaResponse, LeanResource};
+
+/// A record that is refused: which field, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct DecodeError {
+    field: &'static str,
+    reason: Refusal,
+}
+
+/// What is wrong with a field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error("not the protobuf message it should be: {0}")]
+    Malformed(#[source] prost::DecodeError),
+    #[error("is missing")]
+    Missing,
+    #[error("an address of {0} bytes; 4 or 16 are possible")]
+    AddressLength(usize),
+    #[error("a prefix of {0} bits is too long for the address")]
+    PrefixLength(u32),
+    #[error("unknown value {0}")]
+    UnknownValue(i32),
+    #[error("{0} is not a port")]
+    Port(u32),
+    #[error("{0}")]
+    Name(#[source] model::ParseNameError),
+    #[error("{0}")]
+    Identity(#[source] model::ParseIdentityError),
+    #[error("legacy Istio mTLS is not supported")]
+    LegacyTunnel,
+    #[error("a match without a value")]
+    EmptyMatch,
+}
+
+impl DecodeError {
+    fn new(field: &'static str, reason: Refusal) -> Self {
+        Self { field, reason }
+    }
+
+    fn missing(field: &'static str) -> Self {
+        Self::new(field, Refusal::Missing)
+    }
+
+    /// The field that is wrong.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}
+
+/// A WDS record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AddressRecord {
+    /// A workload.
+    Workload(Box<model::Workload>),
+    /// A service.
+    Service(Box<model::Service>),
+}
+
+impl AddressRecord {
+    /// Reads an `istio.workload.Address`.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        wire::Address::decode(bytes)
+            .map_err(|source| DecodeError::new("address", Refusal::Malformed(source)))?
+            .try_into()
+    }
+}
+
+impl TryFrom<wire::Address> for AddressRecord {
+    type Error = DecodeError;
+
+    fn try_from(address: wire::Address) -> Result<Self, DecodeError> {
+        match address
+            .r#type
+            .ok_or_else(|| DecodeError::missing("address.type"))?
+        {
+            wire::address::Type::Workload(workload) => {
+                Ok(Self::Workload(Box::new(workload.try_into()?)))
+            }
+            wire::address::Type::Service(service) => {
+                Ok(Self::Service(Box::new(service.try_into()?)))
+            }
+        }
+    }
+}
+
+/// Reads an `istio.security.Authorization`.
+pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
+    crate::security::Authorization::decode(bytes)
+        .map_err(|source| DecodeError::new("authorization", Refusal::Malformed(source)))?
+        .try_into()
+}
+
+// === parts that several records have ===
+
+fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
+    let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
+        (Ok(four), _) => IpAddr::from(four),
+        (_, Ok(sixteen)) => IpAddr::from(sixteen),
+        _ => return Err(DecodeError::new(field, Refusal::AddressLength(bytes.len()))),
+    };
+    Ok(ip.to_canonical())
+}
+
+/// A prefix; one of IPv4-mapped addresses becomes the IPv4 prefix it is.
+fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
+    let too_long = || DecodeError::new(field, Refusal::PrefixLength(length));
+    let address = ip(field, bytes)?;
+    let mapped = address.is_ipv4() && bytes.len() == 16;
+    let (address, length) = match (mapped, length.checked_sub(96)) {
+        (true, Some(length)) => (address, length),
+        (true, None) => {
+            let raw = <[u8; 16]>::try_from(bytes).map_or(address, IpAddr::from);
+            (raw, length)
+        }
+        (false, _) => (address, length),
+    };
+    let length = u8::try_from(length).map_err(|_| too_long())?;
+    IpNet::new(address, length)
+        .map(|net| net.trunc())
+        .map_err(|_| too_long())
+}
+
+fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
+    u16::try_from(port).map_err(|_| DecodeError::new(field, Refusal::Port(port)))
+}
+
+fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
+    T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
+}
+
+fn port_map(field: &'static str, ports: &[wire::Port]) -> Result<model::PortMap, DecodeError> {
+    ports
+        .iter()
+        .map(|entry| {
+            Ok((
+                port(field, entry.service_port)?,
+                port(field, entry.target_port)?,
+            ))
+        })
+        .collect()
+}
+
+fn gateway(
+    field: &'static str,
+    gateway: wire::GatewayAddress,
+) -> Result<model::GatewayAddress, DecodeError> {
+    use wire::gateway_address::Destination;
+    let destination = match gateway
+        .destination
+        .ok_or_else(|| DecodeError::missing(field))?
+    {
+        Destination::Hostname(name) if name.hostname.is_empty() => {
+            return Err(DecodeError::missing(field));
+        }
+        Destination::Hostname(name) => model::Destination::Hostname(
+            model::NamespacedHostname::new(name.namespace, name.hostname),
+        ),
+        Destination::Address(at) => model::Destination::Address(model::NetworkAddress::new(
+            at.network,
+            ip(field, &at.address)?,
+        )),
+    };
+    Ok(model::GatewayAddress {
+        destination,
+        hbone_mtls_port: port(field, gateway.hbone_mtls_port)?,
+    })
+}
+
+/// The text, or the default that the contract gives an empty one.
+fn or_default(text: String, default: &str) -> model::ArcStr {
+    if text.is_empty() {
+        default.into()
+    } else {
+        text.into()
+    }
+}

@@ -1,0 +1,66 @@
+//! A delta response read without taking it apart: resources stay slices of the received message
+//! until each is decoded on its own.
+//!
+//! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times
+//! as much. This way only one decoded record exists at a time, and a record that is not even
+//! protobuf spoils itself alone.
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::{DecodeError, Refusal};
+
+/// `envoy.service.discovery.v3.DeltaDiscoveryResponse`, resources undecoded.
+#[derive(Clone, PartialEq, Message)]
+pub struct LeanDeltaResponse {
+    /// One encoded `Resource` each.
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub resources: Vec<Bytes>,
+    /// The stream's resource type.
+    #[prost(string, tag = "4")]
+    pub type_url: String,
+    /// To be echoed.
+    #[prost(string, tag = "5")]
+    pub nonce: String,
+    /// Names that are gone.
+    #[prost(string, repeated, tag = "6")]
+    pub removed_resources: Vec<String>,
+}
+
+/// `envoy.service.discovery.v3.Resource`, its value undecoded.
+#[derive(Clone, PartialEq, Message)]
+pub struct LeanResource {
+    /// Opaque; to be told back on reconnect.
+    #[prost(string, tag = "1")]
+    pub version: String,
+    #[prost(message, optional, tag = "2")]
+    resource: Option<LeanAny>,
+    /// The name.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// Other names.
+    #[prost(string, repeated, tag = "4")]
+    pub aliases: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeanAny {
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+impl LeanResource {
+    /// Reads one resource of a response.
+    pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
+        Self::decode(bytes)
+            .map_err(|source| DecodeError::new("resource", Refusal::Malformed(source)))
+    }
+
+    /// The encoded record.
+    pub fn value(&self) -> Bytes {
+        self.resource
+            .as_ref()
+            .map(|any| any.value.clone())
+            .unwrap_or_default()
+    }
+}

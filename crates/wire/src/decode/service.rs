@@ -1,0 +1,137 @@
+//! `istio.workload.Service`.
+
+use ambit_model as model;
+
+use super::{DecodeError, Refusal, gateway, ip, known, port_map, prefix};
+use crate::workload as wire;
+
+impl TryFrom<wire::Service> for model::Service {
+    type Error = DecodeError;
+
+    fn try_from(from: wire::Service) -> Result<Self, DecodeError> {
+        if from.hostname.is_empty() {
+            return Err(DecodeError::missing("service.hostname"));
+        }
+        if from.hostname.contains('/') || from.namespace.contains('/') {
+            // Its name (`namespace/hostname`) could be another service's.
+            let name = format!("{}/{}", from.namespace, from.hostname);
+            if let Err(source) = name.parse::<model::NamespacedHostname>() {
+                return Err(DecodeError::new("service.hostname", Refusal::Name(source)));
+            }
+        }
+        let mut vips = Vec::new();
+        let mut cidr_vips = Vec::new();
+        for at in from.addresses {
+            match vip(at)? {
+                Vip::Address(address) => vips.push(address),
+                Vip::Prefix(prefix) => cidr_vips.push(prefix),
+            }
+        }
+        Ok(Self {
+            name: from.name.into(),
+            namespace: from.namespace.into(),
+            hostname: from.hostname.into(),
+            vips,
+            cidr_vips,
+            ports: port_map("service.ports", &from.ports)?,
+            subject_alt_names: from.subject_alt_names.into_iter().map(Into::into).collect(),
+            waypoint: from
+                .waypoint
+                .map(|at| gateway("service.waypoint", at))
+                .transpose()?,
+            weighted_waypoints: from
+                .weighted_waypoints
+                .into_iter()
+                .map(weighted_waypoint)
+                .collect::<Result<_, _>>()?,
+            load_balancing: from.load_balancing.map(load_balancing).transpose()?,
+            ip_families: ip_families(from.ip_families)?,
+            canonical: from.canonical,
+            // The one field whose unknown values mean its default: a newer kind of visibility must
+            // not take the service away from everybody.
+            visibility: match wire::Visibility::try_from(from.visibility) {
+                Ok(wire::Visibility::Namespace) => model::Visibility::Namespace,
+                Ok(wire::Visibility::Public) | Err(_) => model::Visibility::Public,
+            },
+        })
+    }
+}
+
+enum Vip {
+    Address(model::NetworkAddress),
+    Prefix(model::CidrVip),
+}
+
+fn vip(at: wire::NetworkAddress) -> Result<Vip, DecodeError> {
+    const FIELD: &str = "service.addresses";
+    let Some(length) = at.length else {
+        return Ok(Vip::Address(model::NetworkAddress::new(
+            at.network,
+            ip(FIELD, &at.address)?,
+        )));
+    };
+    let cidr = prefix(FIELD, &at.address, length)?;
+    Ok(if cidr.prefix_len() == cidr.max_prefix_len() {
+        Vip::Address(model::NetworkAddress::new(at.network, cidr.addr()))
+    } else {
+        Vip::Prefix(model::CidrVip {
+            network: at.network.into(),
+            cidr,
+        })
+    })
+}
+
+fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWaypoint, DecodeError> {
+    const FIELD: &str = "service.weighted_waypoints";
+    let destination = from
+        .destination
+        .ok_or_else(|| DecodeError::missing(FIELD))?;
+    Ok(model::WeightedWaypoint {
+        destination: gateway(FIELD, destination)?,
+        weight: from.weight,
+    })
+}
+
+fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, DecodeError> {
+    use wire::load_balancing::{HealthPolicy, Mode, Scope};
+    const SCOPE: &str = "service.load_balancing.routing_preference";
+    let scope = |value: i32| {
+        Ok(match known(SCOPE, value)? {
+            Scope::UnspecifiedScope => {
+                return Err(DecodeError::new(SCOPE, Refusal::UnknownValue(value)));
+            }
+            Scope::Region => model::LbScope::Region,
+            Scope::Zone => model::LbScope::Zone,
+            Scope::Subzone => model::LbScope::Subzone,
+            Scope::Node => model::LbScope::Node,
+            Scope::Cluster => model::LbScope::Cluster,
+            Scope::Network => model::LbScope::Network,
+        })
+    };
+    Ok(model::LoadBalancing {
+        routing_preferences: from
+            .routing_preference
+            .into_iter()
+            .map(scope)
+            .collect::<Result<_, _>>()?,
+        mode: match known("service.load_balancing.mode", from.mode)? {
+            Mode::UnspecifiedMode => model::LbMode::Standard,
+            Mode::Strict => model::LbMode::Strict,
+            Mode::Failover => model::LbMode::Failover,
+            Mode::Passthrough => model::LbMode::Passthrough,
+        },
+        health_policy: match known("service.load_balancing.health_policy", from.health_policy)? {
+            HealthPolicy::OnlyHealthy => model::HealthPolicy::OnlyHealthy,
+            HealthPolicy::AllowAll => model::HealthPolicy::AllowAll,
+        },
+    })
+}
+
+fn ip_families(value: i32) -> Result<Option<model::IpFamilies>, DecodeError> {
+    Ok(match known("service.ip_families", value)? {
+        wire::IpFamilies::Automatic => None,
+        wire::IpFamilies::Ipv4Only => Some(model::IpFamilies::Ipv4),
+        wire::IpFamilies::Ipv6Only => Some(model::IpFamilies::Ipv6),
+        wire::IpFamilies::Dual => Some(model::IpFamilies::Dual),
+    })
+}

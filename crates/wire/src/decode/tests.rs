@@ -1,0 +1,448 @@
+//! Round trips through [`crate::encode`], and what is refused.
+
+use std::net::IpAddr;
+
+use ambit_model::{self as model, ArcStr};
+use bytes::Bytes;
+use ipnet::IpNet;
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+use crate::security;
+
+fn text() -> impl Strategy<Value = ArcStr> {
+    "[a-z][a-z0-9.-]{0,8}".prop_map(ArcStr::from)
+}
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    any::<IpAddr>().prop_map(|ip| ip.to_canonical())
+}
+
+fn net() -> impl Strategy<Value = IpNet> {
+    (address(), 0..=128u8).prop_map(|(ip, length)| {
+        let length = if ip.is_ipv4() { length.min(32) } else { length };
+        IpNet::new(ip, length).unwrap().trunc()
+    })
+}
+
+fn network_address() -> impl Strategy<Value = model::NetworkAddress> {
+    (text(), address()).prop_map(|(network, ip)| model::NetworkAddress::new(network, ip))
+}
+
+fn hostname() -> impl Strategy<Value = model::NamespacedHostname> {
+    (text(), text()).prop_map(|(ns, host)| model::NamespacedHostname::new(ns, host))
+}
+
+fn gateway_address() -> impl Strategy<Value = model::GatewayAddress> {
+    let destination = prop_oneof![
+        network_address().prop_map(model::Destination::Address),
+        hostname().prop_map(model::Destination::Hostname),
+    ];
+    (destination, any::<u16>()).prop_map(|(destination, hbone_mtls_port)| model::GatewayAddress {
+        destination,
+        hbone_mtls_port,
+    })
+}
+
+prop_compose! {
+    fn endpoint_waypoint()(
+        waypoint in gateway_address(),
+        ids in vec((text(), text(), text()), 0..3),
+        enforce in any::<bool>(),
+    ) -> model::EndpointWaypoint {
+        let identities =
+            ids.into_iter().map(|(td, ns, sa)| model::Identity::new(td, ns, sa)).collect();
+        model::EndpointWaypoint { waypoint, identities, enforce }
+    }
+}
+
+prop_compose! {
+    fn workload()(
+        names in vec(text(), 8),
+        ips in vec(address(), 0..3),
+        (trust_domain, service_account, cluster_id) in (text(), text(), text()),
+        flags in any::<[bool; 4]>(),
+        waypoint in option::of(gateway_address()),
+        network_gateway in option::of(gateway_address()),
+        attached in option::of(endpoint_waypoint()),
+        services in proptest::collection::btree_map(
+            hostname(),
+            proptest::collection::btree_map(any::<u16>(), any::<u16>(), 0..3),
+            0..3,
+        ),
+        policies in vec(text(), 0..3),
+        capacity in any::<u32>(),
+        kind in 0..4usize,
+        tunnel in option::of((any::<bool>(), option::of(1..=u16::MAX))),
+    ) -> model::Workload {
+        use model::{AppTunnelProtocol, NetworkMode, Protocol, WorkloadKind, WorkloadStatus};
+        let mut names = names.into_iter();
+        let mut next = || names.next().unwrap_or_default();
+        model::Workload {
+            uid: next(),
+            name: next(),
+            namespace: next(),
+            network: next(),
+            node: next(),
+            workload_name: next(),
+            canonical_name: next(),
+            hostname: next(),
+            workload_ips: ips,
+            trust_domain,
+            service_account,
+            cluster_id,
+            protocol: if flags[0] { Protocol::Hbone } else { Protocol::Tcp },
+            network_mode: if flags[1] { NetworkMode::HostNetwork } else { NetworkMode::Standard },
+            status: if flags[2] { WorkloadStatus::Unhealthy } else { WorkloadStatus::Healthy },
+            native_tunnel: flags[3],
+            workload_type: [
+                WorkloadKind::Deployment, WorkloadKind::Cronjob, WorkloadKind::Pod, WorkloadKind::Job,
+            ][kind],
+            waypoint,
+            network_gateway,
+            endpoint_waypoint: attached,
+            services,
+            authorization_policies: policies,
+            capacity,
+            application_tunnel: tunnel.map(|(proxy, port)| model::AppTunnel {
+                protocol: if proxy { AppTunnelProtocol::Proxy } else { AppTunnelProtocol::None },
+                port,
+            }),
+            ..model::Workload::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn service()(
+        (name, namespace, host) in (text(), text(), text()),
+        vips in vec(network_address(), 0..3),
+        cidrs in vec((text(), net()), 0..3),
+        ports in proptest::collection::btree_map(any::<u16>(), any::<u16>(), 0..3),
+        sans in vec(text(), 0..2),
+        waypoint in option::of(gateway_address()),
+        weighted in vec((gateway_address(), any::<u32>()), 0..3),
+        lb in option::of((vec(0..6usize, 0..4), 0..4usize, any::<bool>())),
+        families in 0..4usize,
+        flags in any::<[bool; 2]>(),
+    ) -> model::Service {
+        use model::{HealthPolicy, IpFamilies, LbMode, LbScope, Visibility};
+        let scopes = [
+            LbScope::Region, LbScope::Zone, LbScope::Subzone, LbScope::Node, LbScope::Cluster,
+            LbScope::Network,
+        ];
+        let modes = [LbMode::Standard, LbMode::Strict, LbMode::Failover, LbMode::Passthrough];
+        model::Service {
+            name,
+            namespace,
+            hostname: host,
+            vips,
+            cidr_vips: cidrs
+                .into_iter()
+                // A prefix of one address is written, and read, as that address.
+                .filter(|(_, cidr)| cidr.prefix_len() != cidr.max_prefix_len())
+                .map(|(network, cidr)| model::CidrVip { network, cidr })
+                .collect(),
+            ports,
+            subject_alt_names: sans,
+            waypoint,
+            weighted_waypoints: weighted
+                .into_iter()
+                .map(|(destination, weight)| model::WeightedWaypoint { destination, weight })
+                .collect(),
+            load_balancing: lb.map(|(preferences, mode, all)| model::LoadBalancing {
+                routing_preferences: preferences.into_iter().map(|index| scopes[index]).collect(),
+                mode: modes[mode],
+                health_policy:
+                    if all { HealthPolicy::AllowAll } else { HealthPolicy::OnlyHealthy },
+            }),
+            ip_families: [
+                None, Some(IpFamilies::Ipv4), Some(IpFamilies::Ipv6), Some(IpFamilies::Dual),
+            ][families],
+            canonical: flags[0],
+            visibility: if flags[1] { Visibility::Namespace } else { Visibility::Public },
+        }
+    }
+}
+
+fn string_match() -> impl Strategy<Value = model::StringMatch> {
+    prop_oneof![
+        text().prop_map(model::StringMatch::Exact),
+        text().prop_map(model::StringMatch::Prefix),
+        text().prop_map(model::StringMatch::Suffix),
+        Just(model::StringMatch::Presence([])),
+    ]
+}
+
+prop_compose! {
+    fn rbac_match()(
+        texts in vec(vec(string_match(), 0..2), 4),
+        nets in vec(vec(net(), 0..2), 4),
+        ports in vec(vec(any::<u16>(), 0..2), 2),
+        accounts in vec(vec((text(), text()), 0..2), 2),
+    ) -> model::Match {
+        let account = |index: usize| accounts[index]
+            .iter()
+            .map(|(namespace, account)| model::ServiceAccountMatch {
+                namespace: namespace.clone(),
+                service_account: account.clone(),
+            })
+            .collect();
+        model::Match {
+            namespaces: texts[0].clone(),
+            not_namespaces: texts[1].clone(),
+            principals: texts[2].clone(),
+            not_principals: texts[3].clone(),
+            service_accounts: account(0),
+            not_service_accounts: account(1),
+            source_ips: nets[0].clone(),
+            not_source_ips: nets[1].clone(),
+            destination_ips: nets[2].clone(),
+            not_destination_ips: nets[3].clone(),
+            destination_ports: ports[0].clone(),
+            not_destination_ports: ports[1].clone(),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_workload_comes_back_as_it_was_sent(workload in workload()) {
+        let bytes = wire::Address::from(wire::Workload::from(&workload)).encode_to_vec();
+        prop_assert_eq!(
+            AddressRecord::decode(&bytes).unwrap(),
+            AddressRecord::Workload(Box::new(workload))
+        );
+    }
+
+    #[test]
+    fn a_service_comes_back_as_it_was_sent(service in service()) {
+        let bytes = wire::Address::from(wire::Service::from(&service)).encode_to_vec();
+        prop_assert_eq!(
+            AddressRecord::decode(&bytes).unwrap(),
+            AddressRecord::Service(Box::new(service))
+        );
+    }
+
+    #[test]
+    fn a_policy_comes_back_as_it_was_sent(
+        (name, namespace) in (text(), text()),
+        rules in vec(vec(vec(rbac_match(), 0..3), 0..3), 0..3),
+        flags in any::<[bool; 2]>(),
+        scope in 0..3usize,
+    ) {
+        let policy = model::Authorization {
+            name,
+            namespace,
+            scope: [
+                model::Scope::Global, model::Scope::Namespace, model::Scope::WorkloadSelector,
+            ][scope],
+            action: if flags[0] { model::Action::Allow } else { model::Action::Deny },
+            rules,
+            dry_run: flags[1],
+        };
+        let bytes = security::Authorization::from(&policy).encode_to_vec();
+        prop_assert_eq!(authorization(&bytes).unwrap(), policy);
+    }
+
+    #[test]
+    fn no_bytes_whatever_panic(bytes in vec(any::<u8>(), 0..200)) {
+        drop(AddressRecord::decode(&bytes));
+        drop(authorization(&bytes));
+        drop(LeanDeltaResponse::decode(bytes.as_slice()));
+        drop(LeanResource::read(Bytes::from(bytes)));
+    }
+}
+
+fn good() -> wire::Workload {
+    wire::Workload {
+        uid: "c//Pod/ns/a".into(),
+        ..wire::Workload::default()
+    }
+}
+
+fn refused(workload: wire::Workload) -> String {
+    model::Workload::try_from(workload).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_are_filled_in() {
+    let workload = model::Workload::try_from(good()).unwrap();
+    assert_eq!(
+        workload.identity().to_string(),
+        "spiffe://cluster.local/ns//sa/default"
+    );
+    assert_eq!(
+        (workload.cluster_id.as_str(), workload.capacity),
+        ("Kubernetes", 1)
+    );
+}
+
+#[test]
+fn mapped_addresses_are_read_as_ipv4() {
+    let mapped = "::ffff:10.0.0.1"
+        .parse::<std::net::Ipv6Addr>()
+        .unwrap()
+        .octets();
+    let workload = wire::Workload {
+        addresses: vec![Bytes::copy_from_slice(&mapped)],
+        ..good()
+    };
+    let workload = model::Workload::try_from(workload).unwrap();
+    assert_eq!(
+        workload.workload_ips,
+        ["10.0.0.1".parse::<IpAddr>().unwrap()]
+    );
+    assert_eq!(
+        prefix("x", &mapped, 104).unwrap(),
+        "10.0.0.0/8".parse().unwrap()
+    );
+    assert_eq!(prefix("x", &mapped, 64).unwrap(), "::/64".parse().unwrap());
+}
+
+#[test]
+fn what_cannot_be_understood_in_full_is_refused_with_its_field() {
+    let odd = wire::Workload {
+        addresses: vec![Bytes::from_static(b"12345")],
+        ..good()
+    };
+    assert!(refused(odd).starts_with("workload.addresses: an address of 5 bytes"));
+
+    let nameless = wire::Workload::default();
+    assert_eq!(refused(nameless), "workload.uid: is missing");
+
+    let legacy = wire::Workload {
+        tunnel_protocol: 2,
+        ..good()
+    };
+    assert!(refused(legacy).contains("legacy"));
+
+    let unknown = wire::Workload {
+        status: 9,
+        ..good()
+    };
+    assert_eq!(refused(unknown), "workload.status: unknown value 9");
+
+    let nowhere = wire::Workload {
+        waypoint: Some(wire::GatewayAddress::default()),
+        ..good()
+    };
+    assert_eq!(refused(nowhere), "workload.waypoint: is missing");
+
+    let mut flat = good();
+    flat.services
+        .insert("no-namespace".into(), wire::PortList::default());
+    assert!(refused(flat).contains("no-namespace"));
+
+    let extension = wire::Extension {
+        name: "ambit.io/waypoint".into(),
+        config: None,
+    };
+    let attached = wire::Workload {
+        extensions: vec![extension],
+        ..good()
+    };
+    assert!(refused(attached).contains("ambit.io/waypoint"));
+}
+
+#[test]
+fn an_unknown_visibility_means_public() {
+    let service = wire::Service {
+        hostname: "a".into(),
+        visibility: 7,
+        ..wire::Service::default()
+    };
+    let service = model::Service::try_from(service).unwrap();
+    assert_eq!(service.visibility, model::Visibility::Public);
+}
+
+#[test]
+fn a_prefix_of_one_address_is_that_address() {
+    let at = wire::NetworkAddress {
+        network: String::new(),
+        address: Bytes::from_static(&[10, 0, 0, 1]),
+        length: Some(32),
+    };
+    let service = wire::Service {
+        hostname: "a".into(),
+        addresses: vec![at],
+        ..wire::Service::default()
+    };
+    let service = model::Service::try_from(service).unwrap();
+    assert_eq!(service.vips[0].to_string(), "/10.0.0.1");
+    assert!(service.cidr_vips.is_empty());
+}
+
+#[test]
+fn a_policy_that_would_lose_a_part_is_refused() {
+    let with = |m: security::Match| {
+        let policy = security::Authorization {
+            name: "p".into(),
+            rules: vec![security::Rule {
+                clauses: vec![security::Clause { matches: vec![m] }],
+            }],
+            ..security::Authorization::default()
+        };
+        authorization(&policy.encode_to_vec())
+            .unwrap_err()
+            .to_string()
+    };
+    let net = |bytes: &'static [u8], length| security::Address {
+        address: Bytes::from_static(bytes),
+        length,
+    };
+    let m = security::Match {
+        source_ips: vec![net(b"abc", 8)],
+        ..security::Match::default()
+    };
+    assert!(with(m).starts_with("match.source_ips: an address of 3 bytes"));
+    let m = security::Match {
+        not_destination_ips: vec![net(b"abcd", 33)],
+        ..security::Match::default()
+    };
+    assert!(with(m).starts_with("match.not_destination_ips: a prefix of 33 bits"));
+    let m = security::Match {
+        principals: vec![security::StringMatch { match_type: None }],
+        ..security::Match::default()
+    };
+    assert_eq!(with(m), "match.principals: a match without a value");
+    let m = security::Match {
+        destination_ports: vec![65536],
+        ..security::Match::default()
+    };
+    assert_eq!(with(m), "match.destination_ports: 65536 is not a port");
+}
+
+#[test]
+fn a_response_is_read_without_copying_its_resources() {
+    let value = wire::Address::from(good()).encode_to_vec();
+    let response = crate::discovery::DeltaDiscoveryResponse {
+        type_url: "t".into(),
+        nonce: "n".into(),
+        removed_resources: vec!["gone".into()],
+        resources: vec![crate::discovery::Resource {
+            name: "c//Pod/ns/a".into(),
+            version: "v".into(),
+            aliases: vec!["/10.0.0.1".into()],
+            resource: Some(prost_types::Any {
+                type_url: "x".into(),
+                value: value.clone(),
+            }),
+            ttl: None,
+        }],
+        ..Default::default()
+    };
+    let bytes = Bytes::from(response.encode_to_vec());
+    let lean = LeanDeltaResponse::decode(bytes.clone()).unwrap();
+    assert_eq!((lean.type_url.as_str(), lean.nonce.as_str()), ("t", "n"));
+    assert_eq!(lean.removed_resources, ["gone"]);
+    assert!(bytes.as_ptr_range().contains(&lean.resources[0].as_ptr()));
+    let resource = LeanResource::read(lean.resources[0].clone()).unwrap();
+    assert_eq!(
+        (resource.name.as_str(), resource.version.as_str()),
+        ("c//Pod/ns/a", "v")
+    );
+    assert_eq!(resource.aliases, ["/10.0.0.1"]);
+    assert_eq!(resource.value(), value);
+    assert!(bytes.as_ptr_range().contains(&resource.value().as_ptr()));
+}

@@ -1,0 +1,158 @@
+//! `istio.workload.Workload`.
+
+use ambit_model as model;
+use prost::Message;
+
+use super::{DecodeError, Refusal, gateway, ip, known, or_default, port, port_map};
+use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
+
+impl TryFrom<wire::Workload> for model::Workload {
+    type Error = DecodeError;
+
+    fn try_from(from: wire::Workload) -> Result<Self, DecodeError> {
+        if from.uid.is_empty() {
+            return Err(DecodeError::missing("workload.uid"));
+        }
+        let services = from
+            .services
+            .into_iter()
+            .map(|(name, ports)| {
+                let name = name.parse().map_err(|source| {
+                    DecodeError::new("workload.services", Refusal::Name(source))
+                })?;
+                Ok((name, port_map("workload.services.ports", &ports.ports)?))
+            })
+            .collect::<Result<_, DecodeError>>()?;
+        Ok(Self {
+            uid: from.uid.into(),
+            name: from.name.into(),
+            namespace: from.namespace.into(),
+            workload_ips: from
+                .addresses
+                .iter()
+                .map(|bytes| ip("workload.addresses", bytes))
+                .collect::<Result<_, _>>()?,
+            network: from.network.into(),
+            protocol: protocol(from.tunnel_protocol)?,
+            network_mode: network_mode(from.network_mode)?,
+            native_tunnel: from.native_tunnel,
+            trust_domain: or_default(from.trust_domain, model::DEFAULT_TRUST_DOMAIN),
+            service_account: or_default(from.service_account, "default"),
+            waypoint: from
+                .waypoint
+                .map(|at| gateway("workload.waypoint", at))
+                .transpose()?,
+            network_gateway: from
+                .network_gateway
+                .map(|at| gateway("workload.network_gateway", at))
+                .transpose()?,
+            workload_name: from.workload_name.into(),
+            workload_type: workload_type(from.workload_type)?,
+            canonical_name: from.canonical_name.into(),
+            canonical_revision: from.canonical_revision.into(),
+            hostname: from.hostname.into(),
+            node: from.node.into(),
+            authorization_policies: from
+                .authorization_policies
+                .into_iter()
+                .map(Into::into)
+                .collect(),
+            status: status(from.status)?,
+            cluster_id: or_default(from.cluster_id, "Kubernetes"),
+            locality: from.locality.map(locality).unwrap_or_default(),
+            services,
+            capacity: from.capacity.unwrap_or(1),
+            application_tunnel: from
+                .application_tunnel
+                .map(application_tunnel)
+                .transpose()?,
+            endpoint_waypoint: endpoint_waypoint(&from.extensions)?,
+        })
+    }
+}
+
+fn protocol(value: i32) -> Result<model::Protocol, DecodeError> {
+    const FIELD: &str = "workload.tunnel_protocol";
+    match known(FIELD, value)? {
+        wire::TunnelProtocol::None => Ok(model::Protocol::Tcp),
+        wire::TunnelProtocol::Hbone => Ok(model::Protocol::Hbone),
+        wire::TunnelProtocol::LegacyIstioMtls => {
+            Err(DecodeError::new(FIELD, Refusal::LegacyTunnel))
+        }
+    }
+}
+
+fn network_mode(value: i32) -> Result<model::NetworkMode, DecodeError> {
+    Ok(match known("workload.network_mode", value)? {
+        wire::NetworkMode::Standard => model::NetworkMode::Standard,
+        wire::NetworkMode::HostNetwork => model::NetworkMode::HostNetwork,
+    })
+}
+
+fn workload_type(value: i32) -> Result<model::WorkloadKind, DecodeError> {
+    Ok(match known("workload.workload_type", value)? {
+        wire::WorkloadType::Deployment => model::WorkloadKind::Deployment,
+        wire::WorkloadType::Cronjob => model::WorkloadKind::Cronjob,
+        wire::WorkloadType::Pod => model::WorkloadKind::Pod,
+        wire::WorkloadType::Job => model::WorkloadKind::Job,
+    })
+}
+
+fn status(value: i32) -> Result<model::WorkloadStatus, DecodeError> {
+    Ok(match known("workload.status", value)? {
+        wire::WorkloadStatus::Healthy => model::WorkloadStatus::Healthy,
+        wire::WorkloadStatus::Unhealthy => model::WorkloadStatus::Unhealthy,
+    })
+}
+
+fn locality(from: wire::Locality) -> model::Locality {
+    model::Locality {
+        region: from.region.into(),
+        zone: from.zone.into(),
+        subzone: from.subzone.into(),
+    }
+}
+
+fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel, DecodeError> {
+    use wire::application_tunnel::Protocol;
+    let protocol = match known("workload.application_tunnel.protocol", from.protocol)? {
+        Protocol::None => model::AppTunnelProtocol::None,
+        Protocol::Proxy => model::AppTunnelProtocol::Proxy,
+    };
+    let port = port("workload.application_tunnel.port", from.port)?;
+    Ok(model::AppTunnel {
+        protocol,
+        port: (port != 0).then_some(port),
+    })
+}
+
+/// Our own extension; others are ignored. One that cannot be read refuses the workload: without it
+/// traffic would pass the waypoint by.
+fn endpoint_waypoint(
+    extensions: &[wire::Extension],
+) -> Result<Option<model::EndpointWaypoint>, DecodeError> {
+    const FIELD: &str = "workload.extensions[ambit.io/waypoint]";
+    let Some(extension) = extensions.iter().find(|one| one.name == WAYPOINT_EXTENSION) else {
+        return Ok(None);
+    };
+    let config = extension
+        .config
+        .as_ref()
+        .ok_or_else(|| DecodeError::missing(FIELD))?;
+    let waypoint = ambit::EndpointWaypoint::decode(config.value.as_slice())
+        .map_err(|source| DecodeError::new(FIELD, Refusal::Malformed(source)))?;
+    let at = waypoint
+        .waypoint
+        .ok_or_else(|| DecodeError::missing(FIELD))?;
+    let identities = waypoint
+        .identities
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<_, _>>()
+        .map_err(|source| DecodeError::new(FIELD, Refusal::Identity(source)))?;
+    Ok(Some(model::EndpointWaypoint {
+        waypoint: gateway(FIELD, at)?,
+        identities,
+        enforce: waypoint.enforce,
+    }))
+}

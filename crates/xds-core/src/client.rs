@@ -1,0 +1,370 @@
+//! The client: one stream, several resource types, each all of it or only what is asked for.
+//!
+//! What is known is kept while disconnected and told to the server on reconnect, which then sends
+//! only what changed meanwhile and what is gone. A refused resource keeps the version of the last
+//! good one: the server sees that it must send it again, and we still hear when it is removed.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use arcstr::ArcStr;
+use hashbrown::HashMap;
+
+use crate::{Ending, backoff::Backoff, known::Known};
+
+/// A negative answer is believed for this long, then asked for again.
+const ABSENT_FOR: Duration = Duration::from_secs(30);
+/// Negative answers that are remembered at a time.
+const ABSENT_LIMIT: usize = 4096;
+/// Text of a NACK: longer ones are cut, servers only log it.
+const NACK_LIMIT: usize = 4096;
+
+/// Which of the configured types, by position.
+pub type Kind = usize;
+
+/// One resource type to follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeConfig {
+    /// Its type URL.
+    pub type_url: ArcStr,
+    /// Only what is demanded, instead of everything.
+    pub on_demand: bool,
+}
+
+/// A message to the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The resource type.
+    pub type_url: ArcStr,
+    /// Names to follow.
+    pub subscribe: Vec<ArcStr>,
+    /// Names to follow no more.
+    pub unsubscribe: Vec<ArcStr>,
+    /// What is known, on the first request of a stream.
+    pub initial_versions: Vec<(ArcStr, String)>,
+    /// The push that this answers.
+    pub nonce: Option<String>,
+    /// What is wrong with the push.
+    pub error: Option<String>,
+    /// The first of its stream: it says who we are.
+    pub is_first: bool,
+}
+
+/// What the driver does, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Send on the stream.
+    Send(Request),
+    /// Everybody who waits for this name can look now.
+    Answered {
+        /// Of which type.
+        kind: Kind,
+        /// As it was demanded.
+        name: ArcStr,
+    },
+    /// Every type that is followed as a whole has been received once. Comes once.
+    Ready,
+    /// Connect after the delay.
+    Connect {
+        /// From now.
+        after: Duration,
+    },
+}
+
+/// The state of one client.
+#[derive(Debug)]
+pub struct Client {
+    types: Vec<TypeState>,
+    backoff: Backoff,
+    connected: bool,
+    received: bool,
+    ready: bool,
+}
+
+#[derive(Debug)]
+struct TypeState {
+    config: TypeConfig,
+    known: Known,
+    synced: bool,
+    demands: Demands,
+}
+
+/// Names asked for that have no record: waiting for the answer, or answered with "there is none".
+#[derive(Debug, Default)]
+struct Demands {
+    names: HashMap<ArcStr, Demand>,
+    /// Negative answers, oldest first; entries whose name has moved on are skipped.
+    absent: VecDeque<(Instant, ArcStr)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Demand {
+    Pending,
+    AbsentSince(Instant),
+}
+
+impl Client {
+    /// A client that knows nothing yet.
+    pub fn new(types: Vec<TypeConfig>) -> Self {
+        let types = types
+            .into_iter()
+            .map(|config| TypeState {
+                config,
+                known: Known::default(),
+                synced: false,
+                demands: Demands::default(),
+            })
+            .collect();
+        Self {
+            types,
+            backoff: Backoff::default(),
+            connected: false,
+            received: false,
+            ready: false,
+        }
+    }
+
+    /// The stream is open: says what to send first.
+    pub fn on_connected(&mut self) -> Vec<Effect> {
+        self.connected = true;
+        self.received = false;
+        self.types
+            .iter()
+            .flat_map(TypeState::first_requests)
+            .map(Effect::Send)
+            .collect()
+    }
+
+    /// The stream ended, or could not be opened.
+    pub fn on_disconnected(&mut self, ending: Ending) -> Vec<Effect> {
+        self.connected = false;
+        vec![Effect::Connect {
+            after: self.backoff.after(ending, self.received),
+        }]
+    }
+
+    /// Somebody needs a resource that is not known. Without effect for a type followed as a whole,
+    /// or when the server said lately that there is none: then the caller need not wait.
+    pub fn on_demand(&mut self, kind: Kind, name: &str, now: Instant) -> Vec<Effect> {
+        let Some(state) = self.types.get_mut(kind) else {
+            return Vec::new();
+        };
+        let name = ArcStr::from(name);
+        if !state.config.on_demand {
+            return vec![Effect::Answered { kind, name }];
+        }
+        match state.demands.names.get(&name) {
+            Some(Demand::Pending) => return Vec::new(),
+            Some(Demand::AbsentSince(since)) if now.duration_since(*since) < ABSENT_FOR => {
+                return vec![Effect::Answered { kind, name }];
+            }
+            _ => {}
+        }
+        state.demands.names.insert(name.clone(), Demand::Pending);
+        if !self.connected {
+            return Vec::new();
+        }
+        vec![Effect::Send(Request {
+            type_url: state.config.type_url.clone(),
+            subscribe: vec![name],
+            ..Request::default()
+        })]
+    }
+
+    /// Takes in a push. `None` when its type is not one of ours: it is acknowledged all the same.
+    pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
+        self.received = true;
+        let kind = self
+            .types
+            .iter()
+            .position(|state| state.config.type_url == type_url);
+        Push {
+            client: self,
+            kind,
+            type_url: type_url.into(),
+            nonce,
+            answered: Vec::new(),
+            rejected: 0,
+            error: String::new(),
+        }
+    }
+
+    /// How many resources of a type are held.
+    pub fn known(&self, kind: Kind) -> usize {
+        self.types.get(kind).map_or(0, |state| state.known.len())
+    }
+
+    /// Whether every type that is followed as a whole has been received once.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+}
+
+impl TypeState {
+    fn first_requests(&self) -> Vec<Request> {
+        let everything = || vec![arcstr::literal!("*")];
+        let type_url = self.config.type_url.clone();
+        let (subscribe, unsubscribe) = match self.config.on_demand {
+            // Subscribed to everything and, in the same breath, to nothing.
+            true => (everything(), everything()),
+            false => (Vec::new(), Vec::new()),
+        };
+        let first = Request {
+            type_url: type_url.clone(),
+            subscribe,
+            unsubscribe,
+            initial_versions: self.known.to_versions(),
+            is_first: true,
+            ..Request::default()
+        };
+        let open: Vec<ArcStr> = self.demands.names.keys().cloned().collect();
+        let demands = (!open.is_empty()).then(|| Request {
+            type_url,
+            subscribe: open,
+            ..Request::default()
+        });
+        [first].into_iter().chain(demands).collect()
+    }
+}
+
+/// A push being taken in: every resource is reported, then [`Push::finish`] answers it.
+#[derive(Debug)]
+pub struct Push<'a> {
+    client: &'a mut Client,
+    kind: Option<Kind>,
+    type_url: ArcStr,
+    nonce: String,
+    answered: Vec<ArcStr>,
+    rejected: usize,
+    error: String,
+}
+
+impl Push<'_> {
+    /// Which type this is of; `None` when it is none of ours.
+    pub fn kind(&self) -> Option<Kind> {
+        self.kind
+    }
+
+    fn state(&mut self) -> Option<&mut TypeState> {
+        self.client.types.get_mut(self.kind?)
+    }
+
+    /// A resource was taken over.
+    pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
+        let Some(state) = self.state() else { return };
+        state.known.insert(name.clone(), version);
+        if state.demands.names.is_empty() {
+            return;
+        }
+        let names = aliases.iter().map(String::as_str).chain([name.as_str()]);
+        let met: Vec<_> = names
+            .filter_map(|name| state.demands.names.remove_entry(name))
+            .map(|(name, _)| name)
+            .collect();
+        self.answered.extend(met);
+    }
+
+    /// A resource was refused. Whoever waits for it is woken: more will not come.
+    pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+        self.rejected += 1;
+        if self.error.len() < NACK_LIMIT {
+            let separator = if self.error.is_empty() { "" } else { "; " };
+            self.error.push_str(&format!("{separator}{name}: {reason}"));
+        }
+        let Some(state) = self.state() else { return };
+        if let Some((name, _)) = state.demands.names.remove_entry(name) {
+            self.answered.push(name);
+        }
+    }
+
+    /// A resource is gone, or, when it was demanded, does not exist.
+    pub fn removed(&mut self, name: &str, now: Instant) {
+        let Some(state) = self.state() else { return };
+        state.known.remove(name);
+        if let Some(name) = state.demands.set_absent(name, now) {
+            self.answered.push(name);
+        }
+    }
+
+    /// Answers the push.
+    pub fn finish(mut self) -> Vec<Effect> {
+        let nacked = self.rejected > 0;
+        let mut effects = Vec::new();
+        let mut unsubscribe = Vec::new();
+        if let Some(state) = self.state() {
+            state.synced |= !nacked;
+            unsubscribe = state.demands.evict();
+        }
+        let Self {
+            client,
+            kind,
+            type_url,
+            nonce,
+            answered,
+            rejected,
+            mut error,
+        } = self;
+        if error.len() >= NACK_LIMIT {
+            let end = (0..=NACK_LIMIT)
+                .rev()
+                .find(|at| error.is_char_boundary(*at))
+                .unwrap_or(0);
+            error.truncate(end);
+            error.push_str(&format!("… ({rejected} resources in all)"));
+        }
+        effects.push(Effect::Send(Request {
+            type_url: type_url.clone(),
+            nonce: Some(nonce),
+            error: nacked.then_some(error),
+            ..Request::default()
+        }));
+        if !unsubscribe.is_empty() {
+            // Not together with the acknowledgement: servers take no changes from one.
+            effects.push(Effect::Send(Request {
+                type_url,
+                unsubscribe,
+                ..Request::default()
+            }));
+        }
+        if let Some(kind) = kind {
+            effects.extend(
+                answered
+                    .into_iter()
+                    .map(|name| Effect::Answered { kind, name }),
+            );
+        }
+        let mut whole = client.types.iter().filter(|state| !state.config.on_demand);
+        if !client.ready && whole.all(|state| state.synced) {
+            client.ready = true;
+            effects.push(Effect::Ready);
+        }
+        effects
+    }
+}
+
+impl Demands {
+    /// Notes a negative answer; gives the name when somebody may wait for it.
+    fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
+        let (name, _) = self.names.remove_entry(name)?;
+        self.names.insert(name.clone(), Demand::AbsentSince(now));
+        self.absent.push_back((now, name.clone()));
+        Some(name)
+    }
+
+    /// Forgets the oldest negative answers beyond the limit; gives their names.
+    fn evict(&mut self) -> Vec<ArcStr> {
+        let mut evicted = Vec::new();
+        while self.absent.len() > ABSENT_LIMIT {
+            let Some((since, name)) = self.absent.pop_front() else {
+                break;
+            };
+            if self.names.get(&name) == Some(&Demand::AbsentSince(since)) {
+                self.names.remove(&name);
+                evicted.push(name);
+            }
+        }
+        evicted
+    }
+}

@@ -1,0 +1,84 @@
+//! Which resources are held, at which version.
+
+use arcstr::ArcStr;
+use hashbrown::HashMap;
+
+/// Names and versions. A large mesh has very many: the usual version, a hash in hexadecimal, is kept
+/// as the number it is.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    versions: HashMap<ArcStr, Version>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Version {
+    Hex(u64),
+    Text(Box<str>),
+}
+
+impl Version {
+    fn new(text: &str) -> Self {
+        match u64::from_str_radix(text, 16) {
+            Ok(number) if hex(number) == text => Self::Hex(number),
+            _ => Self::Text(text.into()),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Hex(number) => hex(*number),
+            Self::Text(text) => text.to_string(),
+        }
+    }
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:x}")
+}
+
+impl Known {
+    pub(crate) fn insert(&mut self, name: ArcStr, version: &str) {
+        self.versions.insert(name, Version::new(version));
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.versions.remove(name);
+        if self.versions.len() < self.versions.capacity() / 8 {
+            self.versions.shrink_to(self.versions.len() * 2);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.versions.len()
+    }
+
+    pub(crate) fn to_versions(&self) -> Vec<(ArcStr, String)> {
+        self.versions
+            .iter()
+            .map(|(name, version)| (name.clone(), version.text()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_come_back_as_they_were() {
+        let mut known = Known::default();
+        for version in [
+            "",
+            "0",
+            "1f",
+            "001f",
+            "1F",
+            "ffffffffffffffff",
+            "1ffffffffffffffff",
+            "+1",
+        ] {
+            known.insert("a".into(), version);
+            assert_eq!(known.to_versions(), [("a".into(), version.to_owned())]);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The client against a naive server: single steps first, then random histories.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+const WHOLE: Kind = 0;
+const POLICIES: Kind = 1;
+
+fn client(on_demand: bool) -> Client {
+    let config = |type_url: &str, on_demand| TypeConfig {
+        type_url: type_url.into(),
+        on_demand,
+    };
+    Client::new(vec![config("address", on_demand), config("policy", false)])
+}
+
+fn sent(effects: &[Effect]) -> Vec<Request> {
+    let request = |effect: &Effect| match effect {
+        Effect::Send(request) => Some(request.clone()),
+        _ => None,
+    };
+    effects.iter().filter_map(request).collect()
+}
+
+fn push(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
+    let mut push = client.begin_push(type_url, "nonce".into());
+    for name in names {
+        push.accepted(&(*name).into(), "1", &[]);
+    }
+    push.finish()
+}
+
+#[test]
+fn a_new_stream_asks_for_everything_in_order_and_says_who_we_are() {
+    let requests = sent(&client(false).on_connected());
+    let urls: Vec<_> = requests
+        .iter()
+        .map(|request| request.type_url.as_str())
+        .collect();
+    assert_eq!(urls, ["address", "policy"]);
+    assert!(
+        requests
+            .iter()
+            .all(|r| r.is_first && r.subscribe.is_empty() && r.nonce.is_none())
+    );
+}
+
+#[test]
+fn on_demand_subscribes_to_nothing_at_first() {
+    let requests = sent(&client(true).on_connected());
+    assert_eq!(
+        (&requests[0].subscribe[..], &requests[0].unsubscribe[..]),
+        (&["*".into()][..], &["*".into()][..])
+    );
+    assert!(requests[1].subscribe.is_empty());
+}
+
+#[test]
+fn a_push_is_acknowledged_with_its_nonce_alone() {
+    let mut client = client(false);
+    client.on_connected();
+    let ack = sent(&push(&mut client, "address", &["a"]));
+    let expected = Request {
+        type_url: "address".into(),
+        nonce: Some("nonce".into()),
+        ..Request::default()
+    };
+    assert_eq!(ack, [expected]);
+}
+
+#[test]
+fn a_push_of_a_foreign_type_is_acknowledged_too() {
+    let mut client = client(false);
+    client.on_connected();
+    let ack = sent(&push(&mut client, "cluster", &["a"]));
+    assert_eq!(ack[0].type_url, "cluster");
+    assert_eq!(ack[0].error, None);
+}
+
+#[test]
+fn readiness_comes_once_with_the_first_clean_push_of_every_type() {
+    let mut client = client(false);
+    client.on_connected();
+    assert!(!push(&mut client, "address", &["a"]).contains(&Effect::Ready));
+    let mut bad = client.begin_push("policy", "n".into());
+    bad.rejected("ns/p", &"no");
+    assert!(!bad.finish().contains(&Effect::Ready));
+    assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
+    assert!(!push(&mut client, "policy", &[]).contains(&Effect::Ready));
+    assert!(client.is_ready());
+}
+
+#[test]
+fn an_on_demand_type_does_not_hold_readiness_up() {
+    let mut client = client(true);
+    client.on_connected();
+    assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
+}
+
+#[test]
+fn a_nack_names_every_bad_resource_and_its_reason() {
+    let mut client = client(false);
+    client.on_connected();
+    let mut push = client.begin_push("address", "n".into());
+    push.accepted(&"good".into(), "1", &[]);
+    push.rejected("bad", &"odd address");
+    push.rejected("worse", &"no uid");
+    let nack = sent(&push.finish());
+    assert_eq!(
+        nack[0].error.as_deref(),
+        Some("bad: odd address; worse: no uid")
+    );
+    assert_eq!(client.known(WHOLE), 1);
+}
+
+#[test]
+fn a_nack_of_very_many_resources_stays_small() {
+    let mut client = client(false);
+    client.on_connected();
+    let mut push = client.begin_push("address", "n".into());
+    for _ in 0..100_000 {
+        push.rejected("näme", &"réason");
+    }
+    let error = sent(&push.finish())[0].error.clone().unwrap();
+    assert!(
+        error.len() < 5000 && error.contains("100000 resources in all"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_reconnect_tells_what_is_known() {
+    let mut client = client(false);
+    client.on_connected();
+    push(&mut client, "address", &["a", "b"]);
+    let mut second = client.begin_push("address", "n".into());
+    second.removed("b", Instant::now());
+    second.rejected("a", &"bad now");
+    second.finish();
+    client.on_disconnected(Ending::Closed);
+    let requests = sent(&client.on_connected());
+    // The refused update leaves the last good version known: its removal must not be missed.
+    assert_eq!(requests[0].initial_versions, [("a".into(), "1".to_owned())]);
+    assert!(requests[1].initial_versions.is_empty());
+}
+
+#[test]
+fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
+    let mut client = client(true);
+    client.on_connected();
+    let now = Instant::now();
+    for key in ["/10.0.0.1", "ns/host", "/10.0.0.9"] {
+        let requests = sent(&client.on_demand(WHOLE, key, now));
+        assert_eq!(requests[0].subscribe, [key]);
+        assert_eq!(requests[0].nonce, None);
+        // Asking again while waiting sends nothing.
+        assert!(client.on_demand(WHOLE, key, now).is_empty());
+    }
+    let mut push = client.begin_push("address", "n".into());
+    push.accepted(&"c//Pod/ns/a".into(), "1", &["/10.0.0.1".into()]);
+    push.accepted(&"ns/host".into(), "1", &[]);
+    push.removed("/10.0.0.9", now);
+    let effects = push.finish();
+    for key in ["/10.0.0.1", "ns/host", "/10.0.0.9"] {
+        assert!(
+            effects.contains(&Effect::Answered {
+                kind: WHOLE,
+                name: key.into()
+            }),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn a_negative_answer_is_believed_for_a_while() {
+    let mut client = client(true);
+    client.on_connected();
+    let now = Instant::now();
+    client.on_demand(WHOLE, "/10.0.0.9", now);
+    let mut push = client.begin_push("address", "n".into());
+    push.removed("/10.0.0.9", now);
+    push.finish();
+    let again = client.on_demand(WHOLE, "/10.0.0.9", now + Duration::from_secs(1));
+    assert!(matches!(&again[..], [Effect::Answered { .. }]));
+    let later = client.on_demand(WHOLE, "/10.0.0.9", now + Duration::from_secs(60));
+    assert!(matches!(&later[..], [Effect::Send(_)]));
+}
+
+#[test]
+fn negative_answers_take_bounded_memory() {
+    let mut client = client(true);
+    client.on_connected();
+    let now = Instant::now();
+    let mut unsubscribed = 0;
+    for number in 0..10_000 {
+        let key = format!("/{number}");
+        client.on_demand(WHOLE, &key, now);
+        let mut push = client.begin_push("address", "n".into());
+        push.removed(&key, now);
+        unsubscribed += sent(&push.finish())
+            .iter()
+            .map(|r| r.unsubscribe.len())
+            .sum::<usize>();
+    }
+    assert_eq!(unsubscribed, 10_000 - 4096);
+}
+
+#[test]
+fn demands_made_while_disconnected_are_sent_on_the_next_stream() {
+    let mut client = client(true);
+    assert!(
+        client
+            .on_demand(WHOLE, "ns/host", Instant::now())
+            .is_empty()
+    );
+    let requests = sent(&client.on_connected());
+    assert!(
+        requests
+            .iter()
+            .any(|r| r.subscribe == ["ns/host"] && !r.is_first)
+    );
+}
+
+#[test]
+fn a_demand_of_a_type_followed_as_a_whole_needs_no_waiting() {
+    let effects = client(false).on_demand(POLICIES, "ns/p", Instant::now());
+    assert!(matches!(&effects[..], [Effect::Answered { .. }]));
+}
+
+// === convergence ===
+
+/// What the server has: names to versions; versions divisible by 7 are bad resources.
+type Truth = BTreeMap<String, u64>;
+
+/// One stream as the naive server keeps it: what it believes the client has.
+#[derive(Default)]
+struct Session {
+    sent: BTreeMap<String, u64>,
+    opened: bool,
+}
+
+impl Session {
+    fn on_request(&mut self, request: &Request) {
+        if request.is_first && request.type_url == "address" {
+            self.opened = true;
+            self.sent = request
+                .initial_versions
+                .iter()
+                .map(|(name, version)| {
+                    (name.to_string(), u64::from_str_radix(version, 16).unwrap())
+                })
+                .collect();
+        }
+    }
+
+    /// At most `limit` differences, as a push.
+    fn next_push(&mut self, truth: &Truth, limit: usize) -> (Vec<(String, u64)>, Vec<String>) {
+        let changed: Vec<_> = truth
+            .iter()
+            .filter(|(name, version)| self.sent.get(*name) != Some(version))
+            .map(|(name, version)| (name.clone(), *version))
+            .take(limit)
+            .collect();
+        let removed: Vec<_> = self
+            .sent
+            .keys()
+            .filter(|name| !truth.contains_key(*name))
+            .take(limit)
+            .cloned()
+            .collect();
+        for (name, version) in &changed {
+            self.sent.insert(name.clone(), *version);
+        }
+        for name in &removed {
+            self.sent.remove(name);
+        }
+        (changed, removed)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Set(u8, u64),
+    Delete(u8),
+    Deliver(usize),
+    /// The server computes a push and the stream breaks before the client has it.
+    LosePush(usize),
+    Break,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..12u8, 1..50u64).prop_map(|(name, version)| Step::Set(name, version)),
+        (0..12u8).prop_map(Step::Delete),
+        (1..6usize).prop_map(Step::Deliver),
+        (1..6usize).prop_map(Step::LosePush),
+        Just(Step::Break),
+    ]
+}
+
+fn is_bad(version: u64) -> bool {
+    version.is_multiple_of(7)
+}
+
+/// Takes a push in; the client's own store is `held`.
+fn deliver(
+    client: &mut Client,
+    held: &mut Truth,
+    (changed, removed): (Vec<(String, u64)>, Vec<String>),
+) -> Vec<Effect> {
+    let mut push = client.begin_push("address", "n".into());
+    for (name, version) in changed {
+        if is_bad(version) {
+            push.rejected(&name, &"bad");
+        } else {
+            push.accepted(&name.as_str().into(), &format!("{version:x}"), &[]);
+            held.insert(name, version);
+        }
+    }
+    for name in removed {
+        push.removed(&name, Instant::now());
+        held.remove(&name);
+    }
+    push.finish()
+}
+
+fn reconnect(client: &mut Client) -> Session {
+    let mut session = Session::default();
+    for request in sent(&client.on_connected()) {
+        session.on_request(&request);
+    }
+    assert!(session.opened);
+    session
+}
+
+proptest! {
+    /// Whatever is lost and whenever the stream breaks: in the end the client holds every good
+    /// resource at its version, nothing that is gone, and of bad ones at most an older good version.
+    #[test]
+    fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
+        let mut client = client(false);
+        let mut session = reconnect(&mut client);
+        let (mut truth, mut held) = (Truth::new(), Truth::new());
+        for step in steps {
+            match step {
+                Step::Set(name, version) => {
+                    truth.insert(format!("n{name}"), version);
+                }
+                Step::Delete(name) => {
+                    truth.remove(&format!("n{name}"));
+                }
+                Step::Deliver(limit) => {
+                    let push = session.next_push(&truth, limit);
+                    deliver(&mut client, &mut held, push);
+                }
+                Step::LosePush(limit) => {
+                    session.next_push(&truth, limit);
+                    client.on_disconnected(Ending::Closed);
+                    session = reconnect(&mut client);
+                }
+                Step::Break => {
+                    client.on_disconnected(Ending::Refused);
+                    session = reconnect(&mut client);
+                }
+            }
+        }
+        let push = session.next_push(&truth, usize::MAX);
+        deliver(&mut client, &mut held, push);
+        for (name, version) in &truth {
+            if !is_bad(*version) {
+                prop_assert_eq!(held.get(name), Some(version));
+            }
+        }
+        let gone: BTreeSet<_> = held.keys().filter(|name| !truth.contains_key(*name)).collect();
+        prop_assert!(gone.is_empty(), "still held: {:?}", gone);
+        prop_assert_eq!(client.known(WHOLE), held.len());
+    }
+}

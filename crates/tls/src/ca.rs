@@ -1,0 +1,424 @@
+//! What a certificate authority needs: a root of its own or a plugged-in one, and issuing.
+//!
+//! Who may have which certificate is decided by the caller, before asking.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::Identity;
+use rand::Rng;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams,
+    CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData,
+    RevokedCertParams, SanType, SerialNumber,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
+use crate::{
+    ChainError, TlsSettings, WorkloadCert,
+    chain::{certificates, system_time},
+    dump::pem_text,
+};
+
+/// How far certificates are backdated: peers' clocks may be behind.
+const BACKDATE: Duration = Duration::from_secs(120);
+/// Largest request read, in bytes of PEM.
+const MAX_REQUEST: usize = 16 * 1024;
+
+/// A certificate authority: the key that signs, its certificate, and the way up to the root.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// The signing certificate and those between it and the root, lowest first; empty when the
+    /// root itself signs.
+    intermediates: Vec<CertificateDer<'static>>,
+    roots: Vec<CertificateDer<'static>>,
+    not_after: SystemTime,
+}
+
+/// Files of a plugged-in authority that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A certificate file is wrong.
+    #[error("{file} cannot be used")]
+    Certificates {
+        /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
+        file: &'static str,
+        /// Why.
+        #[source]
+        source: ChainError,
+    },
+    /// The key is wrong.
+    #[error("ca-key.pem is not a private key")]
+    Key(#[source] rcgen::Error),
+    /// The certificate is wrong.
+    #[error("ca-cert.pem cannot sign")]
+    Certificate(#[source] rcgen::Error),
+    /// The certificate is not a CA's.
+    #[error("ca-cert.pem is not the certificate of a certificate authority")]
+    NotAuthority,
+    /// A certificate issued with these files would not be accepted.
+    #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
+    Unverified(#[source] IssueError),
+    /// A new authority could not be made.
+    #[error("cannot make a certificate authority")]
+    New(#[source] rcgen::Error),
+}
+
+/// A certificate that was not issued.
+#[derive(Debug, thiserror::Error)]
+pub enum IssueError {
+    /// The request is too large.
+    #[error("the certificate request has {0} bytes, at most {MAX_REQUEST} are read")]
+    TooLarge(usize),
+    /// The request is malformed, or its signature wrong.
+    #[error("the certificate request cannot be read")]
+    Request(#[source] rcgen::Error),
+    /// The key is of a kind not certified here.
+    #[error("the key of the certificate request is neither P-256, P-384, Ed25519 nor RSA")]
+    KeyKind,
+    /// The authority's own certificate is about to expire.
+    #[error("the certificate authority's own certificate expires before the requested one begins")]
+    AuthorityExpired,
+    /// A name cannot stand in a certificate.
+    #[error("{name:?} cannot stand in a certificate")]
+    Name {
+        /// The name.
+        name: String,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// Signing failed.
+    #[error("signing failed")]
+    Sign(#[source] rcgen::Error),
+    /// What was issued does not verify.
+    #[error("the issued certificate does not verify")]
+    Unverified(#[source] ChainError),
+}
+
+impl Authority {
+    /// A new self-signed root.
+    pub fn new_root(
+        organization: &str,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::New)?;
+        let params = ca_params(organization, "root", ttl, now);
+        let root = params.self_signed(&key).map_err(AuthorityError::New)?;
+        Ok(Self {
+            roots: vec![root.der().clone()],
+            issuer: Issuer::new(params, key),
+            intermediates: Vec::new(),
+            not_after: now + ttl,
+        })
+    }
+
+    /// A new authority below this one.
+    pub fn new_intermediate(
+        &self,
+        organization: &str,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::New)?;
+        let params = ca_params(organization, "intermediate", ttl, now);
+        let cert = params
+            .signed_by(&key, &self.issuer)
+            .map_err(AuthorityError::New)?;
+        let mut intermediates = vec![cert.der().clone()];
+        intermediates.extend(self.intermediates.iter().cloned());
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            intermediates,
+            roots: self.roots.clone(),
+            not_after: (now + ttl).min(self.not_after),
+        })
+    }
+
+    /// From the four files of a plugged-in authority (Istio's `cacerts`): its certificate, its key,
+    /// the chain from it up to the root (may be empty, may hold the certificate itself), the roots.
+    ///
+    /// Refused when what it signs would not verify now.
+    pub fn from_pem(
+        ca_cert: &str,
+        ca_key: &str,
+        cert_chain: &str,
+        root_cert: &str,
+    ) -> Result<Self, AuthorityError> {
+        let read = |file, text: &str| {
+            certificates(0, text).map_err(|source| AuthorityError::Certificates { file, source })
+        };
+        let own = read("ca-cert.pem", ca_cert)?.swap_remove(0);
+        let roots = read("root-cert.pem", root_cert)?;
+        let mut intermediates = vec![own.clone()];
+        if !cert_chain.trim().is_empty() {
+            intermediates.extend(read("cert-chain.pem", cert_chain)?);
+        }
+        let mut seen = std::collections::HashSet::new();
+        intermediates.retain(|cert| !roots.contains(cert) && seen.insert(cert.clone()));
+        let key = KeyPair::from_pem(ca_key).map_err(AuthorityError::Key)?;
+        let not_after = read_authority(&own)?;
+        let issuer = Issuer::from_ca_cert_der(&own, key).map_err(AuthorityError::Certificate)?;
+        let authority = Self {
+            issuer,
+            intermediates,
+            roots,
+            not_after,
+        };
+        authority
+            .check(SystemTime::now())
+            .map_err(AuthorityError::Unverified)?;
+        Ok(authority)
+    }
+
+    /// Issues one to see whether it verifies: finds keys that do not fit, chains with gaps, path
+    /// limits and expiry at once.
+    fn check(&self, now: SystemTime) -> Result<(), IssueError> {
+        let identity = Identity::new("check", "check", "check");
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssueError::Sign)?;
+        let leaf = self.sign(&key, &identity, Duration::from_secs(60), now)?;
+        let mut chain = vec![leaf];
+        chain.extend(self.intermediates.iter().cloned());
+        let key = PrivatePkcs8KeyDer::from(key).into();
+        WorkloadCert::valid_at(&TlsSettings::default(), chain, key, self.roots.clone(), now)
+            .map(drop)
+            .map_err(IssueError::Unverified)
+    }
+
+    /// Issues a workload's certificate for the key of a request; the request's names are ignored.
+    ///
+    /// The answer has the order of the CSR API: leaf, intermediates, roots as one text. The life is
+    /// cut to the authority's own.
+    pub fn issue(
+        &self,
+        request_pem: &str,
+        identity: &Identity,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<Vec<String>, IssueError> {
+        let key = request_key(request_pem)?;
+        let leaf = self.sign(&key, identity, ttl, now)?;
+        let mut answer = vec![pem_text("CERTIFICATE", &leaf)];
+        answer.extend(
+            self.intermediates
+                .iter()
+                .map(|cert| pem_text("CERTIFICATE", cert)),
+        );
+        answer.push(self.root_pem());
+        Ok(answer)
+    }
+
+    fn sign(
+        &self,
+        key: &impl PublicKeyData,
+        identity: &Identity,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<CertificateDer<'static>, IssueError> {
+        let name = identity.to_string();
+        let san = name
+            .clone()
+            .try_into()
+            .map_err(|source| IssueError::Name { name, source })?;
+        let mut params = self.leaf_params(vec![SanType::URI(san)], ttl, now)?;
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        params
+            .signed_by(key, &self.issuer)
+            .map(Into::into)
+            .map_err(IssueError::Sign)
+    }
+
+    /// Issues a serving certificate with a new key for DNS names and IP addresses. The chain has no
+    /// root in it.
+    pub fn issue_serving(
+        &self,
+        names: &[String],
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), IssueError> {
+        let sans = names
+            .iter()
+            .map(|name| match name.parse::<IpAddr>() {
+                Ok(ip) => Ok(SanType::IpAddress(ip)),
+                Err(_) => name
+                    .clone()
+                    .try_into()
+                    .map(SanType::DnsName)
+                    .map_err(|source| IssueError::Name {
+                        name: name.clone(),
+                        source,
+                    }),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut params = self.leaf_params(sans, ttl, now)?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssueError::Sign)?;
+        let leaf = params
+            .signed_by(&key, &self.issuer)
+            .map_err(IssueError::Sign)?;
+        let mut chain = vec![leaf.into()];
+        chain.extend(self.intermediates.iter().cloned());
+        Ok((chain, PrivatePkcs8KeyDer::from(key).into()))
+    }
+
+    /// An empty subject makes the names a critical extension, as the SPIFFE X.509 profile asks.
+    fn leaf_params(
+        &self,
+        sans: Vec<SanType>,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<CertificateParams, IssueError> {
+        if now >= self.not_after {
+            return Err(IssueError::AuthorityExpired);
+        }
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = sans;
+        params.serial_number = Some(serial());
+        params.not_before = (now - BACKDATE).into();
+        params.not_after = (now + ttl).min(self.not_after).into();
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+
+    /// The roots as one PEM text, for clients.
+    pub fn root_pem(&self) -> String {
+        self.roots
+            .iter()
+            .map(|root| pem_text("CERTIFICATE", root))
+            .collect()
+    }
+
+    /// The roots.
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.roots
+    }
+
+    /// The certificates between leaves and roots.
+    pub fn intermediates(&self) -> &[CertificateDer<'static>] {
+        &self.intermediates
+    }
+
+    /// The signing key as PEM, for an authority that keeps a self-made root over restarts. The
+    /// caller guards the file.
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// When the authority itself expires.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// A revocation list (PEM) of the given leaves of this authority.
+    pub fn revoke(
+        &self,
+        leaves: &[CertificateDer<'_>],
+        now: SystemTime,
+    ) -> Result<String, IssueError> {
+        let serials = leaves
+            .iter()
+            .filter_map(|leaf| X509Certificate::from_der(leaf).ok())
+            .map(|(_, leaf)| SerialNumber::from_slice(leaf.raw_serial()));
+        let list = CertificateRevocationListParams {
+            this_update: (now - BACKDATE).into(),
+            next_update: (now + Duration::from_secs(24 * 3600)).into(),
+            crl_number: serial(),
+            issuing_distribution_point: None,
+            revoked_certs: serials
+                .map(|serial_number| RevokedCertParams {
+                    serial_number,
+                    revocation_time: now.into(),
+                    reason_code: None,
+                    invalidity_date: None,
+                })
+                .collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&self.issuer).map_err(IssueError::Sign)?;
+        list.pem().map_err(IssueError::Sign)
+    }
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority")
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The public key of a request, whose signature proves that the caller has the private one.
+fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
+    if request_pem.len() > MAX_REQUEST {
+        return Err(IssueError::TooLarge(request_pem.len()));
+    }
+    let request =
+        CertificateSigningRequestParams::from_pem(request_pem).map_err(IssueError::Request)?;
+    let known = [
+        &rcgen::PKCS_ECDSA_P256_SHA256,
+        &rcgen::PKCS_ECDSA_P384_SHA384,
+        &rcgen::PKCS_ED25519,
+        &rcgen::PKCS_RSA_SHA256,
+    ];
+    if !known.contains(&request.public_key.algorithm()) {
+        return Err(IssueError::KeyKind);
+    }
+    Ok(request.public_key)
+}
+
+fn read_authority(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError> {
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|source| AuthorityError::Certificates {
+            file: "ca-cert.pem",
+            source: ChainError::MalformedLeaf(source),
+        })?;
+    if !cert.is_ca() {
+        return Err(AuthorityError::NotAuthority);
+    }
+    Ok(system_time(cert.validity().not_after))
+}
+
+fn ca_params(organization: &str, role: &str, ttl: Duration, now: SystemTime) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, organization);
+    name.push(
+        DnType::CommonName,
+        format!("Ambit {role} CA {:08x}", rand::rng().random::<u32>()),
+    );
+    params.distinguished_name = name;
+    params.serial_number = Some(serial());
+    params.not_before = (now - BACKDATE).into();
+    params.not_after = (now + ttl).into();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+/// A random serial number of 128 bits, positive.
+fn serial() -> SerialNumber {
+    let mut bytes: [u8; 16] = rand::rng().random();
+    if let Some(first) = bytes.first_mut() {
+        // Positive, and never shortened by a leading zero.
+        *first = (*first & 0x7f) | 0x40;
+    }
+    SerialNumber::from_slice(&bytes)
+}
+
+#[cfg(test)]
+mod tests;

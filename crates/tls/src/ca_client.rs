@@ -1,0 +1,145 @@
+//! Fetching certificates: the interface the certificate store uses, and its form over the CSR API.
+
+use std::{fmt, future::Future, pin::Pin, time::Duration};
+
+use ambit_model::Identity;
+use ambit_wire::citadel::{
+    IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
+};
+use prost_types::{Struct, Value, value::Kind};
+use tonic::{Request, transport::Channel};
+
+use crate::{
+    CallHeaders, CallHeadersError, CertificateRequest, ChainError, CsrError, TlsSettings,
+    WorkloadCert,
+};
+
+/// Gets certificates.
+pub trait CaClient: Send + Sync + 'static {
+    /// A new certificate with a new key. The caller bounds how many run at once; the callee how
+    /// long each takes.
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
+}
+
+/// A certificate could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// No request could be made.
+    #[error(transparent)]
+    Request(#[from] CsrError),
+    /// The call could not be authenticated.
+    #[error(transparent)]
+    Headers(#[from] CallHeadersError),
+    /// The CA refused, or could not be reached.
+    #[error("the CA answered {:?}: {}", .0.code(), .0.message())]
+    Status(#[source] Box<tonic::Status>),
+    /// The CA did not answer in time.
+    #[error("the CA did not answer within {0:?}")]
+    TimedOut(Duration),
+    /// The CA's answer cannot be used.
+    #[error("the CA's answer cannot be used")]
+    Answer(#[from] ChainError),
+    /// A certificate whose time has passed already.
+    #[error("the CA issued a certificate that has expired already")]
+    Expired,
+}
+
+/// How [`CsrClient`] asks.
+#[derive(Clone, Debug)]
+pub struct CsrClientOptions {
+    /// Requested life (`SECRET_TTL`).
+    pub ttl: Duration,
+    /// Name the identity in the request: a node proxy asks for others than itself.
+    pub impersonate: bool,
+    /// How long an answer may take.
+    pub timeout: Duration,
+}
+
+impl Default for CsrClientOptions {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(24 * 3600),
+            impersonate: true,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A client of Istio's CSR API.
+#[derive(Clone)]
+pub struct CsrClient {
+    client: IstioCertificateServiceClient<Channel>,
+    headers: CallHeaders,
+    settings: TlsSettings,
+    options: CsrClientOptions,
+}
+
+impl CsrClient {
+    /// Over a channel of [`crate::grpc::channel`].
+    pub fn new(
+        channel: Channel,
+        headers: CallHeaders,
+        settings: TlsSettings,
+        options: CsrClientOptions,
+    ) -> Self {
+        let client = IstioCertificateServiceClient::new(channel).max_decoding_message_size(1 << 20);
+        Self {
+            client,
+            headers,
+            settings,
+            options,
+        }
+    }
+
+    async fn call(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+        let CertificateRequest { pem, key } = CertificateRequest::new(identity)?;
+        let mut request = Request::new(IstioCertificateRequest {
+            csr: pem,
+            validity_duration: i64::try_from(self.options.ttl.as_secs()).unwrap_or(i64::MAX),
+            metadata: self.options.impersonate.then(|| impersonation(identity)),
+        });
+        self.headers.apply(request.metadata_mut()).await?;
+        let mut client = self.client.clone();
+        let call = client.create_certificate(request);
+        let answer = tokio::time::timeout(self.options.timeout, call)
+            .await
+            .map_err(|_| FetchError::TimedOut(self.options.timeout))?
+            .map_err(|status| FetchError::Status(Box::new(status)))?;
+        let chain = answer.into_inner().cert_chain;
+        Ok(WorkloadCert::from_response(
+            &self.settings,
+            identity,
+            key,
+            &chain,
+        )?)
+    }
+}
+
+impl CaClient for CsrClient {
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
+        Box::pin(self.call(identity))
+    }
+}
+
+impl fmt::Debug for CsrClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CsrClient")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+fn impersonation(identity: &Identity) -> Struct {
+    let identity = Value {
+        kind: Some(Kind::StringValue(identity.to_string())),
+    };
+    Struct {
+        fields: [("ImpersonatedIdentity".to_owned(), identity)].into(),
+    }
+}

@@ -1,0 +1,316 @@
+//! The certificates of a proxy's workloads: fetched when needed or announced, renewed at half
+//! life, kept while valid.
+//!
+//! [`state::State`] decides; this file carries it out and hands certificates to connections.
+
+mod state;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::{Identity, Reason};
+use parking_lot::Mutex;
+use rand::Rng;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+use crate::{CaClient, CertificateDump, FetchError, WorkloadCert};
+pub use state::Priority;
+use state::{Effect, Event, Life, State};
+
+/// Limits of a [`Certificates`].
+#[derive(Clone, Copy, Debug)]
+pub struct CertificatesOptions {
+    /// Fetches under way at most.
+    pub parallel: usize,
+    /// First delay after a failure.
+    pub backoff_initial: Duration,
+    /// Longest delay.
+    pub backoff_cap: Duration,
+}
+
+impl Default for CertificatesOptions {
+    fn default() -> Self {
+        Self {
+            parallel: 8,
+            backoff_initial: Duration::from_secs(1),
+            backoff_cap: Duration::from_secs(150),
+        }
+    }
+}
+
+/// Why a connection gets no certificate.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CertError {
+    /// The identity left this node while its certificate was awaited.
+    #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
+    Forgotten(Box<Identity>),
+    /// The CA did not give one; another attempt follows by itself.
+    #[error("identity error: no certificate for {identity}: {}", Chain(source.as_ref()))]
+    Unavailable {
+        /// Whose.
+        identity: Box<Identity>,
+        /// Why, at the last attempt.
+        #[source]
+        source: Arc<FetchError>,
+    },
+    /// The process is ending.
+    #[error("identity error: certificates are no longer served")]
+    Stopped,
+}
+
+impl CertError {
+    /// For metrics and the access log.
+    pub fn reason(&self) -> Reason {
+        Reason::IdentityError
+    }
+}
+
+struct Chain<'a>(&'a (dyn std::error::Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        // A gRPC status repeats its own text as its source's.
+        while let Some(cause) = source.filter(|cause| !cause.is::<tonic::Status>()) {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+/// What connections see of one identity.
+#[derive(Clone)]
+enum Slot {
+    Initializing,
+    Available(Arc<WorkloadCert>),
+    Unavailable(Arc<FetchError>),
+    Forgotten,
+}
+
+struct Entry {
+    slot: watch::Sender<Slot>,
+    /// The highest priority asked for, so that each is sent to the loop once.
+    asked: Priority,
+}
+
+enum Command {
+    Request(Identity, Priority),
+    Forget(Identity),
+}
+
+struct Shared {
+    entries: Mutex<HashMap<Identity, Entry>>,
+    /// Sent to under the lock of `entries`, so that both see the same order.
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+/// The certificates of this process. Clones share them.
+#[derive(Clone)]
+pub struct Certificates(Arc<Shared>);
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificates").finish_non_exhaustive()
+    }
+}
+
+impl Certificates {
+    /// Starts the loop that fetches and renews; it ends when the last clone is dropped.
+    ///
+    /// Call within the runtime that is to fetch. Certificates may be asked for from any thread.
+    pub fn start(client: Arc<dyn CaClient>, options: CertificatesOptions) -> Self {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            entries: Mutex::default(),
+            commands,
+        });
+        let weak = Arc::downgrade(&shared);
+        ambit_rt::spawn("certificates", async move {
+            run(weak, receiver, client, options).await;
+        });
+        Self(shared)
+    }
+
+    /// The certificate of an identity; waits while it is fetched for the first time, never for a
+    /// retry.
+    pub async fn get(&self, identity: &Identity) -> Result<Arc<WorkloadCert>, CertError> {
+        let mut slot = self.ask(identity, Priority::RealTime);
+        let settled = slot
+            .wait_for(|slot| !matches!(slot, Slot::Initializing))
+            .await
+            .map_err(|_| CertError::Stopped)?
+            .clone();
+        match settled {
+            Slot::Available(cert) => Ok(cert),
+            Slot::Unavailable(source) => Err(CertError::Unavailable {
+                identity: Box::new(identity.clone()),
+                source,
+            }),
+            Slot::Forgotten => Err(CertError::Forgotten(Box::new(identity.clone()))),
+            Slot::Initializing => Err(CertError::Stopped),
+        }
+    }
+
+    /// The certificate if it is at hand, without waiting and without asking for it.
+    pub fn peek(&self, identity: &Identity) -> Option<Arc<WorkloadCert>> {
+        match &*self.0.entries.lock().get(identity)?.slot.borrow() {
+            Slot::Available(cert) => Some(cert.clone()),
+            _ => None,
+        }
+    }
+
+    /// Asks for a certificate that a connection will soon need.
+    pub fn prefetch(&self, identity: &Identity) {
+        self.ask(identity, Priority::Warmup);
+    }
+
+    /// Drops the certificate: the last workload of the identity has left this node. Whoever waits
+    /// for it gets [`CertError::Forgotten`].
+    pub fn forget(&self, identity: &Identity) {
+        let mut entries = self.0.entries.lock();
+        if let Some(entry) = entries.remove(identity) {
+            entry.slot.send_replace(Slot::Forgotten);
+            // Fails only when the loop has ended.
+            self.0.commands.send(Command::Forget(identity.clone())).ok();
+        }
+    }
+
+    /// All identities, for `/config_dump`.
+    pub fn dump(&self) -> Vec<CertificateDump> {
+        let entries = self.0.entries.lock();
+        let mut dump: Vec<_> = entries
+            .iter()
+            .map(|(identity, entry)| {
+                let (state, cert) = match &*entry.slot.borrow() {
+                    Slot::Initializing => ("Initializing".to_owned(), None),
+                    Slot::Available(cert) => ("Available".to_owned(), Some(cert.clone())),
+                    Slot::Unavailable(error) => {
+                        (format!("Unavailable: {}", Chain(error.as_ref())), None)
+                    }
+                    Slot::Forgotten => ("Forgotten".to_owned(), None),
+                };
+                CertificateDump::new(identity.clone(), state, cert.as_deref())
+            })
+            .collect();
+        drop(entries);
+        dump.sort_by(|a, b| a.identity.cmp(&b.identity));
+        dump
+    }
+
+    fn ask(&self, identity: &Identity, priority: Priority) -> watch::Receiver<Slot> {
+        let mut entries = self.0.entries.lock();
+        if let Some(entry) = entries.get_mut(identity) {
+            if priority > entry.asked && matches!(*entry.slot.borrow(), Slot::Initializing) {
+                entry.asked = priority;
+                self.0
+                    .commands
+                    .send(Command::Request(identity.clone(), priority))
+                    .ok();
+            }
+            return entry.slot.subscribe();
+        }
+        let (slot, receiver) = watch::channel(Slot::Initializing);
+        entries.insert(
+            identity.clone(),
+            Entry {
+                slot,
+                asked: priority,
+            },
+        );
+        self.0
+            .commands
+            .send(Command::Request(identity.clone(), priority))
+            .ok();
+        receiver
+    }
+}
+
+impl Shared {
+    fn publish(&self, identity: &Identity, slot: Slot) {
+        if let Some(entry) = self.entries.lock().get(identity) {
+            entry.slot.send_replace(slot);
+        }
+    }
+}
+
+type Fetched = (Identity, u64, Result<WorkloadCert, FetchError>);
+
+async fn run(
+    shared: std::sync::Weak<Shared>,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+    client: Arc<dyn CaClient>,
+    options: CertificatesOptions,
+) {
+    let mut state = State::new(options);
+    let (done, mut fetched) = mpsc::channel::<Fetched>(options.parallel.max(1));
+    loop {
+        let wake = state.next_wake();
+        let event = tokio::select! {
+            command = commands.recv() => match command {
+                Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
+                Some(Command::Forget(identity)) => Event::Forget(identity),
+                None => return,
+            },
+            Some((identity, attempt, result)) = fetched.recv() => {
+                match result.and_then(|cert| Ok((Life::of(&cert, SystemTime::now())?, cert))) {
+                    Ok((life, cert)) => Event::Fetched(identity, attempt, life, Arc::new(cert)),
+                    Err(error) => {
+                        let jitter = rand::rng().random();
+                        Event::Failed(identity, attempt, Arc::new(error), jitter)
+                    }
+                }
+            }
+            () = sleep_until(wake) => Event::Tick,
+        };
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        for effect in state.on_event(event, Instant::now().into_std()) {
+            match effect {
+                Effect::Fetch(identity, attempt) => {
+                    let (client, done) = (client.clone(), done.clone());
+                    ambit_rt::spawn("fetch certificate", async move {
+                        let result = client.fetch(&identity).await;
+                        // Fails only when the loop has ended.
+                        done.send((identity, attempt, result)).await.ok();
+                    });
+                }
+                Effect::Publish(identity, cert) => {
+                    tracing::debug!(%identity, "certificate available");
+                    shared.publish(&identity, Slot::Available(cert));
+                }
+                Effect::PublishError(identity, error) => {
+                    shared.publish(&identity, Slot::Unavailable(error));
+                }
+                Effect::Report {
+                    identity,
+                    error,
+                    kept,
+                    retry_in,
+                } => {
+                    let error = Chain(error.as_ref());
+                    tracing::warn!(%identity, %error, kept, ?retry_in, "no new certificate");
+                }
+            }
+        }
+    }
+}
+
+async fn sleep_until(wake: Option<std::time::Instant>) {
+    match wake {
+        Some(wake) => tokio::time::sleep_until(wake.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Which certificate to fetch when. Knows nothing of tasks, networks or the wall clock: the time
+//! is given, and certificates are carried along unread.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use ambit_model::Identity;
+use ambit_rt::Backoff;
+
+use super::CertificatesOptions;
+use crate::{FetchError, WorkloadCert};
+
+/// How urgent a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Renewal, or a retry.
+    Background,
+    /// A pod was announced.
+    Warmup,
+    /// A connection waits.
+    RealTime,
+}
+
+/// How long a certificate has, from when it was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) renew_in: Duration,
+    pub(super) expires_in: Duration,
+}
+
+impl Life {
+    /// Refuses one that has none left.
+    pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
+        if cert.is_expired(now) {
+            return Err(FetchError::Expired);
+        }
+        let until = |moment: SystemTime| moment.duration_since(now).unwrap_or(Duration::ZERO);
+        let expires_in = until(cert.not_after());
+        // A CA whose clock is behind may issue what is past its half already: renewing at once
+        // would be a busy loop, so wait for half of what is left.
+        let renew_in = match until(cert.renew_at()) {
+            Duration::ZERO => expires_in / 2,
+            renew_in => renew_in,
+        };
+        Ok(Self {
+            renew_in,
+            expires_in,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
+    Request(Identity, Priority),
+    Forget(Identity),
+    /// The attempt's number, the certificate's life, the certificate.
+    Fetched(Identity, u64, Life, C),
+    /// The attempt's number, the error, a random number in `0.0..1.0`.
+    Failed(Identity, u64, E, f64),
+    Tick,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
+    /// The attempt's number comes back with its result.
+    Fetch(Identity, u64),
+    Publish(Identity, C),
+    PublishError(Identity, E),
+    Report {
+        identity: Identity,
+        error: E,
+        /// The old certificate stays in use.
+        kept: bool,
+        retry_in: Duration,
+    },
+}
+
+struct Entry {
+    phase: Phase,
+    /// When the certificate at hand expires.
+    expires: Option<Instant>,
+    backoff: Backoff,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// In `ready`, under this key.
+    Ready(Priority, Instant),
+    /// In `timers`, due then.
+    Waiting(Instant),
+    Fetching(u64),
+}
+
+/// The state of all identities.
+pub(super) struct State {
+    options: CertificatesOptions,
+    entries: HashMap<Identity, Entry>,
+    /// What may be fetched now: the most urgent first, then the earliest due.
+    ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
+    /// Renewals and retries to come.
+    timers: BTreeSet<(Instant, Identity)>,
+    running: usize,
+    attempts: u64,
+}
+
+impl State {
+    pub(super) fn new(options: CertificatesOptions) -> Self {
+        Self {
+            options,
+            entries: HashMap::new(),
+            ready: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            running: 0,
+            attempts: 0,
+        }
+    }
+
+    /// When a tick is due.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Applies one event; effects are to be carried out in order.
+    pub(super) fn on_event<C, E: Clone>(
+        &mut self,
+        event: Event<C, E>,
+        now: Instant,
+    ) -> Vec<Effect<C, E>> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Request(identity, priority) => self.request(identity, priority, now),
+            Event::Forget(identity) => self.forget(&identity),
+            Event::Fetched(identity, attempt, life, cert) => {
+                if self.finish(&identity, attempt) {
+                    self.succeeded(&identity, life, now);
+                    effects.push(Effect::Publish(identity, cert));
+                }
+            }
+            Event::Failed(identity, attempt, error, random) => {
+                if self.finish(&identity, attempt) {
+                    self.failed(identity, error, random, now, &mut effects);
+                }
+            }
+            Event::Tick => {}
+        }
+        self.start_due(now, &mut effects);
+        effects
+    }
+
+    fn request(&mut self, identity: Identity, priority: Priority, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&identity) else {
+            self.ready
+                .insert((Reverse(priority), now, identity.clone()));
+            let backoff = Backoff::new(self.options.backoff_initial, self.options.backoff_cap, 0.2);
+            let phase = Phase::Ready(priority, now);
+            self.entries.insert(
+                identity,
+                Entry {
+                    phase,
+                    expires: None,
+                    backoff,
+                },
+            );
+            return;
+        };
+        // What is being fetched, renewed later or retried later stays as it is.
+        if let Phase::Ready(old, due) = entry.phase
+            && old < priority
+        {
+            entry.phase = Phase::Ready(priority, due);
+            self.ready.remove(&(Reverse(old), due, identity.clone()));
+            self.ready.insert((Reverse(priority), due, identity));
+        }
+    }
+
+    fn forget(&mut self, identity: &Identity) {
+        match self.entries.remove(identity).map(|entry| entry.phase) {
+            Some(Phase::Ready(priority, due)) => {
+                self.ready
+                    .remove(&(Reverse(priority), due, identity.clone()));
+            }
+            Some(Phase::Waiting(due)) => {
+                self.timers.remove(&(due, identity.clone()));
+            }
+            // Its result will be ignored.
+            Some(Phase::Fetching(_)) | None => {}
+        }
+    }
+
+    /// Whether the result of an attempt still matters.
+    fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
+        self.running = self.running.saturating_sub(1);
+        self.entries
+            .get(identity)
+            .is_some_and(|entry| entry.phase == Phase::Fetching(attempt))
+    }
+
+    fn succeeded(&mut self, identity: &Identity, life: Life, now: Instant) {
+        let Some(entry) = self.entries.get_mut(identity) else {
+            return;
+        };
+        entry.expires = Some(now + life.expires_in);
+        entry.backoff.reset();
+        // At least a second, so that certificates of no life cannot make this loop busy.
+        let due = now + life.renew_in.max(Duration::from_secs(1));
+        entry.phase = Phase::Waiting(due);
+        self.timers.insert((due, identity.clone()));
+    }
+
+    fn failed<C, E: Clone>(
+        &mut self,
+        identity: Identity,
+        error: E,
+        random: f64,
+        now: Instant,
+        effects: &mut Vec<Effect<C, E>>,
+    ) {
+        let Some(entry) = self.entries.get_mut(&identity) else {
+            return;
+        };
+        let delay = entry.backoff.next_delay(random);
+        let kept = entry.expires.filter(|expires| *expires > now);
+        let due = match kept {
+            // At expiry another attempt decides whether the certificate must go.
+            Some(expires) => (now + delay).min(expires),
+            None => now + delay,
+        };
+        entry.phase = Phase::Waiting(due);
+        self.timers.insert((due, identity.clone()));
+        if kept.is_none() {
+            entry.expires = None;
+            effects.push(Effect::PublishError(identity.clone(), error.clone()));
+        }
+        let retry_in = due.saturating_duration_since(now);
+        effects.push(Effect::Report {
+            identity,
+            error,
+            kept: kept.is_some(),
+            retry_in,
+        });
+    }
+
+    fn start_due<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {
+        while self.timers.first().is_some_and(|(due, _)| *due <= now) {
+            let Some((due, identity)) = self.timers.pop_first() else {
+                break;
+            };
+            if let Some(entry) = self.entries.get_mut(&identity) {
+                entry.phase = Phase::Ready(Priority::Background, due);
+                self.ready
+                    .insert((Reverse(Priority::Background), due, identity));
+            }
+        }
+        while self.running < self.options.parallel.max(1) {
+            let Some((_, _, identity)) = self.ready.pop_first() else {
+                break;
+            };
+            if let Some(entry) = self.entries.get_mut(&identity) {
+                self.attempts += 1;
+                self.running += 1;
+                entry.phase = Phase::Fetching(self.attempts);
+                effects.push(Effect::Fetch(identity, self.attempts));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! Reading certificates: PEM texts of the CSR API's answer, and a leaf's own statements.
+
+use std::time::{Duration, SystemTime};
+
+use ambit_model::Identity;
+use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
+use x509_parser::{certificate::X509Certificate, prelude::FromDer, time::ASN1Time};
+
+use crate::verify::identity_of;
+
+/// Certificates in one answer at most; more is not a mesh but an attack on memory.
+const MAX_CERTIFICATES: usize = 256;
+
+/// A certificate chain that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// Nothing in it.
+    #[error("the certificate chain is empty")]
+    Empty,
+    /// The answer holds the leaf alone.
+    #[error("the certificate chain has {0} entry, so it has no root; expected leaf and root")]
+    NoRoot(usize),
+    /// An entry is not PEM, or holds no certificate.
+    #[error("entry {index} of the certificate chain is not a PEM certificate")]
+    Pem {
+        /// Counted from 0.
+        index: usize,
+        /// Why, unless the entry holds none.
+        #[source]
+        source: Option<pem::Error>,
+    },
+    /// The leaf's entry holds several certificates.
+    #[error("entry 0 of the certificate chain holds {0} certificates, expected the leaf alone")]
+    SeveralLeaves(usize),
+    /// More certificates than any mesh has.
+    #[error("the certificate chain holds more than {MAX_CERTIFICATES} certificates")]
+    TooLong,
+    /// The leaf is not X.509.
+    #[error("the leaf certificate is malformed")]
+    MalformedLeaf(#[source] x509_parser::nom::Err<x509_parser::error::X509Error>),
+    /// The leaf names no workload.
+    #[error("the leaf certificate has no SPIFFE id of the form spiffe://…/ns/…/sa/…")]
+    NoIdentity,
+    /// The leaf is another workload's.
+    #[error("the certificate is for {got}, requested was {expected}")]
+    OtherIdentity {
+        /// In the certificate.
+        got: Box<Identity>,
+        /// Asked for.
+        expected: Box<Identity>,
+    },
+    /// A root is malformed.
+    #[error("a root certificate is malformed")]
+    Root(#[source] rustls::Error),
+    /// The chain does not lead to the roots, or is not valid now.
+    #[error("the certificate chain does not verify against its own roots")]
+    Unverified(#[source] rustls::Error),
+    /// The key is not the leaf's.
+    #[error("the private key does not fit the certificate")]
+    Key(#[source] rustls::Error),
+}
+
+/// What a leaf says of itself.
+pub(crate) struct Leaf {
+    pub(crate) identity: Identity,
+    pub(crate) not_before: SystemTime,
+    pub(crate) not_after: SystemTime,
+}
+
+impl Leaf {
+    pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, ChainError> {
+        let (_, leaf) = X509Certificate::from_der(der).map_err(ChainError::MalformedLeaf)?;
+        let validity = leaf.validity();
+        Ok(Self {
+            identity: identity_of(der).ok_or(ChainError::NoIdentity)?,
+            not_before: system_time(validity.not_before),
+            not_after: system_time(validity.not_after),
+        })
+    }
+}
+
+/// A moment of a certificate; before 1970 counts as 1970.
+pub(crate) fn system_time(time: ASN1Time) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
+}
+
+/// Splits an answer of the CSR API into the chain to present (leaf first) and the roots.
+pub(crate) fn split_response(
+    response: &[String],
+) -> Result<(Vec<CertificateDer<'static>>, Vec<CertificateDer<'static>>), ChainError> {
+    let (leaf, rest) = response.split_first().ok_or(ChainError::Empty)?;
+    let (roots, intermediates) = rest
+        .split_last()
+        .ok_or(ChainError::NoRoot(response.len()))?;
+    let mut chain = certificates(0, leaf)?;
+    if chain.len() > 1 {
+        return Err(ChainError::SeveralLeaves(chain.len()));
+    }
+    for (index, entry) in intermediates.iter().enumerate() {
+        chain.extend(certificates(index + 1, entry)?);
+        if chain.len() > MAX_CERTIFICATES {
+            return Err(ChainError::TooLong);
+        }
+    }
+    Ok((chain, certificates(response.len() - 1, roots)?))
+}
+
+/// All certificates of one PEM text; at least one.
+pub(crate) fn certificates(
+    index: usize,
+    text: &str,
+) -> Result<Vec<CertificateDer<'static>>, ChainError> {
+    let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
+        .take(MAX_CERTIFICATES + 1)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| ChainError::Pem {
+            index,
+            source: Some(source),
+        })?;
+    match certificates.len() {
+        0 => Err(ChainError::Pem {
+            index,
+            source: None,
+        }),
+        1..=MAX_CERTIFICATES => Ok(certificates),
+        _ => Err(ChainError::TooLong),
+    }
+}

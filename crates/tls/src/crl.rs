@@ -1,0 +1,150 @@
+//! Certificate revocation lists: read from a file, followed, and asked at every handshake.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::RwLock;
+use rustls_pki_types::{CertificateRevocationListDer, pem, pem::PemObject};
+use tokio::sync::watch;
+use webpki::{CertRevocationList, OwnedCertRevocationList};
+
+/// How often the file is looked at. Its directory is usually a Kubernetes volume, where a change
+/// swaps a symbolic link; looking at device, inode, size and time sees every kind of change.
+const POLL: Duration = Duration::from_secs(2);
+
+/// A file of revocation lists that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CrlError {
+    /// It cannot be read.
+    #[error("cannot read revocation lists from {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not PEM.
+    #[error("{} is not PEM", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: pem::Error,
+    },
+    /// A list in it is malformed.
+    #[error("revocation list {index} in {} is malformed", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 0.
+        index: usize,
+        /// Why.
+        #[source]
+        source: webpki::Error,
+    },
+}
+
+type Lists = Arc<[CertRevocationList<'static>]>;
+
+/// The lists in force. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Crls {
+    lists: Arc<RwLock<Lists>>,
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Default for Crls {
+    fn default() -> Self {
+        Self {
+            lists: Arc::new(RwLock::new(Arc::from([]))),
+            changes: Arc::new(watch::Sender::new(0)),
+        }
+    }
+}
+
+impl Crls {
+    /// None in force yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts the lists of a PEM file in force. On an error those in force stay.
+    pub fn load(&self, path: &Path) -> Result<usize, CrlError> {
+        let text = fs::read(path).map_err(|source| CrlError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let lists = CertificateRevocationListDer::pem_slice_iter(&text)
+            .enumerate()
+            .map(|(index, der)| {
+                let der = der.map_err(|source| CrlError::Pem {
+                    path: path.to_owned(),
+                    source,
+                })?;
+                OwnedCertRevocationList::from_der(&der)
+                    .map(CertRevocationList::from)
+                    .map_err(|source| CrlError::Malformed {
+                        path: path.to_owned(),
+                        index,
+                        source,
+                    })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let count = lists.len();
+        *self.lists.write() = lists.into();
+        self.changes.send_modify(|version| *version += 1);
+        Ok(count)
+    }
+
+    /// Follows a file: loads it now and after each change. A missing or broken file is reported
+    /// once and leaves the lists in force as they are; it does not block traffic.
+    pub async fn follow(self, path: PathBuf) {
+        let mut last = None;
+        loop {
+            let seen = Some(Signature::of(&path));
+            if seen != last {
+                last = seen;
+                match self.load(&path) {
+                    Ok(lists) => {
+                        tracing::info!(path = %path.display(), lists, "revocation lists loaded");
+                    }
+                    Err(error) => {
+                        let error: &(dyn std::error::Error + 'static) = &error;
+                        tracing::warn!(error, "revocation lists unchanged");
+                    }
+                }
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Notified of each change, so that open connections can be checked again.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn current(&self) -> Lists {
+        self.lists.read().clone()
+    }
+}
+
+/// What a change of the file changes.
+#[derive(Debug, PartialEq, Eq)]
+struct Signature(Option<(u64, u64, u64, Option<SystemTime>)>);
+
+impl Signature {
+    fn of(path: &Path) -> Self {
+        Self(
+            fs::metadata(path)
+                .ok()
+                .map(|meta| (meta.dev(), meta.ino(), meta.len(), meta.modified().ok())),
+        )
+    }
+}

@@ -1,0 +1,7 @@
+//! gRPC over TLS: channels to the control plane, and the listener of a control plane.
+
+mod client;
+mod server;
+
+pub use client::{ChannelConfig, ChannelError, channel};
+pub use server::{Incoming, PeerInfo, TlsConnection, incoming, server_config};

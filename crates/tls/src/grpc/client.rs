@@ -1,0 +1,362 @@
+//! Channels to the control plane: server authentication only, roots read at each connection.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+};
+use rustls_pki_types::{CertificateDer, InvalidDnsNameError, ServerName, UnixTime};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{RootCa, RootCaError, TlsSettings, settings::ALPN_H2};
+
+/// How long a TCP connection, and then its handshake, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a channel leads, and how its server is known.
+#[derive(Clone, Debug)]
+pub struct ChannelConfig {
+    /// `https://host:port`, or without scheme; port 443 when none is named. `http://` is refused.
+    pub address: String,
+    /// Roots the server must chain to.
+    pub roots: RootCa,
+    /// Another name the server may have (`ALT_XDS_HOSTNAME`, `ALT_CA_HOSTNAME`).
+    pub alternative_name: Option<String>,
+    /// Versions and suites.
+    pub tls: TlsSettings,
+}
+
+/// An address that leads nowhere.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// Not an address.
+    #[error("{address:?} is not an address of the form https://host:port")]
+    Address {
+        /// The text.
+        address: String,
+        /// Why.
+        #[source]
+        source: http::uri::InvalidUri,
+    },
+    /// It names no host, or asks for clear text.
+    #[error("{address:?} must name a host, and https if a scheme")]
+    NotHttps {
+        /// The text.
+        address: String,
+    },
+    /// A host that no certificate can carry.
+    #[error("{name:?} cannot be a server's name")]
+    Name {
+        /// The host.
+        name: String,
+        /// Why.
+        #[source]
+        source: InvalidDnsNameError,
+    },
+}
+
+/// A channel that connects when first used, and again whenever the connection is lost.
+///
+/// Call within a runtime. Keeps the connection with TCP keepalive and HTTP/2 pings.
+pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
+    let target = Target::new(config)?;
+    // The connector brings TLS by itself; tonic must not look for its own.
+    let endpoint = Endpoint::from(target.inner_uri()?)
+        .origin(target.origin()?)
+        .http2_keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .keep_alive_while_idle(true);
+    Ok(endpoint.connect_with_connector_lazy(Connector(Arc::new(target))))
+}
+
+#[derive(Debug)]
+struct Target {
+    host: String,
+    port: u16,
+    name: ServerName<'static>,
+    alternative: Option<ServerName<'static>>,
+    roots: RootCa,
+    tls: TlsSettings,
+}
+
+impl Target {
+    fn new(config: &ChannelConfig) -> Result<Self, ChannelError> {
+        let address = &config.address;
+        let not_https = || ChannelError::NotHttps {
+            address: address.clone(),
+        };
+        let uri: Uri = match address.split_once("://") {
+            Some(("https", _)) => address.parse(),
+            Some(_) => return Err(not_https()),
+            None => format!("https://{address}").parse(),
+        }
+        .map_err(|source| ChannelError::Address {
+            address: address.clone(),
+            source,
+        })?;
+        let host = uri
+            .host()
+            .filter(|host| !host.is_empty())
+            .ok_or_else(not_https)?;
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let name = |name: &str| {
+            ServerName::try_from(name.to_owned()).map_err(|source| ChannelError::Name {
+                name: name.to_owned(),
+                source,
+            })
+        };
+        Ok(Self {
+            name: name(&host)?,
+            alternative: config.alternative_name.as_deref().map(name).transpose()?,
+            port: uri.port_u16().unwrap_or(443),
+            host,
+            roots: config.roots.clone(),
+            tls: config.tls.clone(),
+        })
+    }
+
+    fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    fn inner_uri(&self) -> Result<Uri, ChannelError> {
+        self.uri("http")
+    }
+
+    fn origin(&self) -> Result<Uri, ChannelError> {
+        self.uri("https")
+    }
+
+    fn uri(&self, scheme: &str) -> Result<Uri, ChannelError> {
+        let address = format!("{scheme}://{}", self.authority());
+        address
+            .parse()
+            .map_err(|source| ChannelError::Address { address, source })
+    }
+
+    fn client_config(&self) -> Result<ClientConfig, ConnectError> {
+        let roots = Arc::new(self.roots.load()?);
+        let inner = WebPkiServerVerifier::builder_with_provider(roots, self.tls.provider.clone())
+            .build()?;
+        let verifier = NamesVerifier {
+            inner,
+            alternative: self.alternative.clone(),
+        };
+        let mut config = ClientConfig::builder_with_provider(self.tls.provider.clone())
+            .with_protocol_versions(self.tls.versions())?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        Ok(config)
+    }
+
+    async fn connect(&self) -> Result<Stream, ConnectError> {
+        let tls = self.client_config()?;
+        let tcp = tokio::time::timeout(CONNECT_TIMEOUT, self.connect_tcp())
+            .await
+            .map_err(|_| ConnectError::TimedOut {
+                target: self.authority(),
+                what: "connecting",
+            })??;
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(tls));
+        let handshake = connector.connect(self.name.clone(), tcp);
+        let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake)
+            .await
+            .map_err(|_| ConnectError::TimedOut {
+                target: self.authority(),
+                what: "the TLS handshake",
+            })?
+            .map_err(|source| ConnectError::Handshake {
+                target: self.authority(),
+                source,
+            })?;
+        Ok(TokioIo::new(stream))
+    }
+
+    async fn connect_tcp(&self) -> Result<TcpStream, ConnectError> {
+        let failed = |source| ConnectError::Tcp {
+            target: self.authority(),
+            source,
+        };
+        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port))
+            .await
+            .map_err(failed)?;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in addresses {
+            match TcpStream::connect(address).await {
+                Ok(stream) => {
+                    keep_alive(&stream);
+                    return Ok(stream);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+}
+
+/// Best effort: a socket without these options still works.
+fn keep_alive(stream: &TcpStream) {
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(300))
+        .with_interval(Duration::from_secs(75))
+        .with_retries(9);
+    if let Err(error) = stream
+        .set_nodelay(true)
+        .and_then(|()| SockRef::from(stream).set_tcp_keepalive(&keepalive))
+    {
+        tracing::debug!(%error, "socket options of the control plane connection");
+    }
+}
+
+type Stream = TokioIo<tokio_rustls::client::TlsStream<TcpStream>>;
+
+/// A connection to the control plane that failed.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("cannot connect to {target}")]
+    Tcp {
+        target: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("TLS handshake with {target} failed")]
+    Handshake {
+        target: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{what} to {target} took too long")]
+    TimedOut { target: String, what: &'static str },
+    #[error(transparent)]
+    Roots(#[from] RootCaError),
+    #[error("the TLS settings cannot be used")]
+    Verifier(#[from] rustls::client::VerifierBuilderError),
+    #[error("the TLS settings cannot be used")]
+    Config(#[from] rustls::Error),
+}
+
+#[derive(Clone, Debug)]
+struct Connector(Arc<Target>);
+
+impl tower_service::Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let target = self.0.clone();
+        Box::pin(async move { target.connect().await })
+    }
+}
+
+/// The usual host name check, with a second name to try.
+#[derive(Debug)]
+struct NamesVerifier {
+    inner: Arc<WebPkiServerVerifier>,
+    alternative: Option<ServerName<'static>>,
+}
+
+impl ServerCertVerifier for NamesVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verify = |name: &ServerName<'_>| {
+            self.inner
+                .verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
+        };
+        let first = verify(server_name);
+        match (&first, &self.alternative) {
+            (Err(_), Some(alternative)) => verify(alternative).or(first),
+            _ => first,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(address: &str) -> Result<Target, ChannelError> {
+        Target::new(&ChannelConfig {
+            address: address.to_owned(),
+            roots: RootCa::System,
+            alternative_name: None,
+            tls: TlsSettings::default(),
+        })
+    }
+
+    #[test]
+    fn addresses_mean_https() {
+        let authority = |address| target(address).unwrap().authority();
+        assert_eq!(
+            authority("https://istiod.istio-system.svc:15012"),
+            "istiod.istio-system.svc:15012"
+        );
+        assert_eq!(authority("localhost:15012"), "localhost:15012");
+        assert_eq!(authority("https://[::1]:15012"), "[::1]:15012");
+        assert_eq!(authority("https://istiod"), "istiod:443");
+    }
+
+    #[test]
+    fn clear_text_and_nonsense_are_refused() {
+        for address in ["http://istiod:15010", "", "https://", "ftp://x", "a b"] {
+            assert!(target(address).is_err(), "{address:?}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Handshakes over any stream, and why they fail.
+
+use std::{error::Error, io, net::Ipv4Addr, sync::Arc};
+
+use ambit_model::{Identity, Reason};
+use rustls::{CertificateError, ClientConfig, ServerConfig};
+use rustls_pki_types::{CertificateDer, IpAddr, ServerName};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::{settings::ALPN_H2, verify::identity_of};
+
+/// The client's side of a connection.
+pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
+/// The server's side of a connection.
+pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
+
+/// A handshake that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// TLS itself, the peer's certificate included.
+    #[error("TLS handshake failed")]
+    Tls(#[source] rustls::Error),
+    /// The connection below.
+    #[error("connection lost during the TLS handshake")]
+    Io(#[source] io::Error),
+    /// The peer does not speak HTTP/2 by ALPN.
+    #[error("the peer did not agree on ALPN h2")]
+    Alpn,
+}
+
+impl HandshakeError {
+    /// For metrics and the access log.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Tls(error) => reason_of_tls(error),
+            Self::Alpn => Reason::TlsFailure,
+            Self::Io(_) => Reason::Connect,
+        }
+    }
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(error: io::Error) -> Self {
+        match error.downcast::<rustls::Error>() {
+            Ok(tls) => Self::Tls(tls),
+            Err(error) => Self::Io(error),
+        }
+    }
+}
+
+/// Connects as a client with a configuration of [`crate::WorkloadCert::client_config`].
+///
+/// The caller sets the deadline.
+pub async fn connect<S>(
+    config: Arc<ClientConfig>,
+    stream: S,
+) -> Result<ClientStream<S>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    // Never sent (no SNI) and never checked (the verifier compares SPIFFE ids).
+    let nobody = ServerName::IpAddress(IpAddr::from(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
+    let stream = TlsConnector::from(config).connect(nobody, stream).await?;
+    match stream.get_ref().1.alpn_protocol() {
+        Some(ALPN_H2) => Ok(stream),
+        _ => Err(HandshakeError::Alpn),
+    }
+}
+
+/// Accepts as a server with a configuration of [`crate::WorkloadCert::server_config`]; returns the
+/// client's identity too.
+///
+/// The caller sets the deadline.
+pub async fn accept<S>(
+    config: Arc<ServerConfig>,
+    stream: S,
+) -> Result<(ServerStream<S>, Option<Identity>), HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let stream = TlsAcceptor::from(config).accept(stream).await?;
+    let connection = stream.get_ref().1;
+    if connection.alpn_protocol() != Some(ALPN_H2) {
+        return Err(HandshakeError::Alpn);
+    }
+    let identity = connection.peer_certificates().and_then(peer_identity);
+    Ok((stream, identity))
+}
+
+/// The identity in a peer's verified chain (leaf first): the first SPIFFE id of the Kubernetes form.
+pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
+    chain.first().and_then(identity_of)
+}
+
+/// The reason behind an error, wherever in its chain of causes TLS stands.
+pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
+            return reason_of_tls(tls);
+        }
+        // An io::Error hides the error it was made of from `source`.
+        next = match error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref)
+        {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    Reason::Connect
+}
+
+fn reason_of_tls(error: &rustls::Error) -> Reason {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::Revoked) => Reason::CertRevoked,
+        _ => Reason::TlsFailure,
+    }
+}

@@ -1,0 +1,159 @@
+//! The roots that servers of the control plane are checked against.
+
+use std::{fs, io, path::PathBuf};
+
+use rustls::RootCertStore;
+use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
+
+/// Files in which systems keep their roots, first found wins. `SSL_CERT_FILE` is not asked: the
+/// environment of a proxy is set by its own contract.
+const SYSTEM_ROOTS: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+];
+
+/// Where roots come from (`XDS_ROOT_CA`, `CA_ROOT_CA`). Read again at every connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RootCa {
+    /// Those of the system.
+    System,
+    /// A PEM file.
+    File(PathBuf),
+    /// PEM text.
+    Pem(String),
+}
+
+/// Roots that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RootCaError {
+    /// The file cannot be read.
+    #[error("cannot read root certificates from {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Not PEM.
+    #[error("root certificates of {origin} are not PEM")]
+    Pem {
+        /// Where they come from.
+        origin: String,
+        /// Why.
+        #[source]
+        source: pem::Error,
+    },
+    /// A certificate is malformed.
+    #[error("a root certificate of {origin} is malformed")]
+    Malformed {
+        /// Where they come from.
+        origin: String,
+        /// Why.
+        #[source]
+        source: rustls::Error,
+    },
+    /// There is none.
+    #[error("{origin} holds no root certificate")]
+    Empty {
+        /// Where they should be.
+        origin: String,
+    },
+    /// The system has none in a known place.
+    #[error("this system keeps its root certificates in none of {}", SYSTEM_ROOTS.join(", "))]
+    NoSystemRoots,
+}
+
+impl RootCa {
+    /// Reads the forms of a setting: `SYSTEM`, PEM text, or else a path.
+    pub fn from_setting(text: &str) -> Self {
+        if text == "SYSTEM" {
+            Self::System
+        } else if text.contains("-----BEGIN") {
+            Self::Pem(text.to_owned())
+        } else {
+            Self::File(text.into())
+        }
+    }
+
+    /// Reads the certificates.
+    pub fn load(&self) -> Result<RootCertStore, RootCaError> {
+        match self {
+            Self::Pem(text) => parse(text.as_bytes(), "the setting", false),
+            Self::File(path) => {
+                let text = fs::read(path).map_err(|source| RootCaError::Read {
+                    path: path.clone(),
+                    source,
+                })?;
+                parse(&text, &path.display().to_string(), false)
+            }
+            Self::System => {
+                let (path, text) = SYSTEM_ROOTS
+                    .iter()
+                    .find_map(|path| Some((path, fs::read(path).ok()?)))
+                    .ok_or(RootCaError::NoSystemRoots)?;
+                parse(&text, path, true)
+            }
+        }
+    }
+}
+
+/// A system's bundle may hold some that cannot be used; our own may not.
+fn parse(text: &[u8], origin: &str, lenient: bool) -> Result<RootCertStore, RootCaError> {
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(text) {
+        let certificate = certificate.map_err(|source| RootCaError::Pem {
+            origin: origin.to_owned(),
+            source,
+        })?;
+        match store.add(certificate) {
+            Err(source) if !lenient => {
+                return Err(RootCaError::Malformed {
+                    origin: origin.to_owned(),
+                    source,
+                });
+            }
+            _ => {}
+        }
+    }
+    if store.is_empty() {
+        return Err(RootCaError::Empty {
+            origin: origin.to_owned(),
+        });
+    }
+    Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forms_of_a_setting_are_told_apart() {
+        assert_eq!(RootCa::from_setting("SYSTEM"), RootCa::System);
+        assert_eq!(
+            RootCa::from_setting("/a/b.pem"),
+            RootCa::File("/a/b.pem".into())
+        );
+        let pem = "-----BEGIN CERTIFICATE-----\n";
+        assert_eq!(RootCa::from_setting(pem), RootCa::Pem(pem.to_owned()));
+    }
+
+    #[test]
+    fn unusable_roots_are_named() {
+        let error = RootCa::File("/nowhere/root.pem".into()).load().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot read root certificates from /nowhere/root.pem"
+        );
+        let error = RootCa::Pem("no certificate".to_owned()).load().unwrap_err();
+        assert_eq!(error.to_string(), "the setting holds no root certificate");
+        let bad = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(matches!(
+            RootCa::Pem(bad.to_owned()).load(),
+            Err(RootCaError::Malformed { .. })
+        ));
+    }
+}

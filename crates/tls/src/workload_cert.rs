@@ -1,0 +1,258 @@
+//! A workload's certificate with its key and the mesh's roots, and the TLS configurations made
+//! of it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, OnceLock},
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::Identity;
+use parking_lot::Mutex;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    client::{ResolvesClientCert, Resumption},
+    server::NoServerSessionStorage,
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use webpki::KeyUsage;
+
+use crate::{
+    ChainError, TlsSettings,
+    chain::{self, Leaf},
+    settings::ALPN_H2,
+    verify::{ChainVerifier, ClientVerifier, ServerVerifier},
+};
+
+/// Client configurations kept per certificate: one for each set of identities dialled. Beyond it
+/// all are dropped and made anew, which costs microseconds each.
+const MAX_CLIENT_CONFIGS: usize = 4096;
+
+/// A certificate of one identity. Immutable; a renewal makes a new one.
+pub struct WorkloadCert {
+    identity: Identity,
+    key: Arc<CertifiedKey>,
+    roots: Vec<CertificateDer<'static>>,
+    not_before: SystemTime,
+    not_after: SystemTime,
+    settings: TlsSettings,
+    verifier: Arc<ChainVerifier>,
+    server: OnceLock<Result<Arc<ServerConfig>, rustls::Error>>,
+    clients: Mutex<HashMap<Box<[Identity]>, Arc<ClientConfig>>>,
+}
+
+impl WorkloadCert {
+    /// From a chain (leaf first, without roots), the leaf's private key and the mesh's roots.
+    ///
+    /// Refused: a key that is not the leaf's, a leaf without a SPIFFE id, a chain that does not
+    /// lead to the roots or is not valid now for both sides of a connection.
+    pub fn new(
+        settings: &TlsSettings,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, ChainError> {
+        Self::valid_at(settings, chain, key, roots, SystemTime::now())
+    }
+
+    /// As [`Self::new`], with the chain checked for another moment than the present.
+    pub fn valid_at(
+        settings: &TlsSettings,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        roots: Vec<CertificateDer<'static>>,
+        now: SystemTime,
+    ) -> Result<Self, ChainError> {
+        let Some((leaf_der, intermediates)) = chain.split_first() else {
+            return Err(ChainError::Empty);
+        };
+        let leaf = Leaf::read(leaf_der)?;
+        let mut store = RootCertStore::empty();
+        for root in &roots {
+            store.add(root.clone()).map_err(ChainError::Root)?;
+        }
+        // Revocation lists are for peers.
+        let own = TlsSettings {
+            crls: None,
+            ..settings.clone()
+        };
+        let verifier = ChainVerifier {
+            settings: own,
+            anchors: store.roots,
+        };
+        let since_epoch = now
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
+            verifier
+                .verify(
+                    leaf_der,
+                    intermediates,
+                    UnixTime::since_unix_epoch(since_epoch),
+                    usage,
+                )
+                .map_err(ChainError::Unverified)?;
+        }
+        let verifier = ChainVerifier {
+            settings: settings.clone(),
+            ..verifier
+        };
+        let key = settings
+            .provider
+            .key_provider
+            .load_private_key(key)
+            .map_err(ChainError::Key)?;
+        let key = CertifiedKey::new(chain, key);
+        key.keys_match().map_err(ChainError::Key)?;
+        Ok(Self {
+            identity: leaf.identity,
+            key: Arc::new(key),
+            roots,
+            not_before: leaf.not_before,
+            not_after: leaf.not_after,
+            settings: settings.clone(),
+            verifier: Arc::new(verifier),
+            server: OnceLock::new(),
+            clients: Mutex::default(),
+        })
+    }
+
+    /// From the answer of the CSR API: PEM texts, the leaf's first, the roots' last.
+    pub fn from_response(
+        settings: &TlsSettings,
+        identity: &Identity,
+        key: PrivateKeyDer<'static>,
+        response: &[String],
+    ) -> Result<Self, ChainError> {
+        let (chain, roots) = chain::split_response(response)?;
+        let cert = Self::new(settings, chain, key, roots)?;
+        if cert.identity != *identity {
+            return Err(ChainError::OtherIdentity {
+                got: Box::new(cert.identity),
+                expected: Box::new(identity.clone()),
+            });
+        }
+        Ok(cert)
+    }
+
+    /// Whose it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Valid from.
+    pub fn not_before(&self) -> SystemTime {
+        self.not_before
+    }
+
+    /// Valid until.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// Whether it is past its time.
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        now >= self.not_after
+    }
+
+    /// When to renew: half way through its life.
+    pub fn renew_at(&self) -> SystemTime {
+        let life = self
+            .not_after
+            .duration_since(self.not_before)
+            .unwrap_or(Duration::ZERO);
+        self.not_before + life / 2
+    }
+
+    /// Leaf and intermediates.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.key.cert
+    }
+
+    /// The mesh's roots.
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.roots
+    }
+
+    /// For connections to a server that must be one of `expected` (its certificate carries one of
+    /// these ids, exactly). An empty list accepts nobody. Made once per list.
+    pub fn client_config(&self, expected: &[Identity]) -> Result<Arc<ClientConfig>, rustls::Error> {
+        if let Some(config) = self.clients.lock().get(expected) {
+            return Ok(config.clone());
+        }
+        let config = Arc::new(self.make_client_config(expected)?);
+        let mut clients = self.clients.lock();
+        if clients.len() >= MAX_CLIENT_CONFIGS {
+            clients.clear();
+        }
+        Ok(clients.entry(expected.into()).or_insert(config).clone())
+    }
+
+    /// For connections from clients of our own trust domain, who must have a certificate. Made once.
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
+        self.server
+            .get_or_init(|| self.make_server_config().map(Arc::new))
+            .clone()
+    }
+
+    fn make_client_config(&self, expected: &[Identity]) -> Result<ClientConfig, rustls::Error> {
+        let verifier = ServerVerifier {
+            chain: self.verifier.clone(),
+            expected: expected.iter().map(ToString::to_string).collect(),
+        };
+        let mut config = ClientConfig::builder_with_provider(self.settings.provider.clone())
+            .with_protocol_versions(self.settings.versions())?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_cert_resolver(Arc::new(OwnCert(self.key.clone())));
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        config.enable_sni = false;
+        // A resumed session would skip the checks that a renewal or a revocation changes, and
+        // connections here are few and long.
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+
+    fn make_server_config(&self) -> Result<ServerConfig, rustls::Error> {
+        let verifier = ClientVerifier {
+            chain: self.verifier.clone(),
+            trust_domain: self.identity.trust_domain.to_string(),
+        };
+        let mut config = ServerConfig::builder_with_provider(self.settings.provider.clone())
+            .with_protocol_versions(self.settings.versions())?
+            .with_client_cert_verifier(Arc::new(verifier))
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.key.clone())));
+        config.alpn_protocols = vec![ALPN_H2.to_vec()];
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(config)
+    }
+}
+
+impl fmt::Debug for WorkloadCert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkloadCert")
+            .field("identity", &self.identity)
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct OwnCert(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for OwnCert {
+    fn resolve(
+        &self,
+        _root_hint_subjects: &[&[u8]],
+        _schemes: &[rustls::SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}

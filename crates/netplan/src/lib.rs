@@ -1,17 +1,20 @@
 //! Redirection inside a pod's network namespace as a value: computed, rendered, diffed. Pure.
 //!
 //! [`plan`] turns a [`RedirectionSpec`] into a [`Ruleset`], which knows of no backend. From there
-//! `nft::lower` makes netlink-level expressions (what the kernel is compared with, `nft::diff`),
-//! `nft_text::render` the same for human eyes, and `iptables` the text for `iptables-restore`.
+//! [`nft::lower`] makes netlink-level expressions (what the kernel is compared with, [`nft::diff`]),
+//! [`nft_text::render`] the same for human eyes, and [`iptables`] the text for `iptables-restore`.
 //!
 //! Invariant: nothing here performs a system call.
 #![forbid(unsafe_code)]
 
+pub mod iptables;
+pub mod nft;
+pub mod nft_text;
 mod plan;
 mod ruleset;
 mod spec;
 
-pub use plan::{plan, plan_released};
+pub use plan::{host_ruleset, plan, plan_released};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
 };

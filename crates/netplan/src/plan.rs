@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::{
     ruleset::{Action, Chain, ChainKind, Family, Match, Rule, Ruleset},
-    spec::{RedirectionSpec, SpecError, marks, ports},
+    spec::{HostSpec, RedirectionSpec, SpecError, marks, ports},
 };
 
 /// The rules of an enrolled pod.
@@ -32,6 +32,32 @@ pub fn plan_released() -> Ruleset {
     };
     let spec = RedirectionSpec::default();
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
+}
+
+/// The one rule of the node's namespace, a family at a time: what the node itself sends to an enrolled
+/// pod leaves with the address the pod's rules exempt. What it forwards does not match.
+pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
+    let probe = |family, address| Rule {
+        family: Some(family),
+        matches: vec![
+            Match::Tcp,
+            Match::LocalSocket(spec.kubelet_uid),
+            Match::ProbedPod,
+        ],
+        action: Action::SourceNat(address),
+    };
+    let rules = vec![
+        probe(Family::V4, spec.probe_v4.into()),
+        probe(Family::V6, spec.probe_v6.into()),
+    ];
+    let chain = Chain {
+        kind: ChainKind::NatPostrouting,
+        rules,
+    };
+    Ruleset {
+        policy_routing: false,
+        ..ruleset(spec.ipv4, spec.ipv6, vec![chain])
+    }
 }
 
 fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {

@@ -6,6 +6,10 @@
 
 pub mod procfs;
 pub mod addresses;
+mod iptables;
+mod netlink;
+mod nft;
+mod route;
 pub mod netns;
 pub mod redirection;
 pub mod socket;

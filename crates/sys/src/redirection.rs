@@ -1,14 +1,20 @@
 //! Puts redirection into a pod's namespace, looks whether it still stands, and takes it away.
 //!
-//! All functions block for a few milliseconds; callers with a runtime use a blocking thread.
+//! Owns the order of things: policy routing before rules, nftables before iptables, ours and never
+//! others'. All functions block for a few milliseconds; callers with a runtime use a blocking thread.
+//! They may be called at the same time for the same namespace.
 
+mod carrier;
 pub mod host;
 
 use std::{fmt, io};
 
-use ambit_netplan::{Backend, RedirectionSpec, SpecError};
+use ambit_netplan::{
+    Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_released, policy_routing,
+};
 
-use crate::netns::Netns;
+pub use crate::{iptables::IptablesError, nft::NftError};
+use crate::{netns::Netns, redirection::carrier::Carrier, route::Routing};
 
 /// What [`apply`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +33,7 @@ pub enum Applied {
 /// The differences between what should stand in a namespace and what does. Empty: none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drift {
-    /// One short phrase a difference, such as "chain nat-output: rules differ".
+    /// One short phrase a difference, such as "the rules of chain nat-output differ".
     pub items: Vec<String>,
     /// Nothing of ours was found at all.
     pub nothing_found: bool,
@@ -37,6 +43,16 @@ impl Drift {
     /// Whether all is as it should be.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
+    }
+
+    fn into_applied(self) -> Applied {
+        if self.is_empty() {
+            Applied::Unchanged
+        } else if self.nothing_found {
+            Applied::Installed
+        } else {
+            Applied::Repaired { what: self }
+        }
     }
 }
 
@@ -53,17 +69,71 @@ pub enum RedirectionError {
     #[error("the redirection asked for is not possible")]
     Spec(#[from] SpecError),
     /// The namespace cannot be entered.
-    #[error("cannot enter the pod's network namespace")]
+    #[error("cannot enter the network namespace")]
     Enter(#[source] io::Error),
+    /// nftables did not do it.
+    #[error("nftables did not take the rules")]
+    Nft(#[from] NftError),
+    /// iptables did not do it.
+    #[error("iptables did not take the rules")]
+    Iptables(#[from] IptablesError),
+    /// The policy rule or the local route did not come about.
+    #[error("cannot change the {family} policy routing")]
+    Routing {
+        /// Of this family.
+        family: Family,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// No way of setting rules works on this node.
+    #[error(
+        "no way to set redirection rules works here ({}); enable nf_tables with inet nat in the \
+         kernel, or install iptables",
+        .0.iter().map(|(backend, error)| format!("{backend}: {}", chain(error))).collect::<Vec<_>>().join("; ")
+    )]
+    NoBackend(Vec<(Backend, RedirectionError)>),
+}
+
+impl RedirectionError {
+    /// Whether another backend may fare better.
+    fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Nft(error) => error.is_unsupported(),
+            Self::Iptables(_) => true,
+            _ => false,
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut out = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        out.push_str(": ");
+        out.push_str(&error.to_string());
+        source = error.source();
+    }
+    out
 }
 
 /// Makes the namespace's redirection what `spec` says. Idempotent.
 ///
+/// Rules change in one step: no packet meets half of them. Rules of others are never touched.
+///
 /// # Errors
-/// The namespace is then as it was before, except where policy routing failed after the rules.
+/// The rules are then as they were before.
 pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
-    let _ = (netns, spec, Backend::Auto);
-    Ok(Applied::Unchanged)
+    let ruleset = plan(spec)?;
+    inside(netns, || {
+        // First the way back for the proxy's calls to the application: a rule without it would
+        // capture connections that then cannot be delivered.
+        let mut drift = ensure_routing(&ruleset)?;
+        let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
+        drift.nothing_found &= rules.nothing_found;
+        drift.items.extend(rules.items);
+        Ok(drift.into_applied())
+    })
 }
 
 /// Says what `apply` would have to change, and changes nothing.
@@ -71,20 +141,55 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 /// # Errors
 /// When the namespace cannot be read.
 pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, RedirectionError> {
-    let _ = (netns, spec);
-    Ok(Drift::default())
+    let ruleset = plan(spec)?;
+    inside(netns, || {
+        let mut drift = Drift {
+            items: Vec::new(),
+            nothing_found: true,
+        };
+        let mut routing = open_routing()?;
+        for family in routed_families(&ruleset) {
+            routing_drift(&mut routing, family, &mut drift)?;
+        }
+        let carriers = Carrier::candidates(spec.backend);
+        // On a node where only iptables works, what is ours is there.
+        let mut rules = None;
+        for carrier in carriers {
+            match carrier.observe(&ruleset) {
+                Ok(found) if !found.nothing_found => {
+                    rules = Some(found);
+                    break;
+                }
+                Ok(found) => rules = rules.or(Some(found)),
+                Err(error) if error.is_unsupported() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let rules = rules.unwrap_or_else(|| Drift {
+            items: vec!["no rules can be read here".into()],
+            nothing_found: true,
+        });
+        drift.nothing_found &= rules.nothing_found;
+        drift.items.extend(rules.items);
+        Ok(drift)
+    })
 }
 
 /// Takes redirection away from a running pod: new connections go direct, those in the proxy go on.
 ///
 /// What those need stays behind (see `ambit_netplan::plan_released`) and goes with the namespace, or
-/// with [`purge`].
+/// with [`purge`]. In a namespace without redirection nothing happens.
 ///
 /// # Errors
 /// When something of ours could not be taken away.
 pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
-    let _ = netns;
-    Ok(())
+    let ruleset = plan_released();
+    inside(netns, || {
+        for carrier in Carrier::present()? {
+            carrier.replace(&ruleset)?;
+        }
+        Ok(())
+    })
 }
 
 /// Removes every trace of ours, also what [`release`] leaves. Connections in the proxy break.
@@ -92,6 +197,110 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
 /// # Errors
 /// When something of ours could not be taken away.
 pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
-    let _ = netns;
+    inside(netns, || {
+        for carrier in Carrier::present()? {
+            carrier.remove()?;
+        }
+        let mut routing = open_routing()?;
+        for family in [Family::V4, Family::V6]
+            .into_iter()
+            .filter(|f| family_enabled(*f))
+        {
+            routing
+                .remove(&policy_routing(family))
+                .map_err(|source| RedirectionError::Routing { family, source })?;
+        }
+        Ok(())
+    })
+}
+
+fn inside<T>(
+    netns: &Netns,
+    work: impl FnOnce() -> Result<T, RedirectionError>,
+) -> Result<T, RedirectionError> {
+    netns.run(work).map_err(RedirectionError::Enter)?
+}
+
+/// Tries one backend after the other; only what a kernel or node lacks leads on to the next.
+fn first_working<T>(
+    wanted: Backend,
+    mut attempt: impl FnMut(Carrier) -> Result<T, RedirectionError>,
+) -> Result<(Carrier, T), RedirectionError> {
+    let mut failures = Vec::new();
+    for carrier in Carrier::candidates(wanted) {
+        match attempt(carrier) {
+            Ok(done) => return Ok((carrier, done)),
+            Err(error) if wanted == Backend::Auto && error.is_unsupported() => {
+                tracing::debug!(backend = %carrier.backend(), error = %chain(&error), "not usable");
+                failures.push((carrier.backend(), error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(RedirectionError::NoBackend(failures))
+}
+
+fn open_routing() -> Result<Routing, RedirectionError> {
+    Routing::open().map_err(|source| RedirectionError::Routing {
+        family: Family::V4,
+        source,
+    })
+}
+
+fn routed_families(ruleset: &Ruleset) -> Vec<Family> {
+    let wanted = |family: &Family| ruleset.policy_routing && family_enabled(*family);
+    ruleset.families.iter().copied().filter(wanted).collect()
+}
+
+/// Whether the calling thread's namespace has the family. The kernel shows a thread the settings of
+/// its own namespace.
+fn family_enabled(family: Family) -> bool {
+    const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+    family == Family::V4
+        || std::fs::read_to_string(DISABLED).is_ok_and(|setting| setting.trim() == "0")
+}
+
+fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
+    let mut drift = Drift {
+        items: Vec::new(),
+        nothing_found: true,
+    };
+    let mut routing = open_routing()?;
+    let mut result = Ok(());
+    // Each family is tried, whatever becomes of the other.
+    for family in routed_families(ruleset) {
+        let missing = drift.items.len();
+        let ensured = routing_drift(&mut routing, family, &mut drift).and_then(|()| {
+            if drift.items.len() == missing {
+                return Ok(());
+            }
+            routing
+                .ensure(&policy_routing(family))
+                .map_err(|source| RedirectionError::Routing { family, source })
+        });
+        result = result.and(ensured);
+    }
+    result.map(|()| drift)
+}
+
+fn routing_drift(
+    routing: &mut Routing,
+    family: Family,
+    drift: &mut Drift,
+) -> Result<(), RedirectionError> {
+    let present = routing
+        .observe(&policy_routing(family))
+        .map_err(|source| RedirectionError::Routing { family, source })?;
+    drift.nothing_found &= !present.rule && !present.route;
+    if !present.rule {
+        drift
+            .items
+            .push(format!("the {family} policy rule is missing"));
+    }
+    if !present.route {
+        drift
+            .items
+            .push(format!("the {family} local route is missing"));
+    }
     Ok(())
 }

@@ -1,19 +1,32 @@
 //! The one rule in the node's namespace: kubelet's probes of enrolled pods get a recognisable source.
+//!
+//! Which pods are enrolled is kept in the kernel, in a set (nftables) or in rules (iptables), each
+//! address with its pod's UID.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
-use ambit_netplan::{HostMember, HostSpec};
+use ambit_netplan::{
+    Backend, Family, HostMember, HostSpec,
+    iptables::{self, State},
+    nft::{HOST_TABLE, Table, host_table, set_name},
+};
 
-use super::{Applied, RedirectionError};
-use crate::netns::Netns;
+use super::{
+    Applied, Drift, RedirectionError,
+    carrier::{Carrier, change_table},
+    family_enabled, first_working, inside,
+};
+use crate::{iptables::Iptables, netns::Netns, nft::Nft};
 
-/// Makes the rule and its empty sets exist; members already there stay.
+/// Address to pod UID.
+type Members = BTreeMap<IpAddr, String>;
+
+/// Makes the rule and its sets exist; members already there stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError> {
-    let _ = (node, spec);
-    Ok(Applied::Unchanged)
+    edit(node, spec, |_| {}).map(Drift::into_applied)
 }
 
 /// Makes the set's members exactly these, in one step.
@@ -25,8 +38,11 @@ pub fn set_members(
     spec: &HostSpec,
     members: &[HostMember],
 ) -> Result<(), RedirectionError> {
-    let _ = (node, spec, members);
-    Ok(())
+    let wanted: Members = members
+        .iter()
+        .map(|m| (m.ip.to_canonical(), m.uid.clone()))
+        .collect();
+    edit(node, spec, |current| current.clone_from(&wanted)).map(|_| ())
 }
 
 /// Adds a pod's addresses, taking them over from a pod that had them before.
@@ -39,8 +55,10 @@ pub fn upsert(
     uid: &str,
     ips: &[IpAddr],
 ) -> Result<(), RedirectionError> {
-    let _ = (node, spec, uid, ips);
-    Ok(())
+    edit(node, spec, |current| {
+        current.extend(ips.iter().map(|ip| (ip.to_canonical(), uid.to_owned())));
+    })
+    .map(|_| ())
 }
 
 /// Removes all addresses that belong to this pod; those that meanwhile belong to another stay.
@@ -48,8 +66,10 @@ pub fn upsert(
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), RedirectionError> {
-    let _ = (node, spec, uid);
-    Ok(())
+    edit(node, spec, |current| {
+        current.retain(|_, owner| owner != uid)
+    })
+    .map(|_| ())
 }
 
 /// The members as the kernel has them.
@@ -57,8 +77,22 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
 /// # Errors
 /// When the node's namespace cannot be entered or read.
 pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, RedirectionError> {
-    let _ = (node, spec);
-    Ok(Vec::new())
+    inside(node, || {
+        let (_, members) = first_working(spec.backend, |carrier| match carrier.backend() {
+            Backend::Nftables => Ok(Nft::open()?
+                .read(HOST_TABLE)?
+                .map_or_else(Members::new, |t| members_of(&t))),
+            backend => {
+                let mut members = Members::new();
+                for (_, state) in read(backend, spec)? {
+                    let found = iptables::host_members(&state);
+                    members.extend(found.into_iter().map(|m| (m.ip, m.uid)));
+                }
+                Ok(members)
+            }
+        })?;
+        Ok(list(&members))
+    })
 }
 
 /// Removes the rule and the sets.
@@ -66,6 +100,118 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
-    let _ = node;
-    Ok(())
+    inside(node, || {
+        match change_table(HOST_TABLE, |_| None) {
+            Err(error) if !error.is_unsupported() => return Err(error),
+            _ => {}
+        }
+        for carrier in Carrier::present()? {
+            let spec = HostSpec::default();
+            for (family, current) in read(carrier.backend(), &spec)? {
+                restore(carrier.backend(), family, &current, &State::default())?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Changes the members and, with them, whatever else is not as it should be.
+fn edit(
+    node: &Netns,
+    spec: &HostSpec,
+    change: impl Fn(&mut Members),
+) -> Result<Drift, RedirectionError> {
+    inside(node, || {
+        let attempt = |carrier: Carrier| match carrier.backend() {
+            Backend::Nftables => change_table(HOST_TABLE, |current| {
+                let mut members = current.map_or_else(Members::new, members_of);
+                change(&mut members);
+                Some(table_with(spec, members))
+            }),
+            backend => edit_iptables(backend, spec, &change),
+        };
+        first_working(spec.backend, attempt).map(|(_, drift)| drift)
+    })
+}
+
+fn edit_iptables(
+    backend: Backend,
+    spec: &HostSpec,
+    change: impl Fn(&mut Members),
+) -> Result<Drift, RedirectionError> {
+    let mut drift = Drift {
+        items: Vec::new(),
+        nothing_found: true,
+    };
+    for (family, current) in read(backend, spec)? {
+        let found = iptables::host_members(&current);
+        let mut members: Members = found.into_iter().map(|m| (m.ip, m.uid)).collect();
+        change(&mut members);
+        let desired = iptables::desired_host(spec, &list(&members), family);
+        drift.nothing_found &= current.is_empty();
+        drift
+            .items
+            .extend(iptables::differences(&current, &desired));
+        restore(backend, family, &current, &desired)?;
+    }
+    Ok(drift)
+}
+
+fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, RedirectionError> {
+    let wanted = |family: &Family| {
+        family_enabled(*family)
+            && match family {
+                Family::V4 => spec.ipv4,
+                Family::V6 => spec.ipv6,
+            }
+    };
+    let mut out = Vec::new();
+    for family in [Family::V4, Family::V6].into_iter().filter(wanted) {
+        if let Some(program) = Iptables::new(backend, family) {
+            out.push((family, program.read()?));
+        }
+    }
+    Ok(out)
+}
+
+fn restore(
+    backend: Backend,
+    family: Family,
+    current: &State,
+    desired: &State,
+) -> Result<(), RedirectionError> {
+    match Iptables::new(backend, family) {
+        Some(program) => Ok(program.restore(&iptables::restore_script(current, desired))?),
+        None => Ok(()),
+    }
+}
+
+fn members_of(table: &Table) -> Members {
+    table
+        .sets
+        .values()
+        .flat_map(|set| set.members.clone())
+        .collect()
+}
+
+fn list(members: &Members) -> Vec<HostMember> {
+    members
+        .iter()
+        .map(|(ip, uid)| HostMember {
+            ip: *ip,
+            uid: uid.clone(),
+        })
+        .collect()
+}
+
+/// The table as it should be; members of a family the node does not handle have no place in it.
+fn table_with(spec: &HostSpec, members: Members) -> Table {
+    let mut table = host_table(spec);
+    for (ip, uid) in members {
+        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        if let Some(set) = table.sets.get_mut(set_name(family)) {
+            set.members.insert(ip, uid);
+        }
+    }
+    table
 }

@@ -1,0 +1,415 @@
+//! The rules for `iptables-restore` and `ip6tables-restore`, and how a namespace differs from them.
+//!
+//! Rules are written exactly as `iptables-save` prints them, so that comparing what stands with what
+//! should is comparing lines. All our rules are in chains of our own, whose names begin with
+//! [`PREFIX`]; of the built-in chains only our jumps are looked at.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::IpAddr,
+};
+
+use crate::{
+    ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
+    spec::{HostMember, HostSpec, marks},
+};
+
+/// With this our chains' names begin.
+pub const PREFIX: &str = "AMBIT_";
+
+/// Table and name of one of our chains. Tables sort in the order in which they must be filled:
+/// the redirecting `nat` last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TableName {
+    /// Before connection tracking.
+    Raw,
+    /// Marks and routing.
+    Mangle,
+    /// Translation.
+    Nat,
+}
+
+impl TableName {
+    /// All of them, in filling order.
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
+
+    /// As iptables writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Mangle => "mangle",
+            Self::Nat => "nat",
+        }
+    }
+}
+
+/// What is ours in one family of one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Our chains with their rules (without the leading `-A CHAIN `).
+    pub chains: BTreeMap<(TableName, String), Vec<String>>,
+    /// How often each built-in chain jumps to a chain of ours: (table, built-in, ours).
+    pub jumps: BTreeMap<(TableName, String, String), usize>,
+}
+
+impl State {
+    /// Whether nothing of ours is there.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.jumps.is_empty()
+    }
+}
+
+/// What should be ours in one family.
+pub fn desired(ruleset: &Ruleset, family: Family) -> State {
+    let mut state = State::default();
+    if !ruleset.families.contains(&family) {
+        return state;
+    }
+    for chain in &ruleset.chains {
+        let rules: Vec<_> = chain
+            .rules
+            .iter()
+            .filter(|rule| rule.family.is_none_or(|f| f == family))
+            .map(render_rule)
+            .collect();
+        insert(&mut state, chain.kind, rules);
+    }
+    state
+}
+
+/// What should be ours on the node: a rule for each member, since sets would need another tool.
+pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> State {
+    let mut state = State::default();
+    let (wanted, source) = match family {
+        Family::V4 => (spec.ipv4, IpAddr::V4(spec.probe_v4)),
+        Family::V6 => (spec.ipv6, IpAddr::V6(spec.probe_v6)),
+    };
+    if !wanted {
+        return state;
+    }
+    let owner = match spec.kubelet_uid {
+        Some(uid) => format!("--uid-owner {uid}"),
+        None => "--socket-exists".into(),
+    };
+    let members = members
+        .iter()
+        .filter(|m| m.ip.is_ipv4() == (family == Family::V4));
+    let rules = members.map(|member| {
+        format!(
+            "-d {} -p tcp -m owner {owner} -m comment --comment {} -j SNAT --to-source {source}",
+            host_prefix(member.ip),
+            quote(&member.uid)
+        )
+    });
+    insert(&mut state, ChainKind::NatPostrouting, rules.collect());
+    state
+}
+
+/// The members a node's chain stands for.
+pub fn host_members(state: &State) -> Vec<HostMember> {
+    let (table, _, ours) = place(ChainKind::NatPostrouting);
+    let rules = state.chains.get(&(table, ours.to_owned()));
+    rules
+        .into_iter()
+        .flatten()
+        .filter_map(|rule| parse_member(rule))
+        .collect()
+}
+
+fn parse_member(rule: &str) -> Option<HostMember> {
+    let rest = rule.strip_prefix("-d ")?;
+    let (address, rest) = rest.split_once(' ')?;
+    let ip = address.split('/').next()?.parse().ok()?;
+    let (_, rest) = rest.split_once("--comment ")?;
+    let (uid, _) = rest.split_once(" -j ")?;
+    Some(HostMember {
+        ip,
+        uid: uid.trim_matches('"').to_owned(),
+    })
+}
+
+/// iptables-save quotes a comment only where it holds more than these.
+fn quote(comment: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
+    if !comment.is_empty() && comment.bytes().all(plain) {
+        comment.to_owned()
+    } else {
+        let safe: String = comment
+            .chars()
+            .filter(|c| !c.is_control() && *c != '"' && *c != '\\')
+            .collect();
+        format!("\"{safe}\"")
+    }
+}
+
+fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
+    let (table, builtin, ours) = place(kind);
+    state.chains.insert((table, ours.to_owned()), rules);
+    state
+        .jumps
+        .insert((table, builtin.to_owned(), ours.to_owned()), 1);
+}
+
+/// Table, built-in chain, our chain.
+fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
+    match kind {
+        ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
+        ChainKind::RawOutput => (TableName::Raw, "OUTPUT", "AMBIT_OUTPUT"),
+        ChainKind::RouteOutput => (TableName::Mangle, "OUTPUT", "AMBIT_OUTPUT"),
+        ChainKind::NatPrerouting => (TableName::Nat, "PREROUTING", "AMBIT_PRERT"),
+        ChainKind::NatOutput => (TableName::Nat, "OUTPUT", "AMBIT_OUTPUT"),
+        ChainKind::NatPostrouting => (TableName::Nat, "POSTROUTING", "AMBIT_POSTRT"),
+    }
+}
+
+fn host_prefix(ip: IpAddr) -> String {
+    format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })
+}
+
+/// The parts of a rule in the order in which `iptables-save` prints them.
+#[derive(Default)]
+struct Line {
+    source: String,
+    input: String,
+    output: String,
+    protocol: String,
+    /// Options of the `tcp` or `udp` match: source port, destination port, flags.
+    ports: [String; 3],
+    /// Position of the `tcp` or `udp` match among the others.
+    modules: Vec<String>,
+}
+
+fn render_rule(rule: &Rule) -> String {
+    let mut line = Line::default();
+    for one in &rule.matches {
+        add_match(&mut line, one);
+    }
+    let mut out = String::new();
+    for part in [&line.source, &line.input, &line.output] {
+        out.push_str(part);
+    }
+    if !line.protocol.is_empty() {
+        // Writing to a String cannot fail.
+        let _ = write!(out, "-p {} ", line.protocol);
+        if line.ports.iter().any(|p| !p.is_empty()) {
+            let _ = write!(out, "-m {} {}", line.protocol, line.ports.concat());
+        }
+    }
+    for module in &line.modules {
+        let _ = write!(out, "-m {module} ");
+    }
+    out.push_str(&render_action(rule.action));
+    out
+}
+
+fn add_match(line: &mut Line, one: &Match) {
+    let mask = marks::MASK;
+    let [source_port, destination_port, flags] = &mut line.ports;
+    match one {
+        Match::Tcp => line.protocol = "tcp".into(),
+        Match::Udp => line.protocol = "udp".into(),
+        Match::TcpOpening => {
+            line.protocol = "tcp".into();
+            *flags = "--tcp-flags SYN,ACK SYN ".into();
+        }
+        Match::InLoopback => line.input = "-i lo ".into(),
+        Match::NotInLoopback => line.input = "! -i lo ".into(),
+        Match::OutLoopback => line.output = "-o lo ".into(),
+        Match::NotOutLoopback => line.output = "! -o lo ".into(),
+        Match::InInterface(name) => line.input = format!("-i {name} "),
+        Match::SourcePort(port) => *source_port = format!("--sport {port} "),
+        Match::NotSourcePort(port) => *source_port = format!("! --sport {port} "),
+        Match::DestinationPort(port) => *destination_port = format!("--dport {port} "),
+        Match::NotDestinationPort(port) => *destination_port = format!("! --dport {port} "),
+        Match::Source(ip) => line.source = format!("-s {} ", host_prefix(*ip)),
+        Match::Mark(mark) => line
+            .modules
+            .push(format!("mark --mark {mark:#x}/{mask:#x}")),
+        Match::NotMark(mark) => line
+            .modules
+            .push(format!("mark ! --mark {mark:#x}/{mask:#x}")),
+        Match::ConnectionMark(mark) => {
+            line.modules
+                .push(format!("connmark --mark {mark:#x}/{mask:#x}"));
+        }
+        Match::Reply => line.modules.push("conntrack --ctdir REPLY".into()),
+        Match::Established => line.modules.push("conntrack --ctstate ESTABLISHED".into()),
+        Match::LocalSocket(None) => line.modules.push("owner --socket-exists".into()),
+        Match::LocalSocket(Some(uid)) => line.modules.push(format!("owner --uid-owner {uid}")),
+        // Members are rules of their own here, see `desired_host`.
+        Match::ProbedPod => {}
+    }
+}
+
+fn render_action(action: Action) -> String {
+    match action {
+        Action::Exempt => "-j RETURN".into(),
+        Action::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
+        Action::SourceNat(ip) => format!("-j SNAT --to-source {ip}"),
+        Action::SetConnectionMark(mark) => {
+            format!("-j CONNMARK --set-xmark {mark:#x}/{:#x}", marks::MASK)
+        }
+        Action::RestoreMark => {
+            "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".into()
+        }
+        Action::OriginalZone(zone) => format!("-j CT --zone-orig {zone}"),
+        Action::Untracked => "-j CT --notrack".into(),
+    }
+}
+
+/// Reads what is ours out of the output of `iptables-save`.
+pub fn parse_save(text: &str) -> State {
+    let mut state = State::default();
+    let mut table = None;
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = TableName::ALL.into_iter().find(|t| t.name() == name.trim());
+            continue;
+        }
+        let Some(table) = table else { continue };
+        if let Some(name) = line
+            .strip_prefix(':')
+            .and_then(|rest| rest.split(' ').next())
+        {
+            if name.starts_with(PREFIX) {
+                state.chains.entry((table, name.to_owned())).or_default();
+            }
+        } else if let Some(rest) = line.strip_prefix("-A ") {
+            let Some((chain, rule)) = rest.trim_end().split_once(' ') else {
+                continue;
+            };
+            if chain.starts_with(PREFIX) {
+                state
+                    .chains
+                    .entry((table, chain.to_owned()))
+                    .or_default()
+                    .push(rule.to_owned());
+            } else if let Some(target) = rule.strip_prefix("-j ")
+                && target.starts_with(PREFIX)
+            {
+                *state
+                    .jumps
+                    .entry((table, chain.to_owned(), target.to_owned()))
+                    .or_default() += 1;
+            }
+        }
+    }
+    state
+}
+
+/// What differs, in short phrases.
+pub fn differences(current: &State, desired: &State) -> Vec<String> {
+    let mut out = Vec::new();
+    for (key @ (table, chain), rules) in &desired.chains {
+        match current.chains.get(key) {
+            None => out.push(format!(
+                "chain {chain} of table {} is missing",
+                table.name()
+            )),
+            Some(found) if found != rules => {
+                out.push(format!(
+                    "the rules of chain {chain} of table {} differ",
+                    table.name()
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    for (table, chain) in current
+        .chains
+        .keys()
+        .filter(|k| !desired.chains.contains_key(*k))
+    {
+        out.push(format!(
+            "chain {chain} of table {} should not be there",
+            table.name()
+        ));
+    }
+    for (key @ (table, builtin, ours), _) in &desired.jumps {
+        match current.jumps.get(key).copied().unwrap_or(0) {
+            0 => out.push(format!(
+                "{} {builtin} does not jump to {ours}",
+                table.name()
+            )),
+            1 => {}
+            n => out.push(format!(
+                "{} {builtin} jumps {n} times to {ours}",
+                table.name()
+            )),
+        }
+    }
+    for (table, builtin, ours) in current
+        .jumps
+        .keys()
+        .filter(|k| !desired.jumps.contains_key(*k))
+    {
+        out.push(format!(
+            "{} {builtin} should not jump to {ours}",
+            table.name()
+        ));
+    }
+    out
+}
+
+/// Input for `iptables-restore --noflush` that leads from one state to the other; empty when they
+/// are equal. Each table is committed in one step, `nat` last.
+///
+/// A removal (`desired` empty) is the same in the other order: `nat` first.
+pub fn restore_script(current: &State, desired: &State) -> String {
+    let mut tables = TableName::ALL;
+    if desired.is_empty() {
+        tables.reverse();
+    }
+    tables
+        .into_iter()
+        .map(|table| table_script(table, current, desired))
+        .collect()
+}
+
+fn table_script(table: TableName, current: &State, desired: &State) -> String {
+    let mut chains = String::new();
+    let mut steps = String::new();
+    let mut removals = String::new();
+    let names: BTreeSet<_> = current
+        .chains
+        .keys()
+        .chain(desired.chains.keys())
+        .filter(|(t, _)| *t == table)
+        .collect();
+    for key @ (_, chain) in names {
+        let (found, wanted) = (current.chains.get(key), desired.chains.get(key));
+        if found == wanted {
+            continue;
+        }
+        // With --noflush a chain line makes the chain, or empties it.
+        let _ = writeln!(chains, ":{chain} - [0:0]");
+        for rule in wanted.into_iter().flatten() {
+            let _ = writeln!(steps, "-A {chain} {rule}");
+        }
+        if wanted.is_none() {
+            let _ = writeln!(removals, "-X {chain}");
+        }
+    }
+    let jumps: BTreeSet<_> = current
+        .jumps
+        .keys()
+        .chain(desired.jumps.keys())
+        .filter(|(t, _, _)| *t == table)
+        .collect();
+    for key @ (_, builtin, ours) in jumps {
+        let found = current.jumps.get(key).copied().unwrap_or(0);
+        let wanted = desired.jumps.get(key).copied().unwrap_or(0);
+        // First in the chain: a rule of others that accepts would otherwise let connections escape.
+        if found < wanted {
+            let _ = writeln!(steps, "-I {builtin} 1 -j {ours}");
+        }
+        for _ in wanted..found {
+            let _ = writeln!(steps, "-D {builtin} -j {ours}");
+        }
+    }
+    if chains.is_empty() && steps.is_empty() {
+        return String::new();
+    }
+    format!("*{}\n{chains}{steps}{removals}COMMIT\n", table.name())
+}

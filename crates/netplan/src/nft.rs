@@ -1,0 +1,200 @@
+//! The rules in the kernel's own terms: a table of chains of expressions, and how two tables differ.
+//!
+//! Expressions are values here; their bytes are the business of whoever speaks netlink. All data
+//! passes through one register, so expressions do not name registers.
+
+mod diff;
+mod lower;
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+pub use diff::{Change, apply, diff};
+pub use lower::{HOST_TABLE, POD_TABLE, host_table, lower, set_name};
+
+use crate::ruleset::Family;
+
+/// One table of family inet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Its chains by name.
+    pub chains: BTreeMap<String, TableChain>,
+    /// Its sets by name.
+    pub sets: BTreeMap<String, Set>,
+}
+
+/// A chain and its rules in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableChain {
+    /// Where the kernel calls it; `None`: only other chains do.
+    pub hook: Option<Hook>,
+    /// Rules as expression lists.
+    pub rules: Vec<Vec<Expr>>,
+}
+
+/// How a base chain is hooked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
+    /// `filter`, `route` or `nat`.
+    pub kind: String,
+    /// Number of the hook (`NF_INET_*`).
+    pub number: u32,
+    /// Lower is earlier.
+    pub priority: i32,
+    /// Whether packets no rule decided about are accepted.
+    pub accepts: bool,
+}
+
+/// A set of addresses, each with a comment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Whose addresses.
+    pub family: Family,
+    /// Comment by address.
+    pub members: BTreeMap<IpAddr, String>,
+}
+
+/// One expression of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expr {
+    /// Loads something about the packet.
+    Meta(MetaKey),
+    /// Sets the packet's mark.
+    SetMark,
+    /// Loads bytes of a header.
+    Payload {
+        /// Which header.
+        base: PayloadBase,
+        /// First byte.
+        offset: u32,
+        /// How many.
+        len: u32,
+    },
+    /// Goes on only if the data compares so.
+    Cmp {
+        /// Equal, or not equal.
+        equal: bool,
+        /// With this.
+        data: Vec<u8>,
+    },
+    /// `data & mask ^ xor`.
+    Bitwise {
+        /// The mask.
+        mask: Vec<u8>,
+        /// The bits then flipped.
+        xor: Vec<u8>,
+    },
+    /// Loads something about the connection.
+    Ct(CtKey),
+    /// Sets the connection's mark.
+    SetCtMark,
+    /// Sets the zone for the original direction.
+    SetOriginalZone,
+    /// Loads constant data.
+    Data(Vec<u8>),
+    /// Ends the chain with acceptance.
+    Accept,
+    /// Translates the destination to this namespace, port from the data.
+    Redirect,
+    /// Translates the source to the address in the data.
+    SourceNat(Family),
+    /// Goes on only if the data is in the set.
+    Lookup(String),
+    /// Leaves the packet untracked.
+    Untracked,
+    /// An expression read back that is none of the above.
+    Foreign {
+        /// Its name.
+        name: String,
+        /// Its attributes, raw.
+        data: Vec<u8>,
+    },
+}
+
+/// What is loaded about a packet (numbers are the kernel's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetaKey {
+    /// The mark.
+    Mark,
+    /// Index of the interface it came from.
+    InIndex,
+    /// Index of the interface it leaves by.
+    OutIndex,
+    /// Name of the interface it came from.
+    InName,
+    /// User of its socket.
+    SocketUser,
+    /// Family as netfilter numbers them.
+    Family,
+    /// Transport protocol.
+    Protocol,
+}
+
+impl MetaKey {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Mark,
+        Self::InIndex,
+        Self::OutIndex,
+        Self::InName,
+        Self::SocketUser,
+        Self::Family,
+        Self::Protocol,
+    ];
+
+    /// `NFT_META_*`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Mark => 3,
+            Self::InIndex => 4,
+            Self::OutIndex => 5,
+            Self::InName => 6,
+            Self::SocketUser => 10,
+            Self::Family => 15,
+            Self::Protocol => 16,
+        }
+    }
+}
+
+/// Which header bytes are loaded from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadBase {
+    /// IP.
+    Network,
+    /// TCP or UDP.
+    Transport,
+}
+
+impl PayloadBase {
+    /// `NFT_PAYLOAD_*_HEADER`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Network => 1,
+            Self::Transport => 2,
+        }
+    }
+}
+
+/// What is loaded about a connection (numbers are the kernel's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CtKey {
+    /// State bits.
+    State,
+    /// 0 original, 1 reply.
+    Direction,
+    /// The mark.
+    Mark,
+}
+
+impl CtKey {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::State, Self::Direction, Self::Mark];
+
+    /// `NFT_CT_*`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::State => 0,
+            Self::Direction => 1,
+            Self::Mark => 3,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The changes that lead from one table to another, to be made in one transaction.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+use super::{Expr, Hook, Set, Table, TableChain};
+use crate::ruleset::Family;
+
+/// One step. Steps make sense only in the order [`diff`] gives them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Makes the table, empty.
+    AddTable,
+    /// Removes the table with all in it.
+    DeleteTable,
+    /// Makes a chain, empty.
+    AddChain(String, Option<Hook>),
+    /// Removes all rules of a chain.
+    FlushChain(String),
+    /// Removes an empty chain.
+    DeleteChain(String),
+    /// Appends a rule to a chain.
+    AddRule(String, Vec<Expr>),
+    /// Makes a set, empty.
+    AddSet(String, Family),
+    /// Removes a set no rule looks into.
+    DeleteSet(String),
+    /// Adds an address to a set.
+    AddMember(String, IpAddr, String),
+    /// Removes an address from a set.
+    DeleteMember(String, IpAddr),
+}
+
+impl fmt::Display for Change {
+    /// What was found wrong, not what is done about it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddTable => f.write_str("the table is missing"),
+            Self::DeleteTable => f.write_str("the table is not as it should be"),
+            Self::AddChain(name, _) => write!(f, "chain {name} is missing"),
+            Self::FlushChain(name) => write!(f, "the rules of chain {name} differ"),
+            Self::DeleteChain(name) => write!(f, "chain {name} should not be there"),
+            Self::AddRule(name, _) => write!(f, "chain {name} lacks a rule"),
+            Self::AddSet(name, _) => write!(f, "set {name} is missing"),
+            Self::DeleteSet(name) => write!(f, "set {name} should not be there"),
+            Self::AddMember(name, ip, _) => write!(f, "set {name} lacks {ip}"),
+            Self::DeleteMember(name, ip) => write!(f, "set {name} should not hold {ip}"),
+        }
+    }
+}
+
+/// What leads from `current` to `desired`; `None` is no table. Empty exactly when they are equal.
+pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
+    let mut out = Vec::new();
+    match (current, desired) {
+        (None, None) => {}
+        (Some(_), None) => out.push(Change::DeleteTable),
+        (None, Some(desired)) => {
+            out.push(Change::AddTable);
+            change_table(&Table::default(), desired, &mut out);
+        }
+        (Some(current), Some(desired)) if needs_rebuild(current, desired) => {
+            out.extend([Change::DeleteTable, Change::AddTable]);
+            change_table(&Table::default(), desired, &mut out);
+        }
+        (Some(current), Some(desired)) => change_table(current, desired, &mut out),
+    }
+    out
+}
+
+/// The kernel cannot re-hook a chain nor change what a set holds.
+fn needs_rebuild(current: &Table, desired: &Table) -> bool {
+    let chain = |(name, chain): (&String, &TableChain)| {
+        desired
+            .chains
+            .get(name)
+            .is_some_and(|wanted| wanted.hook != chain.hook)
+    };
+    let set = |(name, set): (&String, &Set)| {
+        desired
+            .sets
+            .get(name)
+            .is_some_and(|wanted| wanted.family != set.family)
+    };
+    current.chains.iter().any(chain) || current.sets.iter().any(set)
+}
+
+fn change_table(current: &Table, desired: &Table, out: &mut Vec<Change>) {
+    // Rules go first: a chain or set they refer to could not be removed otherwise.
+    for (name, chain) in &current.chains {
+        let kept = desired
+            .chains
+            .get(name)
+            .is_some_and(|wanted| wanted.rules == chain.rules);
+        // Also when the chain is empty: somebody may be filling it at this very moment.
+        if !kept {
+            out.push(Change::FlushChain(name.clone()));
+        }
+    }
+    for name in current
+        .chains
+        .keys()
+        .filter(|name| !desired.chains.contains_key(*name))
+    {
+        out.push(Change::DeleteChain(name.clone()));
+    }
+    change_sets(&current.sets, &desired.sets, out);
+    for (name, wanted) in &desired.chains {
+        let present = current.chains.get(name);
+        if present.is_none() {
+            out.push(Change::AddChain(name.clone(), wanted.hook.clone()));
+        }
+        if present.is_none_or(|chain| chain.rules != wanted.rules) {
+            out.extend(
+                wanted
+                    .rules
+                    .iter()
+                    .map(|r| Change::AddRule(name.clone(), r.clone())),
+            );
+        }
+    }
+}
+
+fn change_sets(
+    current: &BTreeMap<String, Set>,
+    desired: &BTreeMap<String, Set>,
+    out: &mut Vec<Change>,
+) {
+    for name in current.keys().filter(|name| !desired.contains_key(*name)) {
+        out.push(Change::DeleteSet(name.clone()));
+    }
+    let nothing = BTreeMap::new();
+    for (name, wanted) in desired {
+        let present = current.get(name);
+        if present.is_none() {
+            out.push(Change::AddSet(name.clone(), wanted.family));
+        }
+        let members = present.map_or(&nothing, |set| &set.members);
+        // The kernel does not change the comment of a member that exists: out and in again.
+        for (ip, comment) in members {
+            if wanted.members.get(ip) != Some(comment) {
+                out.push(Change::DeleteMember(name.clone(), *ip));
+            }
+        }
+        for (ip, comment) in &wanted.members {
+            if members.get(ip) != Some(comment) {
+                out.push(Change::AddMember(name.clone(), *ip, comment.clone()));
+            }
+        }
+    }
+}
+
+/// What the kernel makes of the changes: the meaning `diff` relies on.
+pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
+    let mut table = table;
+    for change in changes {
+        match change {
+            Change::AddTable => {
+                table.get_or_insert_default();
+            }
+            Change::DeleteTable => table = None,
+            other => {
+                if let Some(table) = &mut table {
+                    apply_inside(table, other);
+                }
+            }
+        }
+    }
+    table
+}
+
+fn apply_inside(table: &mut Table, change: &Change) {
+    match change {
+        Change::AddTable | Change::DeleteTable => {}
+        Change::AddChain(name, hook) => {
+            let chain = TableChain {
+                hook: hook.clone(),
+                rules: Vec::new(),
+            };
+            table.chains.entry(name.clone()).or_insert(chain);
+        }
+        Change::FlushChain(name) => {
+            if let Some(chain) = table.chains.get_mut(name) {
+                chain.rules.clear();
+            }
+        }
+        Change::DeleteChain(name) => {
+            table.chains.remove(name);
+        }
+        Change::AddRule(name, rule) => {
+            if let Some(chain) = table.chains.get_mut(name) {
+                chain.rules.push(rule.clone());
+            }
+        }
+        Change::AddSet(name, family) => {
+            let set = Set {
+                family: *family,
+                members: BTreeMap::new(),
+            };
+            table.sets.entry(name.clone()).or_insert(set);
+        }
+        Change::DeleteSet(name) => {
+            table.sets.remove(name);
+        }
+        Change::AddMember(name, ip, comment) => {
+            if let Some(set) = table.sets.get_mut(name) {
+                set.members.entry(*ip).or_insert_with(|| comment.clone());
+            }
+        }
+        Change::DeleteMember(name, ip) => {
+            if let Some(set) = table.sets.get_mut(name) {
+                set.members.remove(ip);
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! From rules to expressions.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, Table, TableChain};
+use crate::{
+    plan::host_ruleset,
+    ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
+    spec::{HostSpec, marks},
+};
+
+/// Name of the table in pods.
+pub const POD_TABLE: &str = "ambit";
+/// Name of the table in the node's namespace.
+pub const HOST_TABLE: &str = "ambit-probes";
+
+/// Index of loopback: the same in every namespace.
+const LOOPBACK: u32 = 1;
+/// `ct state established`.
+const STATE_ESTABLISHED: u32 = 2;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+
+/// Name of the set of probed pods of one family.
+pub const fn set_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "probes-v4",
+        Family::V6 => "probes-v6",
+    }
+}
+
+/// The table that does what the rules say.
+pub fn lower(ruleset: &Ruleset) -> Table {
+    let chains = ruleset.chains.iter().map(|chain| {
+        let (name, hook) = hook(chain.kind);
+        let rules = chain.rules.iter().map(lower_rule).collect();
+        (
+            name.to_owned(),
+            TableChain {
+                hook: Some(hook),
+                rules,
+            },
+        )
+    });
+    Table {
+        chains: chains.collect(),
+        sets: BTreeMap::new(),
+    }
+}
+
+/// The node's table with its sets, still empty.
+pub fn host_table(spec: &HostSpec) -> Table {
+    let ruleset = host_ruleset(spec);
+    let mut table = lower(&ruleset);
+    for family in ruleset.families {
+        table.sets.insert(
+            set_name(family).into(),
+            Set {
+                family,
+                members: BTreeMap::new(),
+            },
+        );
+    }
+    table
+}
+
+fn hook(kind: ChainKind) -> (&'static str, Hook) {
+    // Numbers: prerouting 0, output 3, postrouting 4. Priorities: raw -300, mangle -150, dstnat -100,
+    // srcnat 100; connection tracking itself is at -200.
+    let (name, chain_type, number, priority) = match kind {
+        ChainKind::RawPrerouting => ("raw-prerouting", "filter", 0, -300),
+        ChainKind::RawOutput => ("raw-output", "filter", 3, -300),
+        ChainKind::RouteOutput => ("route-output", "route", 3, -150),
+        ChainKind::NatPrerouting => ("nat-prerouting", "nat", 0, -100),
+        ChainKind::NatOutput => ("nat-output", "nat", 3, -100),
+        ChainKind::NatPostrouting => ("nat-postrouting", "nat", 4, 100),
+    };
+    (
+        name,
+        Hook {
+            kind: chain_type.into(),
+            number,
+            priority,
+            accepts: true,
+        },
+    )
+}
+
+fn lower_rule(rule: &Rule) -> Vec<Expr> {
+    let mut out = Vec::new();
+    if let Some(family) = rule.family {
+        let number = match family {
+            Family::V4 => 2,
+            Family::V6 => 10,
+        };
+        out.extend([Expr::Meta(MetaKey::Family), eq([number])]);
+    }
+    for one in &rule.matches {
+        lower_match(one, rule.family, &mut out);
+    }
+    lower_action(rule.action, &mut out);
+    out
+}
+
+fn eq(data: impl Into<Vec<u8>>) -> Expr {
+    Expr::Cmp {
+        equal: true,
+        data: data.into(),
+    }
+}
+
+fn ne(data: impl Into<Vec<u8>>) -> Expr {
+    Expr::Cmp {
+        equal: false,
+        data: data.into(),
+    }
+}
+
+fn masked(mask: u32, xor: u32) -> Expr {
+    Expr::Bitwise {
+        mask: mask.to_ne_bytes().into(),
+        xor: xor.to_ne_bytes().into(),
+    }
+}
+
+fn port(offset: u32) -> Expr {
+    Expr::Payload {
+        base: PayloadBase::Transport,
+        offset,
+        len: 2,
+    }
+}
+
+fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
+    let protocol = |number: u8| [Expr::Meta(MetaKey::Protocol), eq([number])];
+    match one {
+        Match::Tcp => out.extend(protocol(TCP)),
+        Match::Udp => out.extend(protocol(UDP)),
+        Match::TcpOpening => {
+            out.extend(protocol(TCP));
+            let flags = Expr::Payload {
+                base: PayloadBase::Transport,
+                offset: 13,
+                len: 1,
+            };
+            let mask = Expr::Bitwise {
+                mask: vec![SYN | ACK],
+                xor: vec![0],
+            };
+            out.extend([flags, mask, eq([SYN])]);
+        }
+        Match::InLoopback => {
+            out.extend([Expr::Meta(MetaKey::InIndex), eq(LOOPBACK.to_ne_bytes())]);
+        }
+        Match::NotInLoopback => {
+            out.extend([Expr::Meta(MetaKey::InIndex), ne(LOOPBACK.to_ne_bytes())]);
+        }
+        Match::OutLoopback => {
+            out.extend([Expr::Meta(MetaKey::OutIndex), eq(LOOPBACK.to_ne_bytes())]);
+        }
+        Match::NotOutLoopback => {
+            out.extend([Expr::Meta(MetaKey::OutIndex), ne(LOOPBACK.to_ne_bytes())]);
+        }
+        Match::InInterface(name) => {
+            let mut data = name.as_bytes().to_vec();
+            data.resize(16, 0);
+            out.extend([Expr::Meta(MetaKey::InName), eq(data)]);
+        }
+        Match::SourcePort(number) => out.extend([port(0), eq(number.to_be_bytes())]),
+        Match::NotSourcePort(number) => out.extend([port(0), ne(number.to_be_bytes())]),
+        Match::DestinationPort(number) => out.extend([port(2), eq(number.to_be_bytes())]),
+        Match::NotDestinationPort(number) => out.extend([port(2), ne(number.to_be_bytes())]),
+        Match::Source(IpAddr::V4(ip)) => {
+            let source = Expr::Payload {
+                base: PayloadBase::Network,
+                offset: 12,
+                len: 4,
+            };
+            out.extend([source, eq(ip.octets())]);
+        }
+        Match::Source(IpAddr::V6(ip)) => {
+            let source = Expr::Payload {
+                base: PayloadBase::Network,
+                offset: 8,
+                len: 16,
+            };
+            out.extend([source, eq(ip.octets())]);
+        }
+        Match::ProbedPod => {
+            let family = family.unwrap_or(Family::V4);
+            let (offset, len) = match family {
+                Family::V4 => (16, 4),
+                Family::V6 => (24, 16),
+            };
+            let destination = Expr::Payload {
+                base: PayloadBase::Network,
+                offset,
+                len,
+            };
+            out.extend([destination, Expr::Lookup(set_name(family).into())]);
+        }
+        Match::Mark(mark) => {
+            let test = [
+                Expr::Meta(MetaKey::Mark),
+                masked(marks::MASK, 0),
+                eq(mark.to_ne_bytes()),
+            ];
+            out.extend(test);
+        }
+        Match::NotMark(mark) => {
+            let test = [
+                Expr::Meta(MetaKey::Mark),
+                masked(marks::MASK, 0),
+                ne(mark.to_ne_bytes()),
+            ];
+            out.extend(test);
+        }
+        Match::ConnectionMark(mark) => {
+            let test = [
+                Expr::Ct(CtKey::Mark),
+                masked(marks::MASK, 0),
+                eq(mark.to_ne_bytes()),
+            ];
+            out.extend(test);
+        }
+        Match::Reply => out.extend([Expr::Ct(CtKey::Direction), eq([1])]),
+        Match::Established => {
+            let test = [masked(STATE_ESTABLISHED, 0), ne(0u32.to_ne_bytes())];
+            out.push(Expr::Ct(CtKey::State));
+            out.extend(test);
+        }
+        // Loading the user ends the rule by itself where there is no socket. The comparison with an
+        // impossible user is for tools that list the rule.
+        Match::LocalSocket(None) => {
+            out.extend([Expr::Meta(MetaKey::SocketUser), ne(u32::MAX.to_ne_bytes())]);
+        }
+        Match::LocalSocket(Some(uid)) => {
+            out.extend([Expr::Meta(MetaKey::SocketUser), eq(uid.to_ne_bytes())]);
+        }
+    }
+}
+
+fn lower_action(action: Action, out: &mut Vec<Expr>) {
+    match action {
+        Action::Exempt => out.push(Expr::Accept),
+        Action::Redirect(port) => {
+            out.extend([Expr::Data(port.to_be_bytes().into()), Expr::Redirect]);
+        }
+        Action::SourceNat(IpAddr::V4(ip)) => {
+            out.extend([Expr::Data(ip.octets().into()), Expr::SourceNat(Family::V4)]);
+        }
+        Action::SourceNat(IpAddr::V6(ip)) => {
+            out.extend([Expr::Data(ip.octets().into()), Expr::SourceNat(Family::V6)]);
+        }
+        Action::SetConnectionMark(mark) => {
+            out.extend([
+                Expr::Ct(CtKey::Mark),
+                masked(!marks::MASK, mark),
+                Expr::SetCtMark,
+            ]);
+        }
+        Action::RestoreMark => out.extend([Expr::Ct(CtKey::Mark), Expr::SetMark]),
+        Action::OriginalZone(zone) => {
+            out.extend([Expr::Data(zone.to_ne_bytes().into()), Expr::SetOriginalZone]);
+        }
+        Action::Untracked => out.push(Expr::Untracked),
+    }
+}

@@ -1,0 +1,112 @@
+//! `iptables-save` and `iptables-restore` of either variant, run in the namespace of the calling thread.
+
+use std::{
+    io::{self, Write as _},
+    process::{Command, Output, Stdio},
+};
+
+use ambit_netplan::{Backend, Family, iptables::State};
+
+/// Why an iptables program did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum IptablesError {
+    /// It could not be run: mostly, it is not installed.
+    #[error("cannot run {program}; is it installed?")]
+    Run {
+        /// Which.
+        program: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It ran and failed.
+    #[error("{program} failed: {message}")]
+    Failed {
+        /// Which.
+        program: String,
+        /// What it said, shortened.
+        message: String,
+    },
+}
+
+/// The programs of one variant and family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Iptables {
+    stem: &'static str,
+}
+
+impl Iptables {
+    /// `None` for backends that are not iptables.
+    pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
+        let stem = match (backend, family) {
+            (Backend::IptablesNft, Family::V4) => "iptables-nft",
+            (Backend::IptablesNft, Family::V6) => "ip6tables-nft",
+            (Backend::IptablesLegacy, Family::V4) => "iptables-legacy",
+            (Backend::IptablesLegacy, Family::V6) => "ip6tables-legacy",
+            (Backend::Auto | Backend::Nftables, _) => return None,
+        };
+        Some(Self { stem })
+    }
+
+    /// What is ours, as the kernel has it.
+    pub(crate) fn read(self) -> Result<State, IptablesError> {
+        let program = format!("{}-save", self.stem);
+        let output = command(&program, &[])
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| IptablesError::Run {
+                program: program.clone(),
+                source,
+            })?;
+        let text = succeeded(&program, &output)?;
+        Ok(ambit_netplan::iptables::parse_save(&text))
+    }
+
+    /// Feeds a script to the restorer; each table in it is committed in one step.
+    pub(crate) fn restore(self, script: &str) -> Result<(), IptablesError> {
+        if script.is_empty() {
+            return Ok(());
+        }
+        let program = format!("{}-restore", self.stem);
+        let run = |source| IptablesError::Run {
+            program: program.clone(),
+            source,
+        };
+        let mut child = command(&program, &["--noflush", "--wait=30"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .map_err(run)?;
+        // The pipe is closed when the handle drops, which is what ends the input. A program that
+        // gives up early says why on its error output, so a broken pipe here is no news.
+        let written = child
+            .stdin
+            .take()
+            .map_or(Ok(()), |mut pipe| pipe.write_all(script.as_bytes()));
+        let output = child.wait_with_output().map_err(run)?;
+        succeeded(&program, &output)?;
+        written.map_err(run)
+    }
+}
+
+fn command(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A lock of this namespace, not of the whole node: the file is the namespace itself.
+        .env("XTABLES_LOCKFILE", "/proc/self/ns/net");
+    command
+}
+
+fn succeeded(program: &str, output: &Output) -> Result<String, IptablesError> {
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message: String = message.trim().chars().take(400).collect();
+    Err(IptablesError::Failed {
+        program: program.to_owned(),
+        message,
+    })
+}

@@ -1,0 +1,340 @@
+//! Netlink messages as bytes, and a socket to send and receive them. Blocking, with a deadline.
+//!
+//! Knows framing and attributes only; what they mean is for `nft` and `route`.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send,
+    socket_with,
+    sockopt::{Timeout, set_socket_timeout},
+};
+
+/// The request is complete in itself.
+pub(crate) const REQUEST: u16 = 0x1;
+/// The kernel is to answer even when all went well.
+pub(crate) const ACK: u16 = 0x4;
+/// All objects, not one.
+pub(crate) const DUMP: u16 = 0x300;
+/// Replace what exists.
+pub(crate) const REPLACE: u16 = 0x100;
+/// Fail if it exists.
+pub(crate) const EXCLUSIVE: u16 = 0x200;
+/// Make it if it does not exist.
+pub(crate) const CREATE: u16 = 0x400;
+/// Add after those there are.
+pub(crate) const APPEND: u16 = 0x800;
+
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const MULTI: u16 = 0x2;
+const DUMP_INTERRUPTED: u16 = 0x10;
+const NESTED: u16 = 0x8000;
+const TYPE_MASK: u16 = 0x3fff;
+const HEADER: usize = 16;
+/// The kernel answers at once; this only guards against waiting forever.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// More than any answer the kernel packs into one datagram.
+const BUFFER: usize = 256 * 1024;
+/// A dump another writer keeps disturbing.
+const DUMP_ATTEMPTS: usize = 10;
+
+/// A growing list of attributes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attrs(Vec<u8>);
+
+impl Attrs {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+        // Attributes are short by construction; one that is not gets a length the kernel refuses.
+        let len = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
+        self.0.extend_from_slice(&len.to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(value);
+        pad(&mut self.0);
+        self
+    }
+
+    pub(crate) fn nest(self, kind: u16, inner: &Self) -> Self {
+        self.bytes(kind | NESTED, &inner.0)
+    }
+
+    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
+        let mut bytes = value.as_bytes().to_vec();
+        bytes.push(0);
+        self.bytes(kind, &bytes)
+    }
+
+    pub(crate) fn u32_be(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+
+    pub(crate) fn u32(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_ne_bytes())
+    }
+
+    /// Attributes already encoded, as read from the kernel.
+    pub(crate) fn raw(bytes: &[u8]) -> Self {
+        Self(bytes.to_vec())
+    }
+
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+fn pad(buffer: &mut Vec<u8>) {
+    buffer.resize(buffer.len().next_multiple_of(4), 0);
+}
+
+/// The attributes in `bytes`, as far as they are well formed.
+pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (len, kind) = (u16_at(bytes, 0)?, u16_at(bytes, 2)?);
+        let value = bytes.get(4..usize::from(len))?;
+        bytes = bytes
+            .get(usize::from(len).next_multiple_of(4)..)
+            .unwrap_or_default();
+        Some((kind & TYPE_MASK, value))
+    })
+}
+
+/// The attribute of this kind.
+pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attrs(bytes)
+        .find(|(k, _)| *k == kind)
+        .map(|(_, value)| value)
+}
+
+/// A string attribute, without its end mark.
+pub(crate) fn text(value: &[u8]) -> Option<&str> {
+    std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
+}
+
+/// A number in network order.
+pub(crate) fn u32_be(value: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))
+}
+
+/// A number in the host's order.
+pub(crate) fn u32_ne(value: &[u8]) -> Option<u32> {
+    u32_at(value, 0)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(
+        bytes.get(at..at.checked_add(2)?)?.try_into().ok()?,
+    ))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(
+        bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
+    ))
+}
+
+/// One message: `body` is the family's fixed header followed by attributes.
+pub(crate) fn message(out: &mut Vec<u8>, kind: u16, flags: u16, seq: u32, body: &[&[u8]]) {
+    let len = HEADER + body.iter().map(|part| part.len()).sum::<usize>();
+    out.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes());
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(&flags.to_ne_bytes());
+    out.extend_from_slice(&seq.to_ne_bytes());
+    out.extend_from_slice(&0u32.to_ne_bytes());
+    for part in body {
+        out.extend_from_slice(part);
+    }
+    pad(out);
+}
+
+struct Received<'a> {
+    kind: u16,
+    flags: u16,
+    seq: u32,
+    payload: &'a [u8],
+}
+
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
+    std::iter::from_fn(move || {
+        let len = usize::try_from(u32_at(bytes, 0)?).ok()?;
+        let payload = bytes.get(HEADER..len)?;
+        let (kind, flags, seq) = (u16_at(bytes, 4)?, u16_at(bytes, 6)?, u32_at(bytes, 8)?);
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(Received {
+            kind,
+            flags,
+            seq,
+            payload,
+        })
+    })
+}
+
+/// An answer's error code, if it is one: zero is success.
+fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
+    if message.kind != ERROR {
+        return None;
+    }
+    let code = message
+        .payload
+        .first_chunk::<4>()
+        .map_or(-22, |b| i32::from_ne_bytes(*b));
+    Some(if code == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(code.wrapping_neg()))
+    })
+}
+
+/// A netlink socket. It belongs to the namespace of the thread that made it, for good.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens a socket for one netlink protocol; `None` is routing.
+    pub(crate) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(DEADLINE))?;
+        Ok(Self {
+            fd,
+            buffer: vec![0; BUFFER],
+        })
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let sent = send(&self.fd, bytes, SendFlags::empty())?;
+        if sent == bytes.len() {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::WriteZero.into())
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<&[u8]> {
+        loop {
+            match recv(&self.fd, self.buffer.as_mut_slice(), RecvFlags::TRUNC) {
+                Ok((_, len)) => {
+                    return self.buffer.get(..len).ok_or_else(|| {
+                        io::Error::new(io::ErrorKind::InvalidData, "oversized netlink answer")
+                    });
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Reads until the message `last` is answered. The first error of any message is the result.
+    pub(crate) fn acknowledged(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
+        let mut first_error = None;
+        loop {
+            let bytes = match self.receive() {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(first_error.unwrap_or((last, error))),
+            };
+            for message in messages(bytes) {
+                let Some(result) = error_of(&message) else {
+                    continue;
+                };
+                if let Err(error) = result {
+                    first_error.get_or_insert((message.seq, error));
+                }
+                if message.seq == last {
+                    return first_error.map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
+    /// One request, answered with success or an error.
+    pub(crate) fn request(&mut self, kind: u16, flags: u16, body: &[&[u8]]) -> io::Result<()> {
+        let mut out = Vec::new();
+        message(&mut out, kind, REQUEST | ACK | flags, 1, body);
+        self.send(&out)?;
+        self.acknowledged(1).map_err(|(_, error)| error)
+    }
+
+    /// One request for all objects of a kind; each answer's payload is given to `each`.
+    pub(crate) fn dump(
+        &mut self,
+        kind: u16,
+        body: &[&[u8]],
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        for seq in 1..=DUMP_ATTEMPTS {
+            let seq = u32::try_from(seq).unwrap_or(1);
+            let mut found: Vec<Vec<u8>> = Vec::new();
+            let mut out = Vec::new();
+            message(&mut out, kind, REQUEST | DUMP, seq, body);
+            self.send(&out)?;
+            if self.collect_dump(seq, &mut found)? {
+                found.iter().for_each(|payload| each(payload));
+                return Ok(());
+            }
+        }
+        Err(io::Error::other(
+            "the kernel's state changed at every attempt to read it",
+        ))
+    }
+
+    /// False when the state changed while it was being read.
+    fn collect_dump(&mut self, seq: u32, found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
+        let mut consistent = true;
+        loop {
+            let bytes = self.receive()?;
+            for message in messages(bytes) {
+                if message.seq != seq {
+                    continue;
+                }
+                consistent &= message.flags & DUMP_INTERRUPTED == 0;
+                if let Some(result) = error_of(&message) {
+                    result?;
+                    return Ok(consistent);
+                }
+                if message.kind == DONE {
+                    return Ok(consistent);
+                }
+                found.push(message.payload.to_vec());
+                if message.flags & MULTI == 0 {
+                    return Ok(consistent);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_read_as_they_were_written() {
+        let bytes = Attrs::new()
+            .text(1, "ambit")
+            .nest(2, &Attrs::new().u32_be(3, 7).u32(4, 9))
+            .bytes(5, &[1, 2, 3])
+            .into_bytes();
+        assert_eq!(attr(&bytes, 1).and_then(text), Some("ambit"));
+        let inner = attr(&bytes, 2).unwrap();
+        assert_eq!(attr(inner, 3).and_then(u32_be), Some(7));
+        assert_eq!(attr(inner, 4).and_then(u32_ne), Some(9));
+        assert_eq!(attr(&bytes, 5), Some(&[1, 2, 3][..]));
+        assert_eq!(attrs(&bytes).count(), 3);
+    }
+
+    #[test]
+    fn cut_short_attributes_end_the_reading() {
+        let bytes = Attrs::new().text(1, "ambit").u32(2, 1).into_bytes();
+        for cut in 0..bytes.len() {
+            assert!(attrs(&bytes[..cut]).count() < 2);
+        }
+        assert_eq!(attrs(&[0, 0, 0, 0]).count(), 0);
+    }
+}

@@ -1,0 +1,211 @@
+//! nftables over netlink: reads a table back, and carries out a list of changes as one transaction.
+//!
+//! The table's meaning is `ambit-netplan`'s; here are only its bytes. Everything is in family inet.
+
+mod decode;
+mod encode;
+
+use std::{collections::BTreeMap, io, net::IpAddr};
+
+use ambit_netplan::{
+    Family,
+    nft::{Change, Set, Table, TableChain},
+};
+use rustix::{io::Errno, net::netlink};
+
+use crate::netlink::{Attrs, Socket, attr, text};
+
+const SUBSYSTEM: u16 = 10 << 8;
+const GET_TABLE: u16 = SUBSYSTEM | 1;
+const GET_CHAIN: u16 = SUBSYSTEM | 4;
+const GET_RULE: u16 = SUBSYSTEM | 7;
+const GET_SET: u16 = SUBSYSTEM | 10;
+const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const INET: u8 = 1;
+const UNSPEC: u8 = 0;
+/// `struct nfgenmsg`, four bytes before the attributes of every message.
+const GENMSG: usize = 4;
+
+/// Why the kernel's nftables did not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// There is no way to talk to nftables.
+    #[error("cannot open a netfilter netlink socket")]
+    Open(#[source] io::Error),
+    /// A table could not be read back.
+    #[error("cannot read nftables table {table}")]
+    Read {
+        /// Which.
+        table: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A transaction was refused; nothing of it took effect.
+    #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
+    Refused {
+        /// Which table.
+        table: String,
+        /// The step, by what it would have mended.
+        step: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl NftError {
+    /// Whether the kernel lacks nftables or one of its expressions, so that another way may work.
+    ///
+    /// ENOENT: an expression or chain type is not there; the others: the family, the protocol or an
+    /// option is not.
+    pub fn is_unsupported(&self) -> bool {
+        let unsupported = [
+            Errno::NOENT,
+            Errno::PROTONOSUPPORT,
+            Errno::OPNOTSUPP,
+            Errno::AFNOSUPPORT,
+        ];
+        self.errno()
+            .is_some_and(|errno| unsupported.contains(&errno))
+    }
+
+    /// Whether somebody else changed the table since it was read, so that trying again may help.
+    pub(crate) fn is_contention(&self) -> bool {
+        let contention = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
+        self.errno()
+            .is_some_and(|errno| contention.contains(&errno))
+    }
+
+    fn errno(&self) -> Option<Errno> {
+        let (Self::Open(source) | Self::Read { source, .. } | Self::Refused { source, .. }) = self;
+        Errno::from_io_error(source)
+    }
+}
+
+/// One namespace's nftables: that of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Nft {
+    socket: Socket,
+}
+
+impl Nft {
+    pub(crate) fn open() -> Result<Self, NftError> {
+        let socket = Socket::open(Some(netlink::NETFILTER)).map_err(NftError::Open)?;
+        Ok(Self { socket })
+    }
+
+    /// The table as the kernel has it; `None` when there is none.
+    pub(crate) fn read(&mut self, table: &str) -> Result<Option<Table>, NftError> {
+        self.read_table(table).map_err(|source| NftError::Read {
+            table: table.to_owned(),
+            source,
+        })
+    }
+
+    fn read_table(&mut self, name: &str) -> io::Result<Option<Table>> {
+        let mut exists = false;
+        self.dump(GET_TABLE, INET, Attrs::new(), |found| {
+            exists |= attr(found, 1).and_then(text) == Some(name);
+        })?;
+        if !exists {
+            return Ok(None);
+        }
+        let mut table = Table {
+            chains: self.read_chains(name)?,
+            sets: BTreeMap::new(),
+        };
+        let filter = Attrs::new().text(1, name);
+        self.dump(GET_RULE, INET, filter, |found| {
+            if let Some((chain, rule)) = decode::rule(found, name)
+                && let Some(chain) = table.chains.get_mut(&chain)
+            {
+                chain.rules.push(rule);
+            }
+        })?;
+        table.sets = self.read_sets(name)?;
+        Ok(Some(table))
+    }
+
+    fn read_chains(&mut self, table: &str) -> io::Result<BTreeMap<String, TableChain>> {
+        let mut chains = BTreeMap::new();
+        self.dump(GET_CHAIN, INET, Attrs::new(), |found| {
+            chains.extend(decode::chain(found, table))
+        })?;
+        Ok(chains)
+    }
+
+    fn read_sets(&mut self, table: &str) -> io::Result<BTreeMap<String, Set>> {
+        let mut sets = BTreeMap::new();
+        let filter = Attrs::new().text(1, table);
+        self.dump(GET_SET, INET, filter, |found| {
+            sets.extend(decode::set(found, table))
+        })?;
+        for (name, set) in &mut sets {
+            let which = Attrs::new().text(1, table).text(2, name);
+            let members: &mut BTreeMap<IpAddr, String> = &mut set.members;
+            self.dump(GET_ELEMENTS, INET, which, |found| {
+                members.extend(decode::members(found))
+            })?;
+        }
+        Ok(sets)
+    }
+
+    /// Names of all chains of all tables and families: cheap, to see whether others' tools left some.
+    pub(crate) fn all_chains(&mut self) -> Result<Vec<String>, NftError> {
+        let mut names = Vec::new();
+        self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {
+            names.extend(attr(found, 3).and_then(text).map(str::to_owned));
+        })
+        .map_err(|source| NftError::Read { table: "(all)".into(), source })?;
+        Ok(names)
+    }
+
+    fn dump(
+        &mut self,
+        kind: u16,
+        family: u8,
+        filter: Attrs,
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        let body = filter.into_bytes();
+        self.socket
+            .dump(kind, &[&[family, 0, 0, 0], &body], |payload| {
+                each(payload.get(GENMSG..).unwrap_or_default());
+            })
+    }
+
+    /// Carries out all changes or none.
+    pub(crate) fn commit(&mut self, table: &str, changes: &[Change]) -> Result<(), NftError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let refused = |step: usize, source| NftError::Refused {
+            table: table.to_owned(),
+            step: changes
+                .get(step)
+                .map_or_else(|| "commit".to_owned(), ToString::to_string),
+            source,
+        };
+        let (bytes, last) = encode::batch(table, changes);
+        self.socket
+            .send(&bytes)
+            .map_err(|source| refused(changes.len(), source))?;
+        self.socket.acknowledged(last).map_err(|(seq, source)| {
+            refused(
+                usize::try_from(seq).unwrap_or_default().wrapping_sub(1),
+                source,
+            )
+        })
+    }
+}
+
+/// Type number and length of a set's key.
+const fn key_type(family: Family) -> (u32, u32) {
+    match family {
+        Family::V4 => (7, 4),
+        Family::V6 => (8, 16),
+    }
+}

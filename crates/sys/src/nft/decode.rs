@@ -1,0 +1,213 @@
+//! What the kernel tells of a table, as values. Anything unknown becomes `Expr::Foreign`, which
+//! equals nothing of ours.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ambit_netplan::{
+    Family,
+    nft::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, TableChain},
+};
+
+use super::encode::{ACCEPT, REGISTER, VERDICT_REGISTER};
+use crate::netlink::{attr, attrs, text, u32_be};
+
+/// A chain of this table, by name, without its rules.
+pub(super) fn chain(found: &[u8], table: &str) -> Option<(String, TableChain)> {
+    if attr(found, 1).and_then(text)? != table {
+        return None;
+    }
+    let name = attr(found, 3).and_then(text)?.to_owned();
+    let hook = attr(found, 4).and_then(|place| hook(found, place));
+    Some((
+        name,
+        TableChain {
+            hook,
+            rules: Vec::new(),
+        },
+    ))
+}
+
+fn hook(found: &[u8], place: &[u8]) -> Option<Hook> {
+    Some(Hook {
+        kind: attr(found, 7).and_then(text)?.to_owned(),
+        number: attr(place, 1).and_then(u32_be)?,
+        priority: attr(place, 2).and_then(u32_be)?.cast_signed(),
+        accepts: attr(found, 5).and_then(u32_be) == Some(ACCEPT),
+    })
+}
+
+/// A rule of this table with its chain's name.
+pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
+    if attr(found, 1).and_then(text)? != table {
+        return None;
+    }
+    let chain = attr(found, 2).and_then(text)?.to_owned();
+    let list = attr(found, 4).unwrap_or_default();
+    let rule = attrs(list).map(|(_, one)| {
+        let name = attr(one, 1).and_then(text).unwrap_or_default();
+        let data = attr(one, 2).unwrap_or_default();
+        let foreign = || Expr::Foreign {
+            name: name.to_owned(),
+            data: data.to_vec(),
+        };
+        expression(name, data).unwrap_or_else(foreign)
+    });
+    Some((chain, rule.collect()))
+}
+
+/// A set of addresses of this table.
+pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
+    if attr(found, 1).and_then(text)? != table {
+        return None;
+    }
+    let name = attr(found, 2).and_then(text)?.to_owned();
+    // What is not a set of IPv4 addresses is, if it is not one of IPv6 either, at least different.
+    let family = if attr(found, 5).and_then(u32_be) == Some(4) {
+        Family::V4
+    } else {
+        Family::V6
+    };
+    Some((
+        name,
+        Set {
+            family,
+            members: BTreeMap::new(),
+        },
+    ))
+}
+
+/// Addresses and comments of one answer about a set.
+pub(super) fn members(found: &[u8]) -> Vec<(IpAddr, String)> {
+    let list = attr(found, 3).unwrap_or_default();
+    attrs(list).filter_map(|(_, one)| member(one)).collect()
+}
+
+fn member(one: &[u8]) -> Option<(IpAddr, String)> {
+    let key = attr(attr(one, 1)?, 1)?;
+    let ip = match key.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(key).ok()?),
+        _ => IpAddr::from(<[u8; 16]>::try_from(key).ok()?),
+    };
+    Some((ip, attr(one, 6).and_then(comment).unwrap_or_default()))
+}
+
+fn comment(mut data: &[u8]) -> Option<String> {
+    loop {
+        let (kind, len) = (*data.first()?, usize::from(*data.get(1)?));
+        let value = data.get(2..len + 2)?;
+        if kind == 0 {
+            return text(value).map(str::to_owned);
+        }
+        data = data.get(len + 2..)?;
+    }
+}
+
+fn expression(name: &str, data: &[u8]) -> Option<Expr> {
+    let number = |kind| attr(data, kind).and_then(u32_be);
+    let register = |kind| (number(kind)? == REGISTER).then_some(());
+    match name {
+        "meta" if attr(data, 3).is_some() => {
+            register(3)?;
+            (number(2)? == MetaKey::Mark.number()).then_some(Expr::SetMark)
+        }
+        "meta" => {
+            register(1)?;
+            let key = number(2)?;
+            MetaKey::ALL
+                .into_iter()
+                .find(|k| k.number() == key)
+                .map(Expr::Meta)
+        }
+        "payload" => {
+            register(1)?;
+            let base = number(2)?;
+            let base = [PayloadBase::Network, PayloadBase::Transport]
+                .into_iter()
+                .find(|b| b.number() == base)?;
+            Some(Expr::Payload {
+                base,
+                offset: number(3)?,
+                len: number(4)?,
+            })
+        }
+        "cmp" => {
+            register(1)?;
+            let equal = match number(2)? {
+                0 => true,
+                1 => false,
+                _ => return None,
+            };
+            Some(Expr::Cmp {
+                equal,
+                data: value(data, 3)?,
+            })
+        }
+        "bitwise" => {
+            register(1)?;
+            register(2)?;
+            // Attribute 6 is the operation; 0, or none, is mask and xor.
+            if number(6).unwrap_or(0) != 0 {
+                return None;
+            }
+            Some(Expr::Bitwise {
+                mask: value(data, 4)?,
+                xor: value(data, 5)?,
+            })
+        }
+        "ct" => ct(data),
+        "immediate" => immediate(data),
+        "redir" => {
+            register(1)?;
+            (number(2).unwrap_or(REGISTER) == REGISTER).then_some(Expr::Redirect)
+        }
+        "nat" => {
+            register(3)?;
+            let family = match (number(1)?, number(2)?) {
+                (0, 2) => Family::V4,
+                (0, 10) => Family::V6,
+                _ => return None,
+            };
+            attr(data, 5).is_none().then_some(Expr::SourceNat(family))
+        }
+        "lookup" => {
+            register(2)?;
+            let inverted = number(5).unwrap_or(0) != 0 || attr(data, 3).is_some();
+            let set = attr(data, 1).and_then(text)?;
+            (!inverted).then(|| Expr::Lookup(set.to_owned()))
+        }
+        "notrack" => Some(Expr::Untracked),
+        _ => None,
+    }
+}
+
+fn ct(data: &[u8]) -> Option<Expr> {
+    const MARK: u32 = CtKey::Mark.number();
+    const ZONE: u32 = 17;
+    let number = |kind| attr(data, kind).and_then(u32_be);
+    let key = number(2)?;
+    let direction = attr(data, 3).and_then(|d| d.first().copied());
+    match (number(4), direction) {
+        (Some(REGISTER), None) if key == MARK => Some(Expr::SetCtMark),
+        (Some(REGISTER), Some(0)) if key == ZONE => Some(Expr::SetOriginalZone),
+        (None, None) if number(1)? == REGISTER => CtKey::ALL
+            .into_iter()
+            .find(|k| k.number() == key)
+            .map(Expr::Ct),
+        _ => None,
+    }
+}
+
+fn immediate(data: &[u8]) -> Option<Expr> {
+    match attr(data, 1).and_then(u32_be)? {
+        REGISTER => Some(Expr::Data(value(data, 2)?)),
+        VERDICT_REGISTER => {
+            let verdict = attr(attr(data, 2)?, 2)?;
+            (attr(verdict, 1).and_then(u32_be)? == ACCEPT).then_some(Expr::Accept)
+        }
+        _ => None,
+    }
+}
+
+fn value(data: &[u8], kind: u16) -> Option<Vec<u8>> {
+    attr(attr(data, kind)?, 1).map(<[u8]>::to_vec)
+}

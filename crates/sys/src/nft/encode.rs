@@ -1,0 +1,191 @@
+//! Changes as the bytes of one netlink batch.
+
+use std::net::IpAddr;
+
+use ambit_netplan::{
+    Family,
+    nft::{Change, Expr, Hook},
+};
+
+use super::{BATCH_BEGIN, BATCH_END, INET, SUBSYSTEM, key_type};
+use crate::netlink::{ACK, APPEND, Attrs, CREATE, EXCLUSIVE, REQUEST, message};
+
+const NEW_TABLE: u16 = SUBSYSTEM;
+const DELETE_TABLE: u16 = SUBSYSTEM | 2;
+const NEW_CHAIN: u16 = SUBSYSTEM | 3;
+const DELETE_CHAIN: u16 = SUBSYSTEM | 5;
+const NEW_RULE: u16 = SUBSYSTEM | 6;
+const DELETE_RULE: u16 = SUBSYSTEM | 8;
+const NEW_SET: u16 = SUBSYSTEM | 9;
+const DELETE_SET: u16 = SUBSYSTEM | 11;
+const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
+const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
+
+/// The one register all data goes through (`NFT_REG_1`).
+pub(super) const REGISTER: u32 = 1;
+/// Where verdicts go.
+pub(super) const VERDICT_REGISTER: u32 = 0;
+pub(super) const ACCEPT: u32 = 1;
+const DROP: u32 = 0;
+
+/// The batch, and the number of its last message, which alone is acknowledged. Change `i` has the
+/// number `i + 1`.
+pub(super) fn batch(table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
+    let mut out = Vec::new();
+    // The batch's own messages name the subsystem, in network order.
+    let frame = [0, 0, 0, 10];
+    message(&mut out, BATCH_BEGIN, REQUEST, 0, &[&frame]);
+    let mut seq = 0;
+    for (index, change) in changes.iter().enumerate() {
+        seq = u32::try_from(index + 1).unwrap_or(u32::MAX);
+        let ack = if index + 1 == changes.len() { ACK } else { 0 };
+        let (kind, flags, attrs) = step(table, change, index);
+        let family = [INET, 0, 0, 0];
+        message(
+            &mut out,
+            kind,
+            REQUEST | flags | ack,
+            seq,
+            &[&family, &attrs.into_bytes()],
+        );
+    }
+    message(&mut out, BATCH_END, REQUEST, seq.wrapping_add(1), &[&frame]);
+    (out, seq)
+}
+
+fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
+    let within = || Attrs::new().text(1, table);
+    match change {
+        // Exclusive, like all that is made: somebody else making the same at this moment must show.
+        Change::AddTable => (NEW_TABLE, CREATE | EXCLUSIVE, within().u32_be(2, 0)),
+        Change::DeleteTable => (DELETE_TABLE, 0, within()),
+        Change::AddChain(name, hook) => (
+            NEW_CHAIN,
+            CREATE | EXCLUSIVE,
+            chain(within().text(3, name), hook),
+        ),
+        // A rule deletion that names no rule deletes all of the chain.
+        Change::FlushChain(name) => (DELETE_RULE, 0, within().text(2, name)),
+        Change::DeleteChain(name) => (DELETE_CHAIN, 0, within().text(3, name)),
+        Change::AddRule(name, rule) => (
+            NEW_RULE,
+            CREATE | APPEND,
+            within().text(2, name).nest(4, &expressions(rule)),
+        ),
+        Change::AddSet(name, family) => {
+            let (kind, len) = key_type(*family);
+            let id = u32::try_from(index).unwrap_or(u32::MAX);
+            let set = within()
+                .text(2, name)
+                .u32_be(3, 0)
+                .u32_be(4, kind)
+                .u32_be(5, len);
+            (NEW_SET, CREATE | EXCLUSIVE, set.u32_be(10, id))
+        }
+        Change::DeleteSet(name) => (DELETE_SET, 0, within().text(2, name)),
+        Change::AddMember(set, ip, comment) => {
+            let member = key(*ip).bytes(6, &comment_data(comment));
+            (
+                NEW_ELEMENTS,
+                CREATE | EXCLUSIVE,
+                elements(within().text(2, set), &member),
+            )
+        }
+        Change::DeleteMember(set, ip) => (
+            DELETE_ELEMENTS,
+            0,
+            elements(within().text(2, set), &key(*ip)),
+        ),
+    }
+}
+
+fn chain(attrs: Attrs, hook: &Option<Hook>) -> Attrs {
+    let Some(hook) = hook else { return attrs };
+    let place = Attrs::new()
+        .u32_be(1, hook.number)
+        .bytes(2, &hook.priority.to_be_bytes());
+    let policy = if hook.accepts { ACCEPT } else { DROP };
+    attrs.nest(4, &place).u32_be(5, policy).text(7, &hook.kind)
+}
+
+fn elements(attrs: Attrs, member: &Attrs) -> Attrs {
+    attrs.nest(3, &Attrs::new().nest(1, member))
+}
+
+fn key(ip: IpAddr) -> Attrs {
+    let value = match ip {
+        IpAddr::V4(ip) => data(&ip.octets()),
+        IpAddr::V6(ip) => data(&ip.octets()),
+    };
+    Attrs::new().nest(1, &value)
+}
+
+/// A comment where `nft` keeps it: type 0, length, text with its end mark.
+fn comment_data(comment: &str) -> Vec<u8> {
+    let text = comment
+        .as_bytes()
+        .get(..comment.len().min(128))
+        .unwrap_or_default();
+    let len = u8::try_from(text.len() + 1).unwrap_or(u8::MAX);
+    let mut out = vec![0, len];
+    out.extend_from_slice(text);
+    out.push(0);
+    out
+}
+
+fn data(value: &[u8]) -> Attrs {
+    Attrs::new().bytes(1, value)
+}
+
+fn expressions(rule: &[Expr]) -> Attrs {
+    rule.iter().fold(Attrs::new(), |list, expr| {
+        let (name, attrs) = expression(expr);
+        list.nest(1, &Attrs::new().text(1, name).nest(2, &attrs))
+    })
+}
+
+fn expression(expr: &Expr) -> (&str, Attrs) {
+    let new = Attrs::new;
+    match expr {
+        Expr::Meta(key) => ("meta", new().u32_be(2, key.number()).u32_be(1, REGISTER)),
+        Expr::SetMark => ("meta", new().u32_be(2, 3).u32_be(3, REGISTER)),
+        Expr::Payload { base, offset, len } => {
+            let base = new().u32_be(1, REGISTER).u32_be(2, base.number());
+            ("payload", base.u32_be(3, *offset).u32_be(4, *len))
+        }
+        Expr::Cmp { equal, data: value } => {
+            let cmp = new().u32_be(1, REGISTER).u32_be(2, u32::from(!equal));
+            ("cmp", cmp.nest(3, &data(value)))
+        }
+        Expr::Bitwise { mask, xor } => {
+            let len = u32::try_from(mask.len()).unwrap_or_default();
+            let regs = new().u32_be(1, REGISTER).u32_be(2, REGISTER).u32_be(3, len);
+            ("bitwise", regs.nest(4, &data(mask)).nest(5, &data(xor)))
+        }
+        Expr::Ct(key) => ("ct", new().u32_be(2, key.number()).u32_be(1, REGISTER)),
+        Expr::SetCtMark => ("ct", new().u32_be(2, 3).u32_be(4, REGISTER)),
+        Expr::SetOriginalZone => ("ct", new().u32_be(2, 17).bytes(3, &[0]).u32_be(4, REGISTER)),
+        Expr::Data(value) => ("immediate", new().u32_be(1, REGISTER).nest(2, &data(value))),
+        Expr::Accept => {
+            let verdict = new().nest(2, &new().u32_be(1, ACCEPT));
+            (
+                "immediate",
+                new().u32_be(1, VERDICT_REGISTER).nest(2, &verdict),
+            )
+        }
+        Expr::Redirect => ("redir", new().u32_be(1, REGISTER)),
+        Expr::SourceNat(family) => {
+            let number = match family {
+                Family::V4 => 2,
+                Family::V6 => 10,
+            };
+            (
+                "nat",
+                new().u32_be(1, 0).u32_be(2, number).u32_be(3, REGISTER),
+            )
+        }
+        Expr::Lookup(set) => ("lookup", new().text(1, set).u32_be(2, REGISTER)),
+        Expr::Untracked => ("notrack", new()),
+        Expr::Foreign { name, data } => (name, Attrs::raw(data)),
+    }
+}

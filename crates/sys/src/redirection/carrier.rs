@@ -1,0 +1,229 @@
+//! One way of bringing rules into the namespace of the calling thread: nftables, or a variant of
+//! iptables. The same rules, the same behaviour.
+
+use ambit_netplan::{
+    Backend, Family, Ruleset,
+    iptables::{self, PREFIX, State},
+    nft::{self, Change, POD_TABLE, Table},
+};
+
+use super::{Drift, RedirectionError, family_enabled};
+use crate::{
+    iptables::Iptables,
+    nft::{Nft, NftError},
+};
+
+/// Somebody else may be changing the same table at the same time: then look and try again.
+const ATTEMPTS: usize = 5;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Carrier(Backend);
+
+impl Carrier {
+    /// The carriers to try, in order.
+    pub(super) fn candidates(wanted: Backend) -> Vec<Self> {
+        match wanted {
+            Backend::Auto => {
+                vec![
+                    Self(Backend::Nftables),
+                    Self(Backend::IptablesNft),
+                    Self(Backend::IptablesLegacy),
+                ]
+            }
+            one => vec![Self(one)],
+        }
+    }
+
+    /// Those that have something of ours here.
+    pub(super) fn present() -> Result<Vec<Self>, RedirectionError> {
+        let mut out = Vec::new();
+        match nftables_in_use() {
+            Ok(found) => out.extend(found),
+            Err(error) if error.is_unsupported() => {}
+            Err(error) => return Err(error.into()),
+        }
+        let legacy = Self(Backend::IptablesLegacy);
+        if legacy_in_use()
+            && !legacy
+                .read_both()?
+                .iter()
+                .all(|(_, state)| state.is_empty())
+        {
+            out.push(legacy);
+        }
+        Ok(out)
+    }
+
+    pub(super) fn backend(self) -> Backend {
+        self.0
+    }
+
+    /// What differs from `ruleset` here, rules of ours that another carrier brought included.
+    pub(super) fn observe(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
+        let mut drift = if self.0 == Backend::Nftables {
+            let current = Nft::open()?.read(POD_TABLE)?;
+            describe(
+                current.as_ref(),
+                &nft::diff(current.as_ref(), Some(&nft::lower(ruleset))),
+            )
+        } else {
+            let mut drift = Drift {
+                items: Vec::new(),
+                nothing_found: true,
+            };
+            for (family, current) in self.read_both()? {
+                let desired = iptables::desired(ruleset, family);
+                drift.nothing_found &= current.is_empty();
+                let differences = iptables::differences(&current, &desired);
+                drift
+                    .items
+                    .extend(differences.iter().map(|text| format!("{family}: {text}")));
+            }
+            drift
+        };
+        for other in Self::present()?.into_iter().filter(|other| *other != self) {
+            drift
+                .items
+                .push(format!("rules brought by {} are still there", other.0));
+        }
+        Ok(drift)
+    }
+
+    /// Brings the rules, takes away what another carrier brought, and says what differed.
+    pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
+        let mut drift = self.replace(ruleset)?;
+        // Only now: there is no moment without rules.
+        for other in Self::present()?.into_iter().filter(|other| *other != self) {
+            other.remove()?;
+            drift.nothing_found = false;
+            drift
+                .items
+                .push(format!("rules brought by {} were still there", other.0));
+        }
+        Ok(drift)
+    }
+
+    /// Brings the rules and says what differed.
+    pub(super) fn replace(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
+        if self.0 == Backend::Nftables {
+            let desired = nft::lower(ruleset);
+            return change_table(POD_TABLE, |_| Some(desired.clone()));
+        }
+        let mut drift = Drift {
+            items: Vec::new(),
+            nothing_found: true,
+        };
+        for (family, current) in self.read_both()? {
+            let desired = iptables::desired(ruleset, family);
+            drift.nothing_found &= current.is_empty();
+            let differences = iptables::differences(&current, &desired);
+            drift
+                .items
+                .extend(differences.iter().map(|text| format!("{family}: {text}")));
+            self.restore(family, &current, &desired)?;
+        }
+        Ok(drift)
+    }
+
+    /// Takes away all that is ours.
+    pub(super) fn remove(self) -> Result<(), RedirectionError> {
+        if self.0 == Backend::Nftables {
+            return change_table(POD_TABLE, |_| None).map(|_| ());
+        }
+        for (family, current) in self.read_both()? {
+            self.restore(family, &current, &State::default())?;
+        }
+        Ok(())
+    }
+
+    fn program(self, family: Family) -> Option<Iptables> {
+        Iptables::new(self.0, family)
+    }
+
+    fn read_both(self) -> Result<Vec<(Family, State)>, RedirectionError> {
+        let families = [Family::V4, Family::V6]
+            .into_iter()
+            .filter(|f| family_enabled(*f));
+        let programs = families.filter_map(|family| Some((family, self.program(family)?)));
+        programs
+            .map(|(family, program)| Ok((family, program.read()?)))
+            .collect()
+    }
+
+    fn restore(
+        self,
+        family: Family,
+        current: &State,
+        desired: &State,
+    ) -> Result<(), RedirectionError> {
+        let script = iptables::restore_script(current, desired);
+        match self.program(family) {
+            Some(program) => Ok(program.restore(&script)?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
+    // With the table itself gone the list of what it held says nothing more. Rules are told by
+    // their chain.
+    let whole = changes
+        .iter()
+        .find(|c| matches!(c, Change::AddTable | Change::DeleteTable));
+    let items = match whole {
+        Some(change) => vec![change.to_string()],
+        None => changes
+            .iter()
+            .filter(|change| !matches!(change, Change::AddRule(..)))
+            .map(ToString::to_string)
+            .collect(),
+    };
+    Drift {
+        items,
+        nothing_found: current.is_none(),
+    }
+}
+
+/// Reads a table, works out what it should be, and makes it so in one transaction.
+pub(super) fn change_table(
+    name: &str,
+    mut desired: impl FnMut(Option<&Table>) -> Option<Table>,
+) -> Result<Drift, RedirectionError> {
+    let mut nft = Nft::open()?;
+    let mut attempt = 1;
+    loop {
+        let current = nft.read(name)?;
+        let wanted = desired(current.as_ref());
+        let changes = nft::diff(current.as_ref(), wanted.as_ref());
+        match nft.commit(name, &changes) {
+            Ok(()) => return Ok(describe(current.as_ref(), &changes)),
+            Err(error) if attempt < ATTEMPTS && error.is_contention() => attempt += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Our own table, and what iptables' nft variant would have left.
+fn nftables_in_use() -> Result<Vec<Carrier>, NftError> {
+    let mut nft = Nft::open()?;
+    let mut out = Vec::new();
+    let chains = nft.all_chains()?;
+    if nft.read(POD_TABLE)?.is_some() {
+        out.push(Carrier(Backend::Nftables));
+    }
+    if chains.iter().any(|name| name.starts_with(PREFIX)) {
+        out.push(Carrier(Backend::IptablesNft));
+    }
+    Ok(out)
+}
+
+/// Whether legacy tables were ever used in this namespace: spares running a program to see nothing.
+fn legacy_in_use() -> bool {
+    ["ip_tables_names", "ip6_tables_names"]
+        .into_iter()
+        .any(|file| {
+            std::fs::read(format!("/proc/thread-self/net/{file}"))
+                .is_ok_and(|text| !text.is_empty())
+        })
+}

@@ -1,0 +1,166 @@
+//! The policy rule and local route that bring replies to spoofed sources back to the proxy.
+
+use std::io;
+
+use ambit_netplan::{Family, PolicyRouting};
+
+use crate::netlink::{Attrs, CREATE, EXCLUSIVE, REPLACE, Socket, attr, u32_ne};
+
+const NEW_ROUTE: u16 = 24;
+const DELETE_ROUTE: u16 = 25;
+const GET_ROUTE: u16 = 26;
+const NEW_RULE: u16 = 32;
+const DELETE_RULE: u16 = 33;
+const GET_RULE: u16 = 34;
+
+/// Index of loopback: the same in every namespace.
+const LOOPBACK: u32 = 1;
+const UNSPEC_TABLE: u8 = 0;
+const TO_TABLE: u8 = 1;
+const LOCAL: u8 = 2;
+const SCOPE_HOST: u8 = 254;
+const PROTOCOL_STATIC: u8 = 4;
+/// `FRA_*` and `RTA_*`.
+const RULE_PRIORITY: u16 = 6;
+const RULE_MARK: u16 = 10;
+const RULE_TABLE: u16 = 15;
+const RULE_MASK: u16 = 16;
+const ROUTE_OUT: u16 = 4;
+const ROUTE_TABLE: u16 = 15;
+
+/// One namespace's routing: that of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Routing {
+    socket: Socket,
+}
+
+/// What of a [`PolicyRouting`] is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Present {
+    pub(crate) rule: bool,
+    pub(crate) route: bool,
+}
+
+impl Routing {
+    pub(crate) fn open() -> io::Result<Self> {
+        Ok(Self {
+            socket: Socket::open(None)?,
+        })
+    }
+
+    pub(crate) fn observe(&mut self, wanted: &PolicyRouting) -> io::Result<Present> {
+        let mut present = Present {
+            rule: false,
+            route: false,
+        };
+        let family = number(wanted.family);
+        let mut header = [0; 12];
+        header[0] = family;
+        self.socket.dump(GET_RULE, &[&header], |found| {
+            present.rule |= found.first() == Some(&family) && is_rule(found, wanted);
+        })?;
+        self.socket.dump(GET_ROUTE, &[&header], |found| {
+            present.route |= found.first() == Some(&family) && is_route(found, wanted);
+        })?;
+        Ok(present)
+    }
+
+    /// Adds what is missing. Rule and route are each tried, whatever becomes of the other.
+    pub(crate) fn ensure(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
+        let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, wanted);
+        let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, wanted);
+        ignore(rule, io::ErrorKind::AlreadyExists).and(route)
+    }
+
+    /// Removes rule and route; their absence is fine.
+    pub(crate) fn remove(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
+        const ESRCH: i32 = 3;
+        let rule = self.change_rule(DELETE_RULE, 0, wanted);
+        let route = match self.change_route(DELETE_ROUTE, 0, wanted) {
+            Err(error) if error.raw_os_error() == Some(ESRCH) => Ok(()),
+            other => other,
+        };
+        ignore(rule, io::ErrorKind::NotFound).and(route)
+    }
+
+    fn change_rule(&mut self, kind: u16, flags: u16, wanted: &PolicyRouting) -> io::Result<()> {
+        // struct fib_rule_hdr: family, dst_len, src_len, tos, table, res1, res2, action, flags.
+        let header = [
+            number(wanted.family),
+            0,
+            0,
+            0,
+            UNSPEC_TABLE,
+            0,
+            0,
+            TO_TABLE,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let attrs = Attrs::new()
+            .u32(RULE_PRIORITY, wanted.preference)
+            .u32(RULE_MARK, wanted.mark)
+            .u32(RULE_MASK, wanted.mask)
+            .u32(RULE_TABLE, wanted.table)
+            .into_bytes();
+        self.socket.request(kind, flags, &[&header, &attrs])
+    }
+
+    fn change_route(&mut self, kind: u16, flags: u16, wanted: &PolicyRouting) -> io::Result<()> {
+        // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
+        let header = [
+            number(wanted.family),
+            0,
+            0,
+            0,
+            UNSPEC_TABLE,
+            PROTOCOL_STATIC,
+            SCOPE_HOST,
+            LOCAL,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let attrs = Attrs::new()
+            .u32(ROUTE_TABLE, wanted.table)
+            .u32(ROUTE_OUT, LOOPBACK)
+            .into_bytes();
+        self.socket.request(kind, flags, &[&header, &attrs])
+    }
+}
+
+fn ignore(result: io::Result<()>, kind: io::ErrorKind) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == kind => Ok(()),
+        other => other,
+    }
+}
+
+fn is_rule(found: &[u8], wanted: &PolicyRouting) -> bool {
+    let attrs = found.get(12..).unwrap_or_default();
+    let is = |kind, value| attr(attrs, kind).and_then(u32_ne) == Some(value);
+    found.get(7) == Some(&TO_TABLE)
+        && is(RULE_PRIORITY, wanted.preference)
+        && is(RULE_MARK, wanted.mark)
+        && is(RULE_MASK, wanted.mask)
+        && is(RULE_TABLE, wanted.table)
+}
+
+fn is_route(found: &[u8], wanted: &PolicyRouting) -> bool {
+    let attrs = found.get(12..).unwrap_or_default();
+    let is = |kind, value| attr(attrs, kind).and_then(u32_ne) == Some(value);
+    found.get(1) == Some(&0)
+        && found.get(7) == Some(&LOCAL)
+        && is(ROUTE_TABLE, wanted.table)
+        && is(ROUTE_OUT, LOOPBACK)
+}
+
+fn number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 2,
+        Family::V6 => 10,
+    }
+}

@@ -1,0 +1,438 @@
+//! What the rules do to connections, with every backend and both families.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use ambit_netplan::{Backend, RedirectionSpec};
+use ambit_sys::redirection::{apply, release};
+use socket2::SockRef;
+
+use super::{BACKENDS, with, world::*};
+
+/// (pod, peer) addresses of each family.
+const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
+
+fn each(mut test: impl FnMut(Backend, &str, &str)) {
+    for backend in BACKENDS {
+        for (pod, peer) in FAMILIES {
+            test(backend, pod, peer);
+        }
+    }
+}
+
+#[test]
+fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let (server, local) = (listen(&world.peer, 80), listen(&world.pod, 8080));
+        apply(&world.pod, &with(backend)).unwrap();
+
+        let mut client = connect(&world.pod, address(peer, 80)).unwrap();
+        let (mut captured, from) = accept(&proxy.outbound);
+        assert_eq!(
+            original_destination(&captured),
+            address(peer, 80),
+            "{backend}"
+        );
+        assert_eq!(from.ip(), ip(pod), "{backend}");
+        talk(&mut client, &mut captured);
+        nobody(&server);
+
+        let mut direct = connect_marked(&world.pod, address(peer, 80)).unwrap();
+        let (mut served, from) = accept(&server);
+        assert_eq!(from.ip(), ip(pod), "{backend}");
+        talk(&mut direct, &mut served);
+
+        // The pod talking to itself is left alone, by loopback and by its own address.
+        let loopback = if pod == POD4 { "127.0.0.1" } else { "::1" };
+        for own in [loopback, pod] {
+            let mut client = connect(&world.pod, address(own, 8080)).unwrap();
+            let (mut served, _) = accept(&local);
+            talk(&mut client, &mut served);
+        }
+        nobody(&proxy.outbound);
+        nobody(&proxy.inbound);
+    });
+}
+
+#[test]
+fn inbound_plaintext_reaches_the_proxy_and_tunnels_are_untouched() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let app = listen(&world.pod, 8080);
+        apply(&world.pod, &with(backend)).unwrap();
+
+        let mut client = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut captured, from) = accept(&proxy.inbound);
+        assert_eq!(
+            original_destination(&captured),
+            address(pod, 8080),
+            "{backend}"
+        );
+        assert_eq!(from.ip(), ip(peer), "{backend}");
+        talk(&mut client, &mut captured);
+        nobody(&app);
+
+        let mut client = connect(&world.peer, address(pod, 15008)).unwrap();
+        let (mut tunnel, _) = accept(&proxy.tunnel);
+        assert_eq!(tunnel.local_addr().unwrap().ip().to_canonical(), ip(pod));
+        talk(&mut client, &mut tunnel);
+    });
+}
+
+#[test]
+fn probes_reach_the_application_directly() {
+    each(|backend, pod, _| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let app = listen(&world.pod, 8080);
+        let (probe, length) = if pod == POD4 {
+            (IpAddr::from(ambit_netplan::probes::V4), 32)
+        } else {
+            (IpAddr::from(ambit_netplan::probes::V6), 128)
+        };
+        sh(
+            &world.peer,
+            &format!("ip addr add {probe}/{length} dev lo nodad"),
+        );
+        apply(&world.pod, &with(backend)).unwrap();
+        let from = SocketAddr::new(probe, 0);
+        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
+        let (mut served, seen) = accept(&app);
+        assert_eq!(seen.ip(), probe, "{backend}");
+        talk(&mut client, &mut served);
+        nobody(&proxy.inbound);
+    });
+}
+
+#[test]
+fn connections_open_before_capture_go_on() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
+        let mut out = connect(&world.pod, address(peer, 80)).unwrap();
+        let (mut out_served, _) = accept(&server);
+        let mut inward = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut in_served, _) = accept(&app);
+        // One that nobody has accepted yet, and one that is quiet until after the capture.
+        let mut waiting = connect(&world.pod, address(peer, 80)).unwrap();
+        talk(&mut inward, &mut in_served);
+
+        apply(&world.pod, &with(backend)).unwrap();
+        for _ in 0..3 {
+            talk(&mut out, &mut out_served);
+            talk(&mut in_served, &mut inward);
+        }
+        let (mut waiting_served, _) = accept(&server);
+        talk(&mut waiting_served, &mut waiting);
+        nobody(&proxy.outbound);
+        nobody(&proxy.inbound);
+        // And the next one is captured.
+        let _client = connect(&world.pod, address(peer, 80)).unwrap();
+        accept(&proxy.outbound);
+        nobody(&server);
+    });
+}
+
+#[test]
+fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
+        apply(&world.pod, &with(backend)).unwrap();
+        let mut out = connect(&world.pod, address(peer, 80)).unwrap();
+        let (mut out_proxied, _) = accept(&proxy.outbound);
+        let mut inward = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut in_proxied, from) = accept(&proxy.inbound);
+        let mut leg = connect_spoofed(
+            &world.pod,
+            SocketAddr::new(from.ip(), 0),
+            address(pod, 8080),
+        )
+        .unwrap();
+        let (mut leg_served, _) = accept(&app);
+        talk(&mut out, &mut out_proxied);
+
+        release(&world.pod).unwrap();
+        for _ in 0..3 {
+            talk(&mut out, &mut out_proxied);
+            talk(&mut in_proxied, &mut inward);
+            talk(&mut leg, &mut leg_served);
+        }
+        let mut direct = connect(&world.pod, address(peer, 80)).unwrap();
+        let (mut served, _) = accept(&server);
+        talk(&mut direct, &mut served);
+        let mut direct = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut served, _) = accept(&app);
+        talk(&mut direct, &mut served);
+        nobody(&proxy.outbound);
+        nobody(&proxy.inbound);
+
+        // Enrolled again, the direct ones go on and new ones are captured.
+        apply(&world.pod, &with(backend)).unwrap();
+        talk(&mut direct, &mut served);
+        talk(&mut out, &mut out_proxied);
+        let _client = connect(&world.pod, address(peer, 80)).unwrap();
+        accept(&proxy.outbound);
+    });
+}
+
+#[test]
+fn the_application_sees_the_clients_address_and_its_answers_come_back() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let app = listen(&world.pod, 8080);
+        apply(&world.pod, &with(backend)).unwrap();
+        let mut client = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut captured, from) = accept(&proxy.inbound);
+        talk(&mut client, &mut captured);
+        // Any port, and then the client's very own, which the kernel might also have chosen.
+        for port in [0, from.port()] {
+            let from = SocketAddr::new(from.ip(), port);
+            let mut leg = connect_spoofed(&world.pod, from, address(pod, 8080))
+                .unwrap_or_else(|error| panic!("{backend} from {from}: {error}"));
+            let (mut served, seen) = accept(&app);
+            assert_eq!(seen.ip(), ip(peer), "{backend}");
+            talk(&mut leg, &mut served);
+            talk(&mut client, &mut captured);
+        }
+        // A closed port is refused at once, not after a timeout.
+        let refused = connect_spoofed(&world.pod, SocketAddr::new(ip(peer), 0), address(pod, 9));
+        assert_eq!(
+            refused.unwrap_err().kind(),
+            std::io::ErrorKind::ConnectionRefused,
+            "{backend}"
+        );
+        nobody(&proxy.inbound);
+    });
+}
+
+#[test]
+fn ingress_bypass_leaves_inbound_plaintext_alone_but_takes_tunnels() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let app = listen(&world.pod, 8080);
+        apply(
+            &world.pod,
+            &RedirectionSpec {
+                ingress_bypass: true,
+                ..with(backend)
+            },
+        )
+        .unwrap();
+        let mut client = connect(&world.peer, address(pod, 8080)).unwrap();
+        let (mut served, _) = accept(&app);
+        talk(&mut client, &mut served);
+        let _tunnel = connect(&world.peer, address(pod, 15008)).unwrap();
+        accept(&proxy.tunnel);
+        let mut leg =
+            connect_spoofed(&world.pod, SocketAddr::new(ip(peer), 0), address(pod, 8080)).unwrap();
+        let (mut served, _) = accept(&app);
+        talk(&mut leg, &mut served);
+        let _out = connect(&world.pod, address(peer, 80)).unwrap();
+        accept(&proxy.outbound);
+    });
+}
+
+#[test]
+fn what_comes_over_a_virtual_interface_is_outbound() {
+    each(|backend, pod, _| {
+        let world = World::new();
+        let proxy = world.proxy();
+        for untracked_tunnels in [false, true] {
+            let spec = RedirectionSpec {
+                virtual_interfaces: vec!["eth0".into()],
+                untracked_tunnels,
+                ..with(backend)
+            };
+            apply(&world.pod, &spec).unwrap();
+            for port in [8080, 15008] {
+                let _client = connect(&world.peer, address(pod, port)).unwrap();
+                let (captured, _) = accept(&proxy.outbound);
+                assert_eq!(
+                    original_destination(&captured),
+                    address(pod, port),
+                    "{backend}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn tunnels_out_of_connection_tracking_work_and_only_they_are() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let (far, app) = (listen(&world.peer, 15008), listen(&world.pod, 8080));
+        apply(
+            &world.pod,
+            &RedirectionSpec {
+                untracked_tunnels: true,
+                ..with(backend)
+            },
+        )
+        .unwrap();
+        let mut out = connect_marked(&world.pod, address(peer, 15008)).unwrap();
+        let (mut served, _) = accept(&far);
+        talk(&mut out, &mut served);
+        let mut inward = connect(&world.peer, address(pod, 15008)).unwrap();
+        let (mut tunnel, _) = accept(&proxy.tunnel);
+        talk(&mut inward, &mut tunnel);
+        // A client whose own port happens to be the tunnel's is captured like any other,
+        let from = SocketAddr::new(ip(peer), 15009);
+        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
+        let (mut captured, _) = accept(&proxy.inbound);
+        talk(&mut client, &mut captured);
+        nobody(&app);
+        // and so is an application that calls somebody's tunnel port itself.
+        let mut client = connect(&world.pod, address(peer, 15008)).unwrap();
+        let (mut captured, _) = accept(&proxy.outbound);
+        talk(&mut client, &mut captured);
+        nobody(&far);
+    });
+}
+
+#[test]
+fn a_client_that_uses_the_tunnels_port_as_its_own_is_captured() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let app = listen(&world.pod, 8080);
+        apply(
+            &world.pod,
+            &RedirectionSpec {
+                untracked_tunnels: true,
+                ..with(backend)
+            },
+        )
+        .unwrap();
+        let from = SocketAddr::new(ip(peer), 15008);
+        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
+        let (mut captured, _) = accept(&proxy.inbound);
+        talk(&mut client, &mut captured);
+        nobody(&app);
+    });
+}
+
+#[test]
+fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let (wildcard, loopback) = if pod == POD4 {
+            ("0.0.0.0", "127.0.0.1")
+        } else {
+            ("::", "::1")
+        };
+        let bind = |netns: &ambit_sys::netns::Netns, ip: &str, port| {
+            // A program another test starts at this moment holds a closed socket until its exec.
+            let until = Instant::now() + DEADLINE;
+            let socket = loop {
+                match netns.run(|| UdpSocket::bind(address(ip, port))).unwrap() {
+                    Ok(socket) => break socket,
+                    Err(error) => assert!(Instant::now() < until, "{ip} {port}: {error}"),
+                }
+            };
+            socket.set_read_timeout(Some(DEADLINE)).unwrap();
+            socket
+        };
+        let (captured, resolver) = (
+            bind(&world.pod, loopback, 15053),
+            bind(&world.peer, wildcard, 53),
+        );
+        let tcp = listen(&world.pod, 15053);
+        SockRef::from(&captured).set_mark(MARK).unwrap();
+        apply(
+            &world.pod,
+            &RedirectionSpec {
+                dns_capture: true,
+                ..with(backend)
+            },
+        )
+        .unwrap();
+
+        let mut buffer = [0; 16];
+        let client = bind(&world.pod, wildcard, 0);
+        let port = client.local_addr().unwrap().port();
+        client.send_to(b"who", address(peer, 53)).unwrap();
+        let (_, from) = captured.recv_from(&mut buffer).unwrap();
+        captured.send_to(b"it", from).unwrap();
+        let (_, from) = client.recv_from(&mut buffer).unwrap();
+        assert_eq!(
+            from,
+            address(peer, 53),
+            "{backend}: the answer seems to be the resolver's"
+        );
+        drop(client);
+
+        // The proxy asks from the same port the client just had: not to be taken for its question.
+        let upstream = bind(&world.pod, wildcard, port);
+        SockRef::from(&upstream).set_mark(MARK).unwrap();
+        upstream.send_to(b"who", address(peer, 53)).unwrap();
+        let (_, from) = resolver.recv_from(&mut buffer).unwrap();
+        assert_eq!(from, address(pod, port), "{backend}");
+        resolver.send_to(b"it", from).unwrap();
+        assert_eq!(
+            upstream.recv_from(&mut buffer).unwrap().1,
+            address(peer, 53),
+            "{backend}"
+        );
+
+        let _client = connect(&world.pod, address(peer, 53)).unwrap();
+        accept(&tcp);
+    });
+}
+
+/// Not one of many connections gets past the proxy while rules are repaired, changed and carried
+/// over to another backend, again and again.
+#[test]
+fn nothing_escapes_while_rules_change() {
+    let world = World::new();
+    let proxy = world.proxy();
+    let server = listen(&world.peer, 80);
+    apply(&world.pod, &with(Backend::Nftables)).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let mut opened = 0;
+            while !done.load(Ordering::Relaxed) {
+                connect(&world.pod, address(PEER4, 80)).unwrap();
+                accept_within(&proxy.outbound, Duration::from_secs(1)).expect("it escaped");
+                opened += 1;
+            }
+            opened
+        });
+        for round in 0..60 {
+            let backend = match round % 6 {
+                0 => Backend::IptablesNft,
+                2 => Backend::IptablesLegacy,
+                _ => Backend::Nftables,
+            };
+            let changed = RedirectionSpec {
+                dns_capture: round % 2 == 0,
+                ipv6: round % 3 == 0,
+                ..with(backend)
+            };
+            apply(&world.pod, &changed).unwrap();
+            if backend == Backend::Nftables && round % 4 == 3 {
+                sh(
+                    &world.pod,
+                    "nft add chain inet ambit extra; nft add rule inet ambit nat-output counter",
+                );
+                apply(&world.pod, &changed).unwrap();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(clients.join().unwrap() > 50);
+    });
+    nobody(&server);
+}

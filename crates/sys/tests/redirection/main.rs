@@ -1,0 +1,23 @@
+//! Redirection in real namespaces: what stands there, and what it does to connections.
+//!
+//! Everything is tried with every backend, since they must behave alike.
+
+mod behaviour;
+mod host;
+mod standing;
+mod world;
+
+use ambit_netplan::{Backend, RedirectionSpec};
+
+const BACKENDS: [Backend; 3] = [
+    Backend::Nftables,
+    Backend::IptablesNft,
+    Backend::IptablesLegacy,
+];
+
+fn with(backend: Backend) -> RedirectionSpec {
+    RedirectionSpec {
+        backend,
+        ..RedirectionSpec::default()
+    }
+}

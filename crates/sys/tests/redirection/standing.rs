@@ -1,0 +1,411 @@
+//! What stands in the namespace: applying, comparing, repairing, removing.
+
+use ambit_netplan::{Backend, RedirectionSpec, plan};
+use ambit_sys::redirection::{Applied, apply, observe, purge, release};
+
+use super::{
+    BACKENDS, with,
+    world::{World, new_netns, sh},
+};
+
+/// The table's chains in order of name: `nft` lists them in order of making.
+fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
+    let listing = sh(netns, "nft -s list table inet ambit");
+    let mut chains: Vec<_> = listing
+        .split("\tchain ")
+        .map(|chain| chain.trim_end_matches(['}', '\n', '\t']).to_owned())
+        .collect();
+    chains.sort();
+    chains
+}
+
+/// Everything netfilter and policy routing hold, in text.
+fn everything(world: &World) -> String {
+    sh(
+        &world.pod,
+        "nft -s list ruleset 2>/dev/null; iptables-legacy-save | grep -v '^#' | sed 's/\\[.*\\]//'; \
+         ip6tables-legacy-save | grep -v '^#' | sed 's/\\[.*\\]//'; ip rule; ip -6 rule; \
+         ip route show table all; ip -6 route show table all",
+    )
+}
+
+#[test]
+fn the_first_apply_installs_and_the_second_changes_nothing() {
+    for backend in BACKENDS {
+        let world = World::new();
+        let spec = with(backend);
+        let drift = observe(&world.pod, &spec).unwrap();
+        assert!(
+            drift.nothing_found && !drift.is_empty(),
+            "{backend}: {drift}"
+        );
+        assert_eq!(
+            apply(&world.pod, &spec).unwrap(),
+            Applied::Installed,
+            "{backend}"
+        );
+        let first = everything(&world);
+        assert_eq!(
+            observe(&world.pod, &spec).unwrap().items,
+            Vec::<String>::new(),
+            "{backend}"
+        );
+        assert_eq!(
+            apply(&world.pod, &spec).unwrap(),
+            Applied::Unchanged,
+            "{backend}"
+        );
+        assert_eq!(everything(&world), first, "{backend}");
+    }
+}
+
+#[test]
+fn every_kind_of_specification_stands_after_it_was_applied() {
+    let specs = [
+        RedirectionSpec {
+            dns_capture: true,
+            ..Default::default()
+        },
+        RedirectionSpec {
+            ingress_bypass: true,
+            ..Default::default()
+        },
+        RedirectionSpec {
+            ipv6: false,
+            ..Default::default()
+        },
+        RedirectionSpec {
+            ipv4: false,
+            ..Default::default()
+        },
+        RedirectionSpec {
+            untracked_tunnels: true,
+            ..Default::default()
+        },
+        RedirectionSpec {
+            virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
+            dns_capture: true,
+            ingress_bypass: true,
+            untracked_tunnels: true,
+            ..Default::default()
+        },
+    ];
+    for backend in BACKENDS {
+        let world = World::new();
+        for spec in &specs {
+            let spec = RedirectionSpec {
+                backend,
+                ..spec.clone()
+            };
+            assert_ne!(
+                apply(&world.pod, &spec).unwrap(),
+                Applied::Unchanged,
+                "{spec:?}"
+            );
+            assert_eq!(
+                observe(&world.pod, &spec).unwrap().items,
+                Vec::<String>::new(),
+                "{spec:?}"
+            );
+        }
+    }
+}
+
+/// `nft` understands our rules as we write them for human eyes.
+#[test]
+fn nft_lists_the_rules_as_they_are_rendered() {
+    let spec = RedirectionSpec {
+        virtual_interfaces: vec!["k6t-eth0".into()],
+        dns_capture: true,
+        untracked_tunnels: true,
+        ..with(Backend::Nftables)
+    };
+    let (direct, through_tool) = (new_netns(), new_netns());
+    for netns in [&direct, &through_tool] {
+        sh(netns, "ip link set lo up");
+    }
+    apply(&direct, &spec).unwrap();
+    let text = ambit_netplan::nft_text::render("ambit", &plan(&spec).unwrap());
+    sh(&through_tool, &format!("nft -f - <<'END'\n{text}\nEND"));
+    assert_eq!(our_table(&direct), our_table(&through_tool));
+    // And what the tool made is, read back, no different from what we make.
+    let drift = observe(&through_tool, &spec).unwrap();
+    assert!(
+        drift.items.iter().all(|item| !item.contains("chain")),
+        "{drift}"
+    );
+}
+
+#[test]
+fn drift_is_found_named_and_repaired() {
+    let damages = [
+        ("nft delete table inet ambit", "the table is missing"),
+        (
+            "nft flush chain inet ambit nat-output",
+            "the rules of chain nat-output differ",
+        ),
+        (
+            "nft insert rule inet ambit nat-output accept",
+            "the rules of chain nat-output differ",
+        ),
+        (
+            "nft add rule inet ambit raw-output counter",
+            "the rules of chain raw-output differ",
+        ),
+        (
+            "nft add chain inet ambit extra",
+            "chain extra should not be there",
+        ),
+        (
+            "nft 'add chain inet ambit extra; add rule inet ambit nat-output jump extra'",
+            "chain extra should not be there",
+        ),
+        (
+            "nft 'add set inet ambit s { type ipv4_addr; }'",
+            "set s should not be there",
+        ),
+        (
+            "nft 'delete chain inet ambit nat-prerouting'",
+            "chain nat-prerouting is missing",
+        ),
+        (
+            "nft 'delete chain inet ambit nat-prerouting; add chain inet ambit nat-prerouting \
+             { type nat hook prerouting priority 5; }'",
+            "the table is not as it should be",
+        ),
+        ("ip rule del pref 32764", "the IPv4 policy rule is missing"),
+        (
+            "ip -6 rule del pref 32764",
+            "the IPv6 policy rule is missing",
+        ),
+        (
+            "ip route flush table 100",
+            "the IPv4 local route is missing",
+        ),
+        (
+            "ip -6 route flush table 100",
+            "the IPv6 local route is missing",
+        ),
+    ];
+    let world = World::new();
+    let spec = with(Backend::Nftables);
+    apply(&world.pod, &spec).unwrap();
+    let good = our_table(&world.pod);
+    for (damage, name) in damages {
+        sh(&world.pod, damage);
+        let drift = observe(&world.pod, &spec).unwrap();
+        assert!(
+            drift.items.iter().any(|item| item == name),
+            "{damage}: {drift}"
+        );
+        let Applied::Repaired { what } = apply(&world.pod, &spec).unwrap() else {
+            panic!("{damage}: not repaired")
+        };
+        assert!(
+            what.items.iter().any(|item| item == name),
+            "{damage}: {what}"
+        );
+        assert_eq!(
+            observe(&world.pod, &spec).unwrap().items,
+            Vec::<String>::new(),
+            "{damage}"
+        );
+        assert_eq!(our_table(&world.pod), good, "{damage}");
+    }
+}
+
+#[test]
+fn drift_of_iptables_is_found_and_repaired() {
+    for (backend, tool) in [
+        (Backend::IptablesNft, "iptables-nft"),
+        (Backend::IptablesLegacy, "iptables-legacy"),
+    ] {
+        let world = World::new();
+        let spec = with(backend);
+        apply(&world.pod, &spec).unwrap();
+        let good = everything(&world);
+        for damage in [
+            format!("{tool} -t nat -D OUTPUT -j AMBIT_OUTPUT"),
+            format!("{tool} -t nat -A OUTPUT -j AMBIT_OUTPUT"),
+            format!("{tool} -t nat -F AMBIT_OUTPUT"),
+            format!("{tool} -t mangle -I AMBIT_OUTPUT -j RETURN"),
+            format!("{tool} -t nat -N AMBIT_OLD; {tool} -t nat -A OUTPUT -j AMBIT_OLD"),
+            format!("ip6{} -t nat -F AMBIT_PRERT", &tool[2..]),
+        ] {
+            sh(&world.pod, &damage);
+            assert!(!observe(&world.pod, &spec).unwrap().is_empty(), "{damage}");
+            let applied = apply(&world.pod, &spec).unwrap();
+            assert!(
+                matches!(applied, Applied::Repaired { .. }),
+                "{damage}: {applied:?}"
+            );
+            assert_eq!(
+                observe(&world.pod, &spec).unwrap().items,
+                Vec::<String>::new(),
+                "{damage}"
+            );
+            assert_eq!(everything(&world), good, "{damage}");
+        }
+    }
+}
+
+#[test]
+fn rules_of_others_are_never_touched() {
+    for backend in BACKENDS {
+        let world = World::new();
+        sh(
+            &world.pod,
+            "nft 'add table inet theirs; add chain inet theirs c { type filter hook output priority 0; }; \
+             add rule inet theirs c tcp dport 1 counter drop'; \
+             iptables-nft -t nat -A OUTPUT -p tcp --dport 2 -j REDIRECT --to-ports 3; \
+             iptables-nft -N ISTIO_TEST; iptables-legacy -t nat -A OUTPUT -p tcp --dport 4 -j RETURN; \
+             ip6tables-legacy -t filter -A INPUT -p tcp --dport 5 -j DROP; \
+             ip rule add pref 100 fwmark 0x111 lookup 55; ip route add 192.0.2.0/24 dev lo table 100",
+        );
+        let theirs = everything(&world);
+        let spec = with(backend);
+        assert_eq!(
+            apply(&world.pod, &spec).unwrap(),
+            Applied::Installed,
+            "{backend}"
+        );
+        assert_eq!(
+            observe(&world.pod, &spec).unwrap().items,
+            Vec::<String>::new(),
+            "{backend}"
+        );
+        let ours = |line: &&str| !line.contains("AMBIT") && !line.is_empty();
+        let after = everything(&world);
+        for line in theirs.lines().filter(ours) {
+            assert!(after.lines().any(|l| l == line), "{backend}: lost {line}");
+        }
+        release(&world.pod).unwrap();
+        purge(&world.pod).unwrap();
+        let end = everything(&world);
+        for line in theirs.lines().filter(ours) {
+            assert!(end.lines().any(|l| l == line), "{backend}: lost {line}");
+        }
+        assert!(
+            !end.to_lowercase().contains("ambit"),
+            "{backend}: left behind\n{end}"
+        );
+    }
+}
+
+#[test]
+fn purge_leaves_nothing_behind() {
+    for backend in BACKENDS {
+        let world = World::new();
+        let spec = RedirectionSpec {
+            dns_capture: true,
+            ..with(backend)
+        };
+        let before = sh(
+            &world.pod,
+            "ip rule; ip -6 rule; ip route show table all | grep -v '^local'",
+        );
+        apply(&world.pod, &spec).unwrap();
+        release(&world.pod).unwrap();
+        purge(&world.pod).unwrap();
+        purge(&world.pod).unwrap();
+        let after = everything(&world).to_lowercase();
+        assert!(
+            !after.contains("ambit") && !after.contains("0x111"),
+            "{backend}: {after}"
+        );
+        assert_eq!(
+            sh(
+                &world.pod,
+                "ip rule; ip -6 rule; ip route show table all | grep -v '^local'"
+            ),
+            before
+        );
+    }
+}
+
+#[test]
+fn changing_the_backend_leaves_one_set_of_rules() {
+    let world = World::new();
+    for backend in BACKENDS.into_iter().chain(BACKENDS.into_iter().rev()) {
+        let spec = with(backend);
+        apply(&world.pod, &spec).unwrap();
+        assert_eq!(
+            observe(&world.pod, &spec).unwrap().items,
+            Vec::<String>::new(),
+            "{backend}"
+        );
+        let all = everything(&world);
+        assert_eq!(
+            all.contains("table inet ambit"),
+            backend == Backend::Nftables,
+            "{all}"
+        );
+        assert_eq!(
+            sh(&world.pod, "iptables-legacy-save").contains("AMBIT"),
+            backend == Backend::IptablesLegacy
+        );
+        assert_eq!(
+            sh(&world.pod, "iptables-nft-save").contains("AMBIT"),
+            backend == Backend::IptablesNft
+        );
+    }
+}
+
+#[test]
+fn a_pod_without_ipv6_is_captured_without_its_ipv6_parts() {
+    for backend in BACKENDS {
+        let world = World::new();
+        sh(
+            &world.pod,
+            "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6",
+        );
+        let spec = with(backend);
+        assert_eq!(
+            apply(&world.pod, &spec).unwrap(),
+            Applied::Installed,
+            "{backend}"
+        );
+        assert_eq!(
+            apply(&world.pod, &spec).unwrap(),
+            Applied::Unchanged,
+            "{backend}"
+        );
+        assert!(!sh(&world.pod, "ip -6 rule").contains("0x111"));
+        // Switched on later, the parts are missed and added.
+        sh(
+            &world.pod,
+            "echo 0 > /proc/sys/net/ipv6/conf/lo/disable_ipv6",
+        );
+        assert!(!observe(&world.pod, &spec).unwrap().is_empty(), "{backend}");
+        apply(&world.pod, &spec).unwrap();
+        assert!(sh(&world.pod, "ip -6 rule").contains("0x111"), "{backend}");
+    }
+}
+
+#[test]
+fn applying_from_many_threads_at_once_ends_in_one_good_state() {
+    let world = World::new();
+    let spec = with(Backend::Auto);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    apply(&world.pod, &spec).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(
+        observe(&world.pod, &spec).unwrap().items,
+        Vec::<String>::new()
+    );
+    assert_eq!(apply(&world.pod, &spec).unwrap(), Applied::Unchanged);
+}
+
+#[test]
+fn release_of_a_namespace_without_redirection_does_nothing() {
+    let world = World::new();
+    let before = everything(&world);
+    release(&world.pod).unwrap();
+    assert_eq!(everything(&world), before);
+}

@@ -1,0 +1,255 @@
+//! A pod and a peer: two anonymous network namespaces joined by a veth pair, gone with the value.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use ambit_sys::netns::Netns;
+use rustix::thread::UnshareFlags;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+/// How long anything here may take before the test fails.
+pub const DEADLINE: Duration = Duration::from_secs(5);
+/// How long to wait before believing that nothing comes.
+pub const REFUSAL: Duration = Duration::from_millis(700);
+
+pub const POD4: &str = "10.9.0.2";
+pub const POD6: &str = "fd00:9::2";
+pub const PEER4: &str = "10.9.0.1";
+pub const PEER6: &str = "fd00:9::1";
+pub const MARK: u32 = 0x539;
+
+pub struct World {
+    pub pod: Netns,
+    pub peer: Netns,
+}
+
+pub fn new_netns() -> Netns {
+    std::thread::spawn(|| {
+        #[expect(
+            deprecated,
+            reason = "a thread of its own, and only the network namespace"
+        )]
+        rustix::thread::unshare(UnshareFlags::NEWNET).unwrap();
+        Netns::from_fd(File::open("/proc/thread-self/ns/net").unwrap().into()).unwrap()
+    })
+    .join()
+    .unwrap()
+}
+
+/// Runs a command inside, and gives its output. Panics when it fails.
+pub fn sh(netns: &Netns, command: &str) -> String {
+    let output = netns
+        .run(|| Command::new("sh").args(["-ec", command]).output())
+        .unwrap()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{command}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+impl World {
+    pub fn new() -> Self {
+        let (pod, peer) = (new_netns(), new_netns());
+        let file = File::from(rustix::io::fcntl_dupfd_cloexec(&peer, 0).unwrap());
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        sh(
+            &pod,
+            &format!("ip link add eth0 type veth peer name eth0 netns {path}"),
+        );
+        for (netns, v4, v6) in [(&pod, POD4, POD6), (&peer, PEER4, PEER6)] {
+            sh(
+                netns,
+                &format!(
+                    "ip link set lo up; ip link set eth0 up; ip addr add {v4}/24 dev eth0; \
+                     ip addr add {v6}/64 dev eth0 nodad"
+                ),
+            );
+        }
+        sh(
+            &pod,
+            &format!("ip route add default via {PEER4}; ip route add default via {PEER6}"),
+        );
+        Self { pod, peer }
+    }
+
+    /// A pod whose proxy listens on its three ports, and the plain servers of both sides.
+    pub fn proxy(&self) -> Proxy {
+        Proxy {
+            outbound: listen_as_proxy(&self.pod, 15001),
+            inbound: listen_as_proxy(&self.pod, 15006),
+            tunnel: listen_as_proxy(&self.pod, 15008),
+        }
+    }
+}
+
+pub struct Proxy {
+    pub outbound: TcpListener,
+    pub inbound: TcpListener,
+    pub tunnel: TcpListener,
+}
+
+pub fn listen(netns: &Netns, port: u16) -> TcpListener {
+    listen_with(netns, port, |_| Ok(()))
+}
+
+/// Dual stack, marked, transparent: as the node proxy does it.
+fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
+    listen_with(netns, port, |socket| {
+        socket.set_mark(MARK)?;
+        socket.set_ip_transparent_v4(true)?;
+        socket.set_ip_transparent_v6(true)
+    })
+}
+
+fn listen_with(
+    netns: &Netns,
+    port: u16,
+    prepare: impl FnOnce(&Socket) -> io::Result<()>,
+) -> TcpListener {
+    let socket = netns
+        .run(|| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)))
+        .unwrap()
+        .unwrap();
+    socket.set_only_v6(false).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    prepare(&socket).unwrap();
+    socket
+        .bind(&SocketAddr::new("::".parse().unwrap(), port).into())
+        .unwrap();
+    socket.listen(128).unwrap();
+    socket.into()
+}
+
+pub fn address(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+pub fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_with(netns, to, DEADLINE, |_| Ok(()))
+}
+
+pub fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_with(netns, to, DEADLINE, |socket| socket.set_mark(MARK))
+}
+
+/// As the proxy calls the application: from somebody else's address, marked.
+pub fn connect_spoofed(netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_with(netns, to, Duration::from_secs(2), |socket| {
+        socket.set_mark(MARK)?;
+        if from.is_ipv4() {
+            socket.set_ip_transparent_v4(true)?;
+            socket.set_freebind_v4(true)?;
+        } else {
+            socket.set_ip_transparent_v6(true)?;
+            socket.set_freebind_v6(true)?;
+        }
+        socket.bind(&from.into())
+    })
+}
+
+pub fn connect_from(netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_with(netns, to, DEADLINE, |socket| socket.bind(&from.into()))
+}
+
+pub fn connect_with(
+    netns: &Netns,
+    to: SocketAddr,
+    patience: Duration,
+    prepare: impl FnOnce(&Socket) -> io::Result<()>,
+) -> io::Result<TcpStream> {
+    let socket =
+        netns.run(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))??;
+    prepare(&socket)?;
+    socket.connect_timeout(&to.into(), patience)?;
+    Ok(socket.into())
+}
+
+/// The next connection within the deadline, or none.
+pub fn accept_within(
+    listener: &TcpListener,
+    patience: Duration,
+) -> Option<(TcpStream, SocketAddr)> {
+    listener.set_nonblocking(true).unwrap();
+    let until = Instant::now() + patience;
+    loop {
+        match listener.accept() {
+            Ok((stream, from)) => {
+                stream.set_nonblocking(false).unwrap();
+                return Some((
+                    stream,
+                    SocketAddr::new(from.ip().to_canonical(), from.port()),
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() > until {
+                    return None;
+                }
+                let mut fds = [rustix::event::PollFd::new(
+                    listener,
+                    rustix::event::PollFlags::IN,
+                )];
+                let wait = rustix::event::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 50_000_000,
+                };
+                rustix::event::poll(&mut fds, Some(&wait)).unwrap();
+            }
+            Err(error) => panic!("accept: {error}"),
+        }
+    }
+}
+
+#[track_caller]
+pub fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    accept_within(listener, DEADLINE).expect("nobody connected")
+}
+
+#[track_caller]
+pub fn nobody(listener: &TcpListener) {
+    listener.set_nonblocking(true).unwrap();
+    assert!(
+        listener.accept().is_err(),
+        "somebody connected where nobody should"
+    );
+}
+
+pub fn original_destination(stream: &TcpStream) -> SocketAddr {
+    let socket = SockRef::from(stream);
+    let address = match socket.original_dst_v4() {
+        Ok(address) => address,
+        Err(_) => socket.original_dst_v6().unwrap(),
+    };
+    let address = address.as_socket().unwrap();
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Bytes go both ways.
+#[track_caller]
+pub fn talk(a: &mut TcpStream, b: &mut TcpStream) {
+    for stream in [&*a, &*b] {
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    }
+    say(a, b);
+    say(b, a);
+}
+
+#[track_caller]
+fn say(from: &mut TcpStream, to: &mut TcpStream) {
+    from.write_all(b"hello").unwrap();
+    let mut buffer = [0; 5];
+    to.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"hello");
+}
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}

@@ -17,4 +17,4 @@ pub use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-pub use object::{InvalidObject, Kind, Object, ObjectKey, ReadKeyError};
+pub use object::{InvalidObject, Kind, Object, ObjectKey, ReadKeyError, is_dns_name};

@@ -247,7 +247,8 @@ fn read<T: DeserializeOwned>(value: &Value) -> Result<T, InvalidObject> {
     })
 }
 
-fn is_dns_name(text: &str, max: usize) -> bool {
+/// Whether a text is a name as Kubernetes allows it (RFC 1123), at most `max` bytes long.
+pub fn is_dns_name(text: &str, max: usize) -> bool {
     let allowed = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.'
     };

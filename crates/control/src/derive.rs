@@ -1,0 +1,88 @@
+//! From Kubernetes objects to the records of the mesh.
+//!
+//! Pure and incremental: [`Index`] is fed with objects, remembers what it understood of each, and
+//! tells on [`Index::flush`] which records changed. Work follows the change, not the size of the
+//! mesh. An object that cannot be used is refused as a whole, with a [`Problem`] that names the field;
+//! what it said before stays in force and nothing else is touched.
+
+mod entries;
+mod index;
+mod peer_auth;
+mod pods;
+mod policies;
+mod render;
+mod rules;
+mod services;
+mod slices;
+
+use std::sync::Arc;
+
+use ambit_model::{ArcStr, Authorization, NamespacedHostname, PolicyKey, Workload, WorkloadUid};
+
+pub use index::Index;
+pub use pods::{PodDirectory, PodFacts};
+pub use services::ServiceRecord;
+
+/// What holds for the whole mesh.
+#[derive(Clone, Debug)]
+pub struct MeshConfig {
+    /// Name of this cluster, first part of workload uids.
+    pub cluster_id: ArcStr,
+    /// Trust domain of every identity.
+    pub trust_domain: ArcStr,
+    /// Domain of Kubernetes services.
+    pub cluster_domain: ArcStr,
+    /// Namespace whose policies concern the whole mesh.
+    pub root_namespace: ArcStr,
+    /// Whether `istio.io/dry-run` policies are sent. Node proxies that do not know the flag enforce
+    /// them, so they are left out otherwise.
+    pub dry_run_policies: bool,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        Self {
+            cluster_id: "Kubernetes".into(),
+            trust_domain: ambit_model::DEFAULT_TRUST_DOMAIN.into(),
+            cluster_domain: "cluster.local".into(),
+            root_namespace: "istio-system".into(),
+            dry_run_policies: false,
+        }
+    }
+}
+
+/// The records that changed; `None` is a record that is gone. Sorted by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delta {
+    /// Workloads.
+    pub workloads: Vec<(WorkloadUid, Option<Arc<Workload>>)>,
+    /// Services.
+    pub services: Vec<(NamespacedHostname, Option<Arc<ServiceRecord>>)>,
+    /// Policies.
+    pub policies: Vec<(PolicyKey, Option<Arc<Authorization>>)>,
+}
+
+impl Delta {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.workloads.is_empty() && self.services.is_empty() && self.policies.is_empty()
+    }
+
+    /// How many records changed.
+    pub fn len(&self) -> usize {
+        self.workloads.len() + self.services.len() + self.policies.len()
+    }
+}
+
+/// Labels of an object.
+pub(crate) type Labels = std::collections::BTreeMap<String, String>;
+
+/// Whether `labels` has every pair of `selector`.
+pub(crate) fn selects(selector: &Labels, labels: &Labels) -> bool {
+    selector
+        .iter()
+        .all(|(name, value)| labels.get(name) == Some(value))
+}
+
+#[cfg(test)]
+mod tests;

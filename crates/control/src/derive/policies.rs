@@ -1,0 +1,159 @@
+//! What the mesh reads from an AuthorizationPolicy.
+
+use ambit_k8s_api::{AuthorizationPolicy, istio::PolicyAction, labels};
+use ambit_model::{Action, ArcStr, Authorization, Scope};
+
+use super::{Labels, MeshConfig, rules};
+use crate::problems::{FieldError, Note};
+
+/// A policy as node proxies see it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PolicyInput {
+    /// `None`: nothing for node proxies.
+    pub(crate) sent: Option<Authorization>,
+    /// Which workloads list it.
+    pub(crate) selector: Option<Labels>,
+}
+
+impl PolicyInput {
+    pub(crate) fn read(
+        policy: &AuthorizationPolicy,
+        config: &MeshConfig,
+    ) -> Result<(Self, Vec<Note>), FieldError> {
+        let mut notes = Vec::new();
+        let spec = &policy.spec;
+        let namespace: ArcStr = policy
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or("default")
+            .into();
+        let selector = spec
+            .selector
+            .as_ref()
+            .map(|selector| selector.match_labels.clone());
+        let nothing = |note: Note| {
+            Ok((
+                Self {
+                    sent: None,
+                    selector: None,
+                },
+                vec![note],
+            ))
+        };
+        let attached = spec.target_ref.is_some() || spec.target_refs.is_some();
+        if attached && selector.is_some() {
+            return Err(FieldError::new(
+                "spec.selector",
+                "cannot be given together with spec.targetRefs",
+            ));
+        }
+        let action = match spec.action {
+            PolicyAction::Allow => Action::Allow,
+            PolicyAction::Deny => Action::Deny,
+            PolicyAction::Audit => {
+                return nothing(Note::new(
+                    "spec.action",
+                    "AUDIT has no effect on node proxies",
+                ));
+            }
+            PolicyAction::Custom => {
+                return nothing(Note::new(
+                    "spec.action",
+                    "CUSTOM is enforced by waypoints only",
+                ));
+            }
+        };
+        // Read even if it is not sent, so that mistakes show.
+        let mut rules = Vec::new();
+        for (index, rule) in spec.rules.iter().flatten().enumerate() {
+            let at = format!("spec.rules[{index}]");
+            rules.extend(rules::convert(rule, action, &namespace, &at, &mut notes)?);
+        }
+        if attached {
+            return nothing(Note::new(
+                "spec.targetRefs",
+                "is enforced by the waypoint of its target only",
+            ));
+        }
+        let annotation = policy
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(labels::DRY_RUN));
+        let dry_run = match annotation.map(String::as_str) {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => {
+                let field = format!("metadata.annotations[{}]", labels::DRY_RUN);
+                return Err(FieldError::new(
+                    field,
+                    format!("{other:?} is neither true nor false"),
+                ));
+            }
+        };
+        if dry_run && !config.dry_run_policies {
+            return nothing(Note::new(
+                format!("metadata.annotations[{}]", labels::DRY_RUN),
+                "dry-run policies are not sent to node proxies unless --dry-run-policies is set",
+            ));
+        }
+        let scope = match &selector {
+            Some(_) => Scope::WorkloadSelector,
+            None if namespace == config.root_namespace => Scope::Global,
+            None => Scope::Namespace,
+        };
+        let sent = Authorization {
+            name: policy.metadata.name.as_deref().unwrap_or_default().into(),
+            namespace,
+            scope,
+            action,
+            rules,
+            dry_run,
+        };
+        Ok((
+            Self {
+                sent: Some(sent),
+                selector,
+            },
+            notes,
+        ))
+    }
+
+    /// What stands in for a policy that was never readable since the start: what it said before the
+    /// start is not known, so everything in its scope is refused until it is mended.
+    pub(crate) fn stand_in(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
+        let spec = &policy.spec;
+        if spec.target_ref.is_some() || spec.target_refs.is_some() {
+            return None;
+        }
+        let namespace: ArcStr = policy
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or("default")
+            .into();
+        let selector = spec
+            .selector
+            .as_ref()
+            .map(|selector| selector.match_labels.clone());
+        let scope = match &selector {
+            Some(_) => Scope::WorkloadSelector,
+            None if namespace == config.root_namespace => Scope::Global,
+            None => Scope::Namespace,
+        };
+        let sent = Authorization {
+            name: policy.metadata.name.as_deref().unwrap_or_default().into(),
+            namespace,
+            scope,
+            action: Action::Deny,
+            // A rule without clauses matches everything.
+            rules: vec![Vec::new()],
+            dry_run: false,
+        };
+        Some(Self {
+            sent: Some(sent),
+            selector,
+        })
+    }
+}

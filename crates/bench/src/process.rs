@@ -1,0 +1,43 @@
+//! What the kernel accounts to a process: CPU time and resident memory.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result};
+
+/// User and system time of a process with all its threads.
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+    // Ticks are 1/100 s on every Linux that user space can see (USER_HZ).
+    const TICK: f64 = 0.01;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command name is in parentheses and may hold anything: count from the last one.
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    let ticks = |index: usize| -> Result<f64> {
+        Ok(fields.get(index).context("a short /proc/PID/stat")?.parse()?)
+    };
+    Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) * TICK))
+}
+
+/// Resident memory in megabytes (10^6 bytes).
+pub(crate) fn resident_mb(pid: u32) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib: f64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_ascii_whitespace().next())
+        .context("no VmRSS")?
+        .parse()?;
+    Ok(kib * 1024.0 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_time() {
+        let me = std::process::id();
+        assert!(resident_mb(me).unwrap() > 0.1);
+        assert!(cpu_time(me).unwrap() < Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,94 @@
+//! The table that is printed: without the mesh, through it, their ratio, and the ratio to be reached.
+
+/// Which direction is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    Higher,
+    Lower,
+}
+
+/// One measured line.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) what: String,
+    pub(crate) unit: &'static str,
+    /// The same without the mesh; `None` where that has no meaning.
+    pub(crate) bare: Option<f64>,
+    pub(crate) mesh: f64,
+    /// What the existing node proxy reaches on such a machine: as a ratio to `bare` where there is
+    /// one, else as a value.
+    pub(crate) existing: Option<f64>,
+    pub(crate) better: Better,
+}
+
+impl Line {
+    /// What is compared with the existing system: the ratio, or the value itself.
+    fn compared(&self) -> f64 {
+        self.bare.map_or(self.mesh, |bare| self.mesh / bare)
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (self.existing, self.better) {
+            (None, _) => "",
+            (Some(existing), Better::Higher) if self.compared() >= existing => "better",
+            (Some(existing), Better::Lower) if self.compared() <= existing => "better",
+            _ => "worse",
+        }
+    }
+}
+
+/// Prints the table.
+#[expect(clippy::print_stdout, reason = "the report is what the program is for")]
+pub(crate) fn print(lines: &[Line]) {
+    println!(
+        "\n{:<46} {:>10} {:>10} {:>8} {:>10}  {}",
+        "", "bare", "mesh", "ratio", "existing", "unit"
+    );
+    for line in lines {
+        let bare = line.bare.map_or_else(|| "-".to_owned(), number);
+        let ratio = line.bare.map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
+        let existing = line.existing.map_or_else(|| "-".to_owned(), number);
+        println!(
+            "{:<46} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
+            line.what,
+            bare,
+            number(line.mesh),
+            ratio,
+            existing,
+            line.unit,
+            line.verdict()
+        );
+    }
+    println!(
+        "\n\"existing\" is what the existing node proxy reaches: a ratio to bare where there is one, \
+         else a value."
+    );
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_judged_by_its_ratio() {
+        let line = Line {
+            what: "requests".into(),
+            unit: "req/s",
+            bare: Some(100.0),
+            mesh: 30.0,
+            existing: Some(0.25),
+            better: Better::Higher,
+        };
+        assert_eq!(line.verdict(), "better");
+        assert_eq!(Line { mesh: 20.0, ..line.clone() }.verdict(), "worse");
+        assert_eq!(Line { better: Better::Lower, ..line }.verdict(), "worse");
+    }
+}

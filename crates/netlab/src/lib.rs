@@ -1,1 +1,16 @@
-//! Network namespaces as nodes and pods, for the lab and for tests.
+//! Network namespaces as nodes and pods: made, wired and addressed, for the lab and for tests.
+//!
+//! A namespace here is anonymous: it lives as long as a descriptor or a process holds it, and is
+//! never mounted anywhere, so nothing stays behind when its owner dies. Knows nothing of meshes.
+#![forbid(unsafe_code)]
+
+mod host;
+mod namespace;
+mod namespaces;
+mod wire;
+
+pub use ambit_sys::netns::{Netns, NetnsId};
+pub use host::{Host, HostError};
+pub use namespace::{Holder, LabError, Namespace};
+pub use namespaces::{Isolation, Unshared, isolate, new_netns};
+pub use wire::{Link, bridge, connect, veth_to_bridge};

@@ -1,0 +1,352 @@
+//! One namespace with its links, addresses and routes, over rtnetlink.
+
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsFd, AsRawFd},
+};
+
+use ambit_sys::netns::Netns;
+use futures_util::TryStreamExt;
+use ipnet::IpNet;
+use netlink_packet_route::{
+    address::{AddressAttribute, AddressFlags, AddressHeaderFlags},
+    link::LinkAttribute,
+    route::RouteScope,
+};
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use tokio::task::AbortHandle;
+
+use crate::new_netns;
+
+/// What could not be done, and in which namespace.
+#[derive(Debug, thiserror::Error)]
+#[error("{host}: cannot {what}")]
+pub struct HostError {
+    host: String,
+    what: String,
+    #[source]
+    source: Cause,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Cause {
+    #[error("{0}")]
+    Netlink(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("there is no such interface")]
+    NoLink,
+}
+
+impl From<rtnetlink::Error> for Cause {
+    fn from(error: rtnetlink::Error) -> Self {
+        // The library prints kernel errors with the whole answer; the errno alone says it.
+        match error {
+            rtnetlink::Error::NetlinkError(message) => Self::Io(message.to_io()),
+            other => Self::Netlink(other.to_string()),
+        }
+    }
+}
+
+/// A namespace with a name for error messages. Cheap to clone; needs a tokio runtime.
+#[derive(Clone, Debug)]
+pub struct Host {
+    name: String,
+    netns: Netns,
+    netlink: Handle,
+    _connection: std::sync::Arc<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection(AbortHandle);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Host {
+    /// Makes a new namespace with its loopback up.
+    ///
+    /// # Errors
+    /// When namespaces may not be made.
+    pub async fn new(name: impl Into<String>) -> Result<Self, HostError> {
+        let name = name.into();
+        let netns = new_netns().map_err(|source| HostError {
+            host: name.clone(),
+            what: "make its network namespace".into(),
+            source: source.into(),
+        })?;
+        let host = Self::enter(name, netns)?;
+        host.up("lo").await?;
+        Ok(host)
+    }
+
+    /// Works on a namespace that exists already.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn enter(name: impl Into<String>, netns: Netns) -> Result<Self, HostError> {
+        let name = name.into();
+        // The socket stays in the namespace in which it was opened.
+        let connection = netns.run(rtnetlink::new_connection).and_then(|made| made);
+        let (connection, netlink, _) = connection.map_err(|source| HostError {
+            host: name.clone(),
+            what: "open netlink in its namespace".into(),
+            source: source.into(),
+        })?;
+        let task = ambit_rt::spawn("netlink", connection);
+        let connection = std::sync::Arc::new(Connection(task.abort_handle()));
+        Ok(Self {
+            name,
+            netns,
+            netlink,
+            _connection: connection,
+        })
+    }
+
+    /// The name given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// See [`Netns::run`].
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
+        self.netns.run(work)
+    }
+
+    /// Writes a network sysctl, `net.ipv4.ip_forward` for instance, in this namespace.
+    ///
+    /// # Errors
+    /// When the kernel has no such setting or refuses.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<(), HostError> {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        let done = self
+            .netns
+            .run(|| fs::write(&path, value))
+            .and_then(|done| done);
+        done.map_err(|error| self.error(format!("set {key} to {value}"), error))
+    }
+
+    /// The index of an interface; `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// Of the kernel.
+    pub async fn find(&self, link: &str) -> Result<Option<u32>, HostError> {
+        let mut links = self.netlink.link().get().match_name(link).execute();
+        match links.try_next().await {
+            Ok(found) => Ok(found.map(|link| link.header.index)),
+            Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -ENODEV => Ok(None),
+            Err(error) => Err(self.error(format!("look for interface {link}"), error)),
+        }
+    }
+
+    /// Adds a bridge and takes it up.
+    ///
+    /// # Errors
+    /// Of the kernel; an interface of that name exists, for instance.
+    pub async fn bridge(&self, name: &str) -> Result<(), HostError> {
+        let message = LinkBridge::new(name).up().build();
+        let done = self.netlink.link().add(message).execute().await;
+        done.map_err(|error| self.error(format!("add bridge {name}"), error))
+    }
+
+    /// Adds a pair of virtual interfaces, one end here, the other in `peer`; both are down.
+    ///
+    /// # Errors
+    /// Of the kernel; an interface of that name exists, for instance.
+    pub async fn veth(&self, name: &str, peer: &Self, peer_name: &str) -> Result<(), HostError> {
+        // The peer's own name may be taken here: it is given once the peer is where it belongs.
+        let passing = format!("p{}", name.chars().take(14).collect::<String>());
+        let what = || format!("connect {name} with {peer_name} of {}", peer.name);
+        let message = LinkVeth::new(name, &passing).build();
+        let done = self.netlink.link().add(message).execute().await;
+        done.map_err(|error| self.error(what(), error))?;
+        let index = self.index(&passing).await?;
+        let message = LinkUnspec::new_with_index(index)
+            .name(peer_name)
+            .setns_by_fd(peer.netns.as_fd().as_raw_fd())
+            .build();
+        let done = self.netlink.link().set(message).execute().await;
+        done.map_err(|error| self.error(what(), error))
+    }
+
+    /// Takes an interface up.
+    ///
+    /// # Errors
+    /// Of the kernel, or when there is no such interface.
+    pub async fn up(&self, link: &str) -> Result<(), HostError> {
+        let index = self.index(link).await?;
+        let message = LinkUnspec::new_with_index(index).up().build();
+        let done = self.netlink.link().set(message).execute().await;
+        done.map_err(|error| self.error(format!("take {link} up"), error))
+    }
+
+    /// Makes an interface a port of a bridge.
+    ///
+    /// # Errors
+    /// Of the kernel, or when either does not exist.
+    pub async fn attach(&self, link: &str, bridge: &str) -> Result<(), HostError> {
+        let bridge_index = self.index(bridge).await?;
+        let index = self.index(link).await?;
+        let message = LinkUnspec::new_with_index(index)
+            .controller(bridge_index)
+            .build();
+        let done = self.netlink.link().set(message).execute().await;
+        done.map_err(|error| self.error(format!("attach {link} to bridge {bridge}"), error))
+    }
+
+    /// Gives an interface an address, usable at once (no duplicate detection); having it is fine.
+    ///
+    /// # Errors
+    /// Of the kernel, or when there is no such interface.
+    pub async fn address(&self, link: &str, address: IpNet) -> Result<(), HostError> {
+        let index = self.index(link).await?;
+        let mut request = self
+            .netlink
+            .address()
+            .add(index, address.addr(), address.prefix_len())
+            .replace();
+        if address.addr().is_ipv6() {
+            let message = request.message_mut();
+            message.header.flags |= AddressHeaderFlags::Nodad;
+            message
+                .attributes
+                .push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        let done = request.execute().await;
+        done.map_err(|error| self.error(format!("give {link} the address {address}"), error))
+    }
+
+    /// The addresses of an interface.
+    ///
+    /// # Errors
+    /// Of the kernel, or when there is no such interface.
+    pub async fn addresses(&self, link: &str) -> Result<Vec<IpNet>, HostError> {
+        let index = self.index(link).await?;
+        let request = self.netlink.address().get().set_link_index_filter(index);
+        let messages: Vec<_> = request
+            .execute()
+            .try_collect()
+            .await
+            .map_err(|error| self.error(format!("list the addresses of {link}"), error))?;
+        let address = |message: &netlink_packet_route::address::AddressMessage| {
+            message
+                .attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    AddressAttribute::Address(ip) => {
+                        IpNet::new(*ip, message.header.prefix_len).ok()
+                    }
+                    _ => None,
+                })
+        };
+        Ok(messages.iter().filter_map(address).collect())
+    }
+
+    /// Adds or replaces a route: through a gateway, or straight onto a link.
+    ///
+    /// # Errors
+    /// Of the kernel, or when there is no such interface.
+    pub async fn route(
+        &self,
+        destination: IpNet,
+        gateway: Option<IpAddr>,
+        link: &str,
+    ) -> Result<(), HostError> {
+        let index = self.index(link).await?;
+        let what = || match gateway {
+            Some(gateway) => format!("route {destination} via {gateway} dev {link}"),
+            None => format!("route {destination} dev {link}"),
+        };
+        let length = destination.prefix_len();
+        let message = match destination.addr() {
+            IpAddr::V4(ip) => {
+                let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                    .destination_prefix(ip, length)
+                    .output_interface(index);
+                match gateway {
+                    Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink(),
+                    _ => route.scope(RouteScope::Link),
+                }
+                .build()
+            }
+            IpAddr::V6(ip) => {
+                let route = RouteMessageBuilder::<Ipv6Addr>::new()
+                    .destination_prefix(ip, length)
+                    .output_interface(index);
+                match gateway {
+                    Some(IpAddr::V6(gateway)) => route.gateway(gateway),
+                    _ => route,
+                }
+                .build()
+            }
+        };
+        let done = self.netlink.route().add(message).replace().execute().await;
+        done.map_err(|error| self.error(what(), error))
+    }
+
+    /// Removes an interface; none of that name is fine.
+    ///
+    /// # Errors
+    /// Of the kernel.
+    pub async fn remove(&self, link: &str) -> Result<(), HostError> {
+        let Some(index) = self.find(link).await? else {
+            return Ok(());
+        };
+        let done = self.netlink.link().del(index).execute().await;
+        done.map_err(|error| self.error(format!("remove interface {link}"), error))
+    }
+
+    /// The names of the interfaces.
+    ///
+    /// # Errors
+    /// Of the kernel.
+    pub async fn links(&self) -> Result<Vec<String>, HostError> {
+        let links: Vec<_> = self
+            .netlink
+            .link()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(|error| self.error("list its interfaces".into(), error))?;
+        let name = |attribute: &LinkAttribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        };
+        Ok(links
+            .iter()
+            .filter_map(|link| link.attributes.iter().find_map(name))
+            .collect())
+    }
+
+    async fn index(&self, link: &str) -> Result<u32, HostError> {
+        let found = self.find(link).await?;
+        found.ok_or_else(|| self.error(format!("use interface {link}"), Cause::NoLink))
+    }
+
+    fn error(&self, what: String, source: impl Into<Cause>) -> HostError {
+        HostError {
+            host: self.name.clone(),
+            what,
+            source: source.into(),
+        }
+    }
+}
+
+/// "No such device" (errno.h); netlink answers it negated.
+const ENODEV: i32 = 19;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn two_hosts_on_a_bridge_talk_over_both_families() {
+    let fabric = Host::new("fabric").await.unwrap();
+    fabric.bridge("br0").await.unwrap();
+    let mut hosts = Vec::new();
+    for i in 1..=2 {
+        let host = Host::new(format!("host-{i}")).await.unwrap();
+        let port = format!("port{i}");
+        fabric.veth(&port, &host, "eth0").await.unwrap();
+        fabric.attach(&port, "br0").await.unwrap();
+        fabric.up(&port).await.unwrap();
+        host.up("eth0").await.unwrap();
+        host.address("eth0", net(&format!("10.9.0.{i}/24")))
+            .await
+            .unwrap();
+        host.address("eth0", net(&format!("fd09::{i}/64")))
+            .await
+            .unwrap();
+        hosts.push(host);
+    }
+    for address in ["10.9.0.2:80", "[fd09::2]:80"] {
+        let address: std::net::SocketAddr = address.parse().unwrap();
+        let listener = hosts[1]
+            .run(|| TcpListener::bind(address))
+            .unwrap()
+            .unwrap();
+        let client = hosts[0]
+            .run(|| TcpStream::connect(address))
+            .unwrap()
+            .unwrap();
+        let (_, from) = listener.accept().unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_route_leads_through_a_gateway() {
+    let (a, router, b) = (
+        Host::new("a").await.unwrap(),
+        Host::new("router").await.unwrap(),
+        Host::new("b").await.unwrap(),
+    );
+    router.sysctl("net.ipv4.ip_forward", "1").unwrap();
+    for (host, link, address, gateway) in [
+        (&a, "to-a", "10.1.0.2/24", "10.1.0.1/24"),
+        (&b, "to-b", "10.2.0.2/24", "10.2.0.1/24"),
+    ] {
+        router.veth(link, host, "eth0").await.unwrap();
+        router.address(link, net(gateway)).await.unwrap();
+        router.up(link).await.unwrap();
+        host.address("eth0", net(address)).await.unwrap();
+        host.up("eth0").await.unwrap();
+        host.route(net("0.0.0.0/0"), Some(net(gateway).addr()), "eth0")
+            .await
+            .unwrap();
+    }
+    let listener = b.run(|| TcpListener::bind("10.2.0.2:80")).unwrap().unwrap();
+    a.run(|| TcpStream::connect("10.2.0.2:80"))
+        .unwrap()
+        .unwrap();
+    assert_eq!(listener.accept().unwrap().1.ip().to_string(), "10.1.0.2");
+}
+
+#[tokio::test]
+async fn an_error_names_host_and_interface() {
+    let host = Host::new("pod-a").await.unwrap();
+    let error = host.up("eth7").await.unwrap_err();
+    assert_eq!(error.to_string(), "pod-a: cannot use interface eth7");
+    assert_eq!(host.find("eth7").await.unwrap(), None);
+    assert_eq!(host.links().await.unwrap(), ["lo"]);
+}

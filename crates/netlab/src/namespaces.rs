@@ -1,0 +1,76 @@
+//! Making namespaces: one for the network of a node or pod, or a whole private world for a process.
+
+use std::{fs, io, thread};
+
+use ambit_sys::netns::Netns;
+use rustix::thread::UnshareFlags;
+
+/// Makes a network namespace. Its loopback is down, nothing else is in it.
+///
+/// # Errors
+/// When the caller may not make one (`EPERM`: neither root nor inside a user namespace), or no thread
+/// can be started.
+pub fn new_netns() -> io::Result<Netns> {
+    // A thread of its own, so that the caller stays where it is; the descriptor keeps the namespace.
+    let made = thread::Builder::new().name("new-netns".into()).spawn(|| {
+        unshare(UnshareFlags::NEWNET)?;
+        Netns::current()
+    })?;
+    made.join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace died")))
+}
+
+/// What a process is to have of its own. The network, mounts, process ids, host name and IPC always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// A user namespace only if the caller lacks the rights without one.
+    AsNeeded,
+    /// A user namespace in any case, in which the caller is root.
+    UserNamespace,
+}
+
+/// How [`isolate`] went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unshared {
+    /// With the caller's own rights.
+    AsRoot,
+    /// As root of a new user namespace, where the caller's own user and group are the only ones.
+    InUserNamespace,
+}
+
+/// Moves the calling process into namespaces of its own. The first child made afterwards is process 1
+/// of the new process namespace: when it dies, the kernel kills everything in there.
+///
+/// Must be called while the process has a single thread.
+///
+/// # Errors
+/// When the kernel refuses (user namespaces are switched off, or there are several threads).
+pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
+    let own = UnshareFlags::NEWNET
+        | UnshareFlags::NEWNS
+        | UnshareFlags::NEWPID
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWIPC;
+    if isolation == Isolation::AsNeeded {
+        match unshare(own) {
+            Ok(()) => return Ok(Unshared::AsRoot),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    unshare(own | UnshareFlags::NEWUSER)?;
+    // Without this the kernel refuses the map of groups to a caller without rights outside.
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {} 1", uid.as_raw()))?;
+    fs::write("/proc/self/gid_map", format!("0 {} 1", gid.as_raw()))?;
+    Ok(Unshared::InUserNamespace)
+}
+
+#[expect(
+    deprecated,
+    reason = "rustix marks it unsafe because of UnshareFlags::FILES, which no caller here passes"
+)]
+fn unshare(flags: UnshareFlags) -> io::Result<()> {
+    Ok(rustix::thread::unshare(flags)?)
+}

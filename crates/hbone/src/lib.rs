@@ -1,1 +1,24 @@
-//! HBONE: HTTP/2 CONNECT tunnels, the connection pool, the copy loop.
+//! HBONE: HTTP/2 CONNECT tunnels over mTLS, the pool of connections, the copy loops.
+//!
+//! Everything here belongs to one worker thread: a connection, the pool entry that owns it and the
+//! tunnels on it never cross threads, so nothing on the data path waits for another thread. Knows
+//! addresses, TLS configurations and requests; decides nothing about routing or authorization.
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod pinger;
+pub mod pool;
+pub mod relay;
+mod scratch;
+pub mod server;
+mod settings;
+pub mod tls;
+mod tunnel;
+
+pub use client::{ClientConnection, DialError, TunnelError};
+pub use pinger::PingTimeout;
+pub use pool::{Pool, PoolKey};
+pub use relay::{Ended, Meter, RelayError, relay_plain, relay_tunnel};
+pub use server::{Incoming, ServeError};
+pub use settings::Settings;
+pub use tunnel::Tunnel;

@@ -1,0 +1,351 @@
+//! The client's end of an HBONE connection: setting it up, opening tunnels on it.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use ambit_model::Reason;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout},
+};
+
+use crate::{Settings, Tunnel, pinger::Pinger, tls::HandshakeError};
+
+/// A connection that could not be set up. Shared by all who waited for it.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// What comes before connecting: the certificate, the socket.
+    #[error("{text}")]
+    Prepare {
+        /// What was being prepared.
+        text: &'static str,
+        /// The low-cardinality cause.
+        reason: Reason,
+        /// Why it failed.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// TCP.
+    #[error("cannot connect to {addr}")]
+    Connect {
+        /// The peer.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// TCP, without any answer.
+    #[error(
+        "connection timed out, maybe a NetworkPolicy is blocking HBONE port {}: {addr} did not \
+         answer within {limit:?}", addr.port()
+    )]
+    Timeout {
+        /// The peer.
+        addr: SocketAddr,
+        /// How long we waited.
+        limit: Duration,
+    },
+    /// TLS.
+    #[error("cannot agree on TLS with {addr}")]
+    Tls {
+        /// The peer.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: HandshakeError,
+    },
+    /// HTTP/2.
+    #[error("http2 handshake failed with {addr}")]
+    Http2 {
+        /// The peer.
+        addr: SocketAddr,
+        /// Why not.
+        #[source]
+        source: Http2Error,
+    },
+}
+
+impl DialError {
+    /// The low-cardinality cause.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Prepare { reason, .. } => *reason,
+            Self::Connect { .. } => Reason::Connect,
+            Self::Timeout { .. } => Reason::NetworkPolicy,
+            Self::Tls { source, .. } => source.reason(),
+            Self::Http2 { .. } => Reason::H2Failure,
+        }
+    }
+}
+
+/// HTTP/2 could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Http2Error {
+    /// The peer took longer than this.
+    #[error("the peer took longer than {0:?}")]
+    Timeout(Duration),
+    /// The peer broke the protocol, or went away.
+    #[error(transparent)]
+    Protocol(#[from] h2::Error),
+}
+
+/// A tunnel that could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TunnelError {
+    /// No connection to open it on.
+    #[error("{0}")]
+    Dial(#[source] Arc<DialError>),
+    /// The request could not be built from these headers.
+    #[error("the CONNECT request is not valid")]
+    Request(#[source] http::Error),
+    /// The stream or its connection failed before an answer came.
+    #[error("the tunnel's stream failed")]
+    Stream(#[source] h2::Error),
+    /// The peer's answer.
+    #[error("http status: {0}")]
+    Status(StatusCode),
+    /// The proxy is going away and opens no more tunnels.
+    #[error("pool draining")]
+    Draining,
+}
+
+impl TunnelError {
+    /// The low-cardinality cause.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Dial(error) => error.reason(),
+            Self::Stream(_) | Self::Request(_) => Reason::H2Failure,
+            Self::Status(_) | Self::Draining => Reason::Connect,
+        }
+    }
+
+    /// Whether the peer can have seen nothing of the request, or at most an opening without a byte
+    /// of the application: then another connection may be tried.
+    pub(crate) fn is_retryable(&self) -> bool {
+        match self {
+            Self::Stream(error) => {
+                error.is_go_away()
+                    || error.is_io()
+                    || error.reason() == Some(h2::Reason::REFUSED_STREAM)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What is counted of a connection, by its owner, its driver and its tunnels.
+#[derive(Debug)]
+struct Shared {
+    streams: AtomicUsize,
+    /// Milliseconds from `born` to the last tunnel opened.
+    last_used_ms: AtomicUsize,
+    born: Instant,
+    /// Serves what it carries, takes no more.
+    retired: AtomicBool,
+}
+
+impl Shared {
+    fn idle_for(&self) -> Duration {
+        let last = Duration::from_millis(self.last_used_ms.load(Ordering::Relaxed) as u64);
+        self.born.elapsed().saturating_sub(last)
+    }
+
+    fn touch(&self) {
+        let now = usize::try_from(self.born.elapsed().as_millis()).unwrap_or(usize::MAX);
+        self.last_used_ms.store(now, Ordering::Relaxed);
+    }
+}
+
+/// A tunnel's place on its connection, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Lease(Arc<Shared>);
+
+impl Lease {
+    fn take(shared: &Arc<Shared>) -> Self {
+        shared.streams.fetch_add(1, Ordering::Relaxed);
+        shared.touch();
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An HBONE connection on which tunnels can be opened. The connection closes when this and all its
+/// tunnels are gone.
+pub struct ClientConnection {
+    send: SendRequest<Bytes>,
+    shared: Arc<Shared>,
+    max_streams: usize,
+}
+
+impl fmt::Debug for ClientConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientConnection")
+            .field("streams", &self.streams())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClientConnection {
+    /// Tunnels it carries now.
+    pub fn streams(&self) -> usize {
+        self.shared.streams.load(Ordering::Relaxed)
+    }
+
+    /// Whether one more tunnel fits.
+    pub fn has_room(&self) -> bool {
+        self.streams() < self.max_streams.min(self.send.current_max_send_streams())
+    }
+
+    /// Whether it still takes tunnels: not after GOAWAY, an error, or long idleness.
+    pub fn is_open(&mut self) -> bool {
+        !self.shared.retired.load(Ordering::Relaxed)
+            && !matches!(
+                self.send
+                    .poll_ready(&mut Context::from_waker(Waker::noop())),
+                Poll::Ready(Err(_))
+            )
+    }
+
+    /// Reserves a place for one tunnel.
+    pub(crate) fn lease(&self) -> (SendRequest<Bytes>, Lease) {
+        (self.send.clone(), Lease::take(&self.shared))
+    }
+}
+
+/// Runs a connection's protocol; to be spawned. Ends with the connection.
+pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
+    connection: h2::client::Connection<IO, Bytes>,
+    pinger: Pinger,
+    shared: Arc<Shared>,
+    idle_release: Duration,
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
+    /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so
+    /// long that its owner should let go of it.
+    pub async fn run(mut self, mut on_idle: impl FnMut()) {
+        let result = poll_fn(|cx| {
+            let Self {
+                connection,
+                pinger,
+                shared,
+                idle_release,
+            } = &mut self;
+            let dead = pinger.poll(cx, || {
+                if shared.idle_for() >= *idle_release && !shared.retired.load(Ordering::Relaxed) {
+                    shared.retired.store(true, Ordering::Relaxed);
+                    on_idle();
+                }
+            });
+            if let Poll::Ready(timeout) = dead {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, timeout)));
+            }
+            std::pin::Pin::new(connection)
+                .poll(cx)
+                .map_err(io::Error::other)
+        })
+        .await;
+        self.shared.retired.store(true, Ordering::Relaxed);
+        if let Err(error) = result {
+            tracing::debug!(%error, "an HBONE connection ended");
+        }
+    }
+}
+
+/// Sets up HTTP/2 as a client on an established connection.
+///
+/// # Errors
+/// When the peer does not take our preface in time.
+pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
+    io: IO,
+    settings: &Settings,
+) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
+    let mut builder = h2::client::Builder::new();
+    builder
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window)
+        .max_frame_size(settings.frame_size)
+        .max_header_list_size(settings.max_response_headers)
+        .initial_max_send_streams(settings.max_streams)
+        .max_send_buffer_size(settings.send_buffer)
+        .enable_push(false);
+    let limit = settings.handshake_timeout;
+    let (send, mut connection) = timeout(limit, builder.handshake(io))
+        .await
+        .map_err(|_| Http2Error::Timeout(limit))??;
+    let pinger = Pinger::new(connection.ping_pong(), settings);
+    let shared = Arc::new(Shared {
+        streams: AtomicUsize::new(0),
+        last_used_ms: AtomicUsize::new(0),
+        born: Instant::now(),
+        retired: AtomicBool::new(false),
+    });
+    let client = ClientConnection {
+        send,
+        shared: shared.clone(),
+        max_streams: settings.max_streams,
+    };
+    Ok((
+        client,
+        Driver {
+            connection,
+            pinger,
+            shared,
+            idle_release: settings.idle_release,
+        },
+    ))
+}
+
+/// Opens one tunnel to `authority` on a leased place.
+pub(crate) async fn open_tunnel(
+    (mut send, lease): (SendRequest<Bytes>, Lease),
+    authority: Uri,
+    headers: HeaderMap,
+) -> Result<(Tunnel, response::Parts), TunnelError> {
+    let mut request = Request::builder()
+        .method(Method::CONNECT)
+        .version(Version::HTTP_2)
+        .uri(authority)
+        .body(())
+        .map_err(TunnelError::Request)?;
+    *request.headers_mut() = headers;
+    poll_fn(|cx| send.poll_ready(cx))
+        .await
+        .map_err(TunnelError::Stream)?;
+    let (answer, stream) = send
+        .send_request(request, false)
+        .map_err(TunnelError::Stream)?;
+    // The connection must be free to end when its owner and its tunnels let go of it.
+    drop(send);
+    let (parts, body) = answer.await.map_err(TunnelError::Stream)?.into_parts();
+    if parts.status != StatusCode::OK {
+        return Err(TunnelError::Status(parts.status));
+    }
+    Ok((Tunnel::new(stream, body, Some(lease)), parts))
+}

@@ -1,0 +1,295 @@
+//! One pod's HBONE connections, shared by its outgoing tunnels. One pool a pod and worker thread.
+//!
+//! Connections are shared by tunnels of the same source identity, expected server identities,
+//! destination address and source address. While one is being set up everybody who needs it waits
+//! for the outcome, failure included; several are kept when one cannot carry all tunnels.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_model::Identity;
+use http::{HeaderMap, Uri, response};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::oneshot,
+};
+
+use crate::{
+    ClientConnection, DialError, Settings, Tunnel, TunnelError,
+    client::{self, Driver, Http2Error, Lease},
+};
+
+type Place = (h2::client::SendRequest<bytes::Bytes>, Lease);
+type Outcome = Result<(), Arc<DialError>>;
+
+/// What tunnels must have in common to share a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    /// Whose certificate we present.
+    pub source: Identity,
+    /// Whose certificates we accept.
+    pub expected: Vec<Identity>,
+    /// The peer.
+    pub destination: SocketAddr,
+    /// The pod's own address.
+    pub source_ip: IpAddr,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    connections: Vec<ClientConnection>,
+    dialing: usize,
+    waiters: Vec<oneshot::Sender<Outcome>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: HashMap<Arc<PoolKey>, Entry>,
+    draining: bool,
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    state: Arc<Mutex<State>>,
+    settings: Arc<Settings>,
+}
+
+/// What a look into the pool gave.
+enum Looked {
+    Place(Place),
+    Wait(oneshot::Receiver<Outcome>),
+    Dial,
+    Draining,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            state: Arc::default(),
+            settings,
+        }
+    }
+
+    /// The settings its connections have.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Connections it holds, for tests and dumps.
+    pub fn connections(&self) -> usize {
+        self.state
+            .lock()
+            .entries
+            .values()
+            .map(|entry| entry.connections.len())
+            .sum()
+    }
+
+    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` sets up to
+    /// the point where HTTP/2 begins. A pooled connection that turns out to be closing, closed or
+    /// full is replaced once; nothing of the application has been sent then.
+    ///
+    /// # Errors
+    /// When no connection can be had, or the peer refuses the tunnel.
+    pub async fn tunnel<IO, F>(
+        &self,
+        key: &Arc<PoolKey>,
+        authority: Uri,
+        headers: HeaderMap,
+        dial: impl Fn() -> F,
+    ) -> Result<(Tunnel, response::Parts), TunnelError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Result<IO, DialError>>,
+    {
+        let (place, fresh) = self.place(key, &dial).await?;
+        match client::open_tunnel(place, authority.clone(), headers.clone()).await {
+            Err(error) if error.is_retryable() && !fresh => {
+                tracing::debug!(%error, destination = %key.destination, "opening the tunnel again");
+                let (place, _fresh) = self.place(key, &dial).await?;
+                client::open_tunnel(place, authority, headers).await
+            }
+            result => result,
+        }
+    }
+
+    /// Lets go of all connections: they end with their tunnels, and no new ones are opened.
+    pub fn drain(&self) {
+        let mut state = self.state.lock();
+        state.draining = true;
+        state.entries.clear();
+    }
+
+    /// Lets go of the connections that `keep` does not want, so that their peers are dialled anew.
+    pub fn retain(&self, keep: impl Fn(&PoolKey) -> bool) {
+        for (key, entry) in &mut self.state.lock().entries {
+            if !keep(key) {
+                entry.connections.clear();
+            }
+        }
+    }
+
+    /// A place on a connection; also whether the connection was made for it.
+    async fn place<IO, F>(
+        &self,
+        key: &Arc<PoolKey>,
+        dial: &impl Fn() -> F,
+    ) -> Result<(Place, bool), TunnelError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Result<IO, DialError>>,
+    {
+        loop {
+            match self.look(key) {
+                Looked::Place(place) => return Ok((place, false)),
+                Looked::Draining => return Err(TunnelError::Draining),
+                Looked::Wait(outcome) => match outcome.await {
+                    Ok(Err(error)) => return Err(TunnelError::Dial(error)),
+                    // There is a new connection, or whoever was setting it up went away.
+                    Ok(Ok(())) | Err(_) => {}
+                },
+                Looked::Dial => {
+                    let guard = Dialing {
+                        pool: self,
+                        key,
+                        done: false,
+                    };
+                    let outcome = self.dial(key, dial).await;
+                    return guard.finish(outcome).map(|place| (place, true));
+                }
+            }
+        }
+    }
+
+    fn look(&self, key: &Arc<PoolKey>) -> Looked {
+        let mut state = self.state.lock();
+        if state.draining {
+            return Looked::Draining;
+        }
+        if !state.entries.contains_key(key) {
+            state.entries.insert(key.clone(), Entry::default());
+        }
+        let Some(entry) = state.entries.get_mut(key) else {
+            return Looked::Draining;
+        };
+        entry.connections.retain_mut(ClientConnection::is_open);
+        let best = entry
+            .connections
+            .iter()
+            .filter(|connection| connection.has_room())
+            .min_by_key(|connection| connection.streams());
+        if let Some(connection) = best {
+            return Looked::Place(connection.lease());
+        }
+        // As many as the connections being set up can carry wait for them.
+        if entry.waiters.len() + entry.dialing < entry.dialing * self.settings.max_streams {
+            let (wake, outcome) = oneshot::channel();
+            entry.waiters.push(wake);
+            return Looked::Wait(outcome);
+        }
+        entry.dialing += 1;
+        Looked::Dial
+    }
+
+    async fn dial<IO, F>(
+        &self,
+        key: &Arc<PoolKey>,
+        dial: &impl Fn() -> F,
+    ) -> Result<(ClientConnection, Driver<IO>), DialError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Result<IO, DialError>>,
+    {
+        let io = dial().await?;
+        client::handshake(io, &self.settings)
+            .await
+            .map_err(|source: Http2Error| DialError::Http2 {
+                addr: key.destination,
+                source,
+            })
+    }
+
+    /// Forgets connections that take no more tunnels, and the entry when it is empty.
+    fn sweep(&self, key: &PoolKey) {
+        let mut state = self.state.lock();
+        if let Some(entry) = state.entries.get_mut(key) {
+            entry.connections.retain_mut(ClientConnection::is_open);
+            if entry.connections.is_empty() && entry.dialing == 0 && entry.waiters.is_empty() {
+                state.entries.remove(key);
+            }
+        }
+    }
+}
+
+/// Somebody is setting up a connection. Dropped without an outcome (the caller went away), it wakes
+/// the waiters, one of whom goes on.
+struct Dialing<'a> {
+    pool: &'a Pool,
+    key: &'a Arc<PoolKey>,
+    done: bool,
+}
+
+impl Dialing<'_> {
+    fn finish<IO>(
+        mut self,
+        outcome: Result<(ClientConnection, Driver<IO>), DialError>,
+    ) -> Result<Place, TunnelError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        self.done = true;
+        match outcome {
+            Err(error) => {
+                let error = Arc::new(error);
+                self.settle(None, &Err(error.clone()));
+                self.pool.sweep(self.key);
+                Err(TunnelError::Dial(error))
+            }
+            Ok((connection, driver)) => {
+                let place = connection.lease();
+                let (pool, key) = (self.pool.clone(), self.key.clone());
+                drop(ambit_rt::spawn("hbone connection", async move {
+                    let swept = (pool.clone(), key.clone());
+                    driver.run(move || swept.0.sweep(&swept.1)).await;
+                    pool.sweep(&key);
+                }));
+                self.settle(Some(connection), &Ok(()));
+                Ok(place)
+            }
+        }
+    }
+
+    fn settle(&self, connection: Option<ClientConnection>, outcome: &Outcome) {
+        let mut state = self.pool.state.lock();
+        if state.draining {
+            // The connection serves its first tunnel and ends.
+            return;
+        }
+        let entry = state.entries.entry(self.key.clone()).or_default();
+        entry.dialing = entry.dialing.saturating_sub(1);
+        entry.connections.extend(connection);
+        for waiter in entry.waiters.drain(..) {
+            // A waiter that went away needs no answer.
+            let _gone = waiter.send(outcome.clone());
+        }
+    }
+}
+
+impl Drop for Dialing<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.settle(None, &Ok(()));
+            self.pool.sweep(self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

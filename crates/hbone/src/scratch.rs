@@ -1,0 +1,86 @@
+//! One read buffer a worker thread, shared by all its connections.
+//!
+//! A connection has a buffer only for the moment it reads, so idle ones cost none. What was read
+//! leaves as a [`Bytes`]: small pieces are copied out, so that a slow peer never pins the buffer;
+//! large ones take their part of it along.
+
+use std::{
+    cell::RefCell,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use tokio::io::AsyncRead;
+use tokio_util::io::poll_read_buf;
+
+/// The buffer, and the largest single read.
+pub(crate) const SCRATCH: usize = 256 << 10;
+/// Pieces up to this are copied out.
+const COPY_OUT: usize = 8 << 10;
+
+thread_local! {
+    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+}
+
+/// Reads once, at most `limit` bytes. Empty means the end.
+pub(crate) fn poll_read<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    cx: &mut Context<'_>,
+    limit: usize,
+) -> Poll<io::Result<Bytes>> {
+    BUFFER.with_borrow_mut(|buffer| {
+        let n = ready!(fill(buffer, reader, cx, limit))?;
+        Poll::Ready(Ok(if n <= COPY_OUT {
+            let out = Bytes::copy_from_slice(buffer);
+            buffer.clear();
+            out
+        } else {
+            buffer.split().freeze()
+        }))
+    })
+}
+
+/// Reads once and hands the bytes to `write`; what it does not take comes back, copied.
+/// `None` means the end.
+pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    cx: &mut Context<'_>,
+    mut write: impl FnMut(&mut Context<'_>, &[u8]) -> Poll<io::Result<usize>>,
+) -> Poll<io::Result<Option<(usize, Bytes)>>> {
+    BUFFER.with_borrow_mut(|buffer| {
+        let n = ready!(fill(buffer, reader, cx, SCRATCH))?;
+        if n == 0 {
+            return Poll::Ready(Ok(None));
+        }
+        let mut taken = 0;
+        let result = loop {
+            let rest = buffer.get(taken..).unwrap_or_default();
+            if rest.is_empty() {
+                break Ok(Bytes::new());
+            }
+            match write(cx, rest) {
+                Poll::Ready(Ok(0)) => break Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(m)) => taken += m,
+                Poll::Ready(Err(error)) => break Err(error),
+                Poll::Pending => break Ok(Bytes::copy_from_slice(rest)),
+            }
+        };
+        buffer.clear();
+        Poll::Ready(result.map(|rest| Some((n, rest))))
+    })
+}
+
+fn fill<R: AsyncRead + Unpin>(
+    buffer: &mut BytesMut,
+    reader: &mut R,
+    cx: &mut Context<'_>,
+    limit: usize,
+) -> Poll<io::Result<usize>> {
+    buffer.clear();
+    if buffer.capacity() < limit {
+        buffer.reserve(SCRATCH);
+    }
+    poll_read_buf(Pin::new(reader), cx, &mut (&mut *buffer).limit(limit))
+}

@@ -1,0 +1,178 @@
+//! The server's end of an HBONE connection: CONNECT requests in, tunnels out.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use ambit_codec::{Authority, ParseAuthorityError};
+use bytes::Bytes;
+use h2::{RecvStream, server::SendResponse};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+
+use crate::{
+    Settings, Tunnel,
+    pinger::{PingTimeout, Pinger},
+};
+
+/// A connection that ended otherwise than by both sides being done.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The peer did not send its preface and settings in time.
+    #[error("http2 handshake failed: the peer took longer than {0:?}")]
+    HandshakeTimeout(Duration),
+    /// The peer's preface was none.
+    #[error("http2 handshake failed")]
+    Handshake(#[source] h2::Error),
+    /// The peer broke the protocol, or went away.
+    #[error("http2 connection failed")]
+    Connection(#[source] h2::Error),
+    /// The peer is silent.
+    #[error(transparent)]
+    Silent(#[from] PingTimeout),
+}
+
+/// One request on a connection. Dropping it resets the stream.
+#[derive(Debug)]
+pub struct Incoming {
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+}
+
+/// A request that cannot be a tunnel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IncomingError {
+    /// Not CONNECT.
+    #[error("the method is not CONNECT")]
+    Method,
+    /// Extended CONNECT, or a target with a path.
+    #[error("the request has no plain authority")]
+    NoAuthority,
+    /// An authority that is not `host:port`.
+    #[error(transparent)]
+    Authority(#[from] ParseAuthorityError),
+}
+
+impl Incoming {
+    /// Where it wants to go.
+    ///
+    /// # Errors
+    /// When it is not a plain CONNECT to an address or name with a port.
+    pub fn target(&self) -> Result<Authority, IncomingError> {
+        if self.request.method() != Method::CONNECT {
+            return Err(IncomingError::Method);
+        }
+        if self
+            .request
+            .extensions()
+            .get::<h2::ext::Protocol>()
+            .is_some()
+        {
+            return Err(IncomingError::NoAuthority);
+        }
+        let authority = self
+            .request
+            .uri()
+            .authority()
+            .ok_or(IncomingError::NoAuthority)?;
+        Ok(Authority::parse(authority.as_str().as_bytes())?)
+    }
+
+    /// Its headers.
+    pub fn headers(&self) -> &HeaderMap {
+        self.request.headers()
+    }
+
+    /// Answers with `status` and nothing else. A peer that has gone needs no answer.
+    pub fn refuse(mut self, status: StatusCode) {
+        let mut response = Response::new(());
+        *response.status_mut() = status;
+        let _gone = self.respond.send_response(response, true);
+    }
+
+    /// Whether the peer still waits for the answer.
+    pub fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<()> {
+        self.respond.poll_reset(cx).map(|_reason| ())
+    }
+
+    /// Answers 200: the tunnel stands.
+    ///
+    /// # Errors
+    /// When the peer has gone.
+    pub fn accept(mut self, headers: HeaderMap) -> Result<Tunnel, h2::Error> {
+        let mut response = Response::new(());
+        *response.headers_mut() = headers;
+        let send = self.respond.send_response(response, false)?;
+        Ok(Tunnel::new(send, self.request.into_body(), None))
+    }
+}
+
+/// Serves one connection: every request goes to `handler`, which must not block (it spawns).
+///
+/// When `drain` ends the peer is told to open no more tunnels (GOAWAY), and the connection ends
+/// with the last of them.
+///
+/// # Errors
+/// When the peer breaks the protocol or falls silent.
+pub async fn serve<IO, D, H>(
+    io: IO,
+    settings: &Settings,
+    drain: D,
+    mut handler: H,
+) -> Result<(), ServeError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    D: Future<Output = ()>,
+    H: FnMut(Incoming),
+{
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.connection_window)
+        .max_frame_size(settings.frame_size)
+        .max_header_list_size(settings.max_request_headers)
+        .max_concurrent_streams(settings.max_peer_streams)
+        .max_send_buffer_size(settings.send_buffer);
+    let limit = settings.handshake_timeout;
+    let mut connection = timeout(limit, builder.handshake::<_, Bytes>(io))
+        .await
+        .map_err(|_| ServeError::HandshakeTimeout(limit))?
+        .map_err(ServeError::Handshake)?;
+    let mut pinger = Pinger::new(connection.ping_pong(), settings);
+    let mut drain = pin!(drain);
+    let mut draining = false;
+    std::future::poll_fn(move |cx| {
+        if !draining && drain.as_mut().poll(cx).is_ready() {
+            draining = true;
+            connection.graceful_shutdown();
+        }
+        if let Poll::Ready(silent) = Pin::new(&mut pinger).get_mut().poll(cx, || {}) {
+            return Poll::Ready(Err(silent.into()));
+        }
+        loop {
+            match connection.poll_accept(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => return Poll::Ready(Ok(())),
+                Poll::Ready(Some(Ok((request, respond)))) => {
+                    handler(Incoming { request, respond });
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    // A peer that closes the transport without ceremony is only gone.
+                    let gone = error.get_io().is_some_and(crate::relay::is_gone);
+                    return Poll::Ready(if gone {
+                        Ok(())
+                    } else {
+                        Err(ServeError::Connection(error))
+                    });
+                }
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,81 @@
+//! TLS on a tunnel's connection: exactly `h2` by ALPN, no server name, both ends with certificates.
+
+use std::{sync::Arc, time::Duration};
+
+use rustls::{
+    ClientConfig, ServerConfig,
+    pki_types::{CertificateDer, IpAddr, ServerName},
+};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// An established TLS connection.
+pub type TlsStream = tokio_rustls::TlsStream<TcpStream>;
+
+/// A handshake that did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The peer took longer than this.
+    #[error("the TLS handshake took longer than {0:?}")]
+    Timeout(Duration),
+    /// Refused by either side, or not TLS at all.
+    #[error("the TLS handshake failed")]
+    Tls(#[source] std::io::Error),
+    /// The peer does not speak HTTP/2.
+    #[error("the peer did not agree on h2 by ALPN")]
+    Alpn,
+}
+
+impl HandshakeError {
+    /// The low-cardinality cause.
+    pub fn reason(&self) -> ambit_model::Reason {
+        ambit_model::Reason::TlsFailure
+    }
+}
+
+/// Speaks TLS as a client. The configuration decides which peers are acceptable; no server name is
+/// sent (names of the IP kind never are).
+///
+/// # Errors
+/// When the handshake fails or takes too long.
+pub async fn connect(
+    socket: TcpStream,
+    config: Arc<ClientConfig>,
+    limit: Duration,
+) -> Result<TlsStream, HandshakeError> {
+    let nobody = ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()));
+    match timeout(limit, TlsConnector::from(config).connect(nobody, socket)).await {
+        Ok(Ok(stream)) => expect_h2(stream.into()),
+        Ok(Err(error)) => Err(HandshakeError::Tls(error)),
+        Err(_elapsed) => Err(HandshakeError::Timeout(limit)),
+    }
+}
+
+/// Speaks TLS as a server.
+///
+/// # Errors
+/// When the handshake fails or takes too long.
+pub async fn accept(
+    socket: TcpStream,
+    config: Arc<ServerConfig>,
+    limit: Duration,
+) -> Result<TlsStream, HandshakeError> {
+    match timeout(limit, TlsAcceptor::from(config).accept(socket)).await {
+        Ok(Ok(stream)) => expect_h2(stream.into()),
+        Ok(Err(error)) => Err(HandshakeError::Tls(error)),
+        Err(_elapsed) => Err(HandshakeError::Timeout(limit)),
+    }
+}
+
+/// The peer's certificates, its own first.
+pub fn peer_certificates(stream: &TlsStream) -> &[CertificateDer<'static>] {
+    stream.get_ref().1.peer_certificates().unwrap_or_default()
+}
+
+fn expect_h2(stream: TlsStream) -> Result<TlsStream, HandshakeError> {
+    if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+        Ok(stream)
+    } else {
+        Err(HandshakeError::Alpn)
+    }
+}

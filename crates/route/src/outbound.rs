@@ -181,6 +181,12 @@ pub enum RouteError {
         /// Its uid.
         workload: ArcStr,
     },
+    /// In on-demand mode: the control plane did not say what is at the destination.
+    #[error("the control plane did not answer about {key} in time")]
+    NotAnswered {
+        /// What it was asked for.
+        key: String,
+    },
     /// The far side of a gateway names no identities: none can be accepted.
     #[error("no identities are known for {service} on the other network: refusing to tunnel")]
     NoIdentities {

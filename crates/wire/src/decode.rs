@@ -19,7 +19,7 @@ use prost::Message;
 
 use crate::workload as wire;
 
-pub use delta::{LeanDeltaResponse, LeanResource};
+pub use delta::{DELTA_PATH, DeltaCodec, LeanDeltaResponse, LeanResource};
 
 /// A record that is refused: which field, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -42,11 +42,11 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The delay after an ending. A stream that closes before it has said anything counts as
-    /// refused: connecting again at once would spin.
+    /// The delay after an ending. A stream that ends before it has said anything counts as refused,
+    /// however it ends: connecting again at once would spin.
     pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
         match ending {
-            Ending::Transient => {
+            Ending::Transient if was_useful => {
                 self.next = INITIAL;
                 INITIAL
             }
@@ -54,7 +54,7 @@ impl Backoff {
                 self.next = INITIAL;
                 Duration::ZERO
             }
-            Ending::ConnectFailed | Ending::Refused | Ending::Closed => {
+            _ => {
                 let delay = self.next;
                 self.next = CAP.min(delay.saturating_mul(2));
                 delay

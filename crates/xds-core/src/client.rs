@@ -173,7 +173,17 @@ impl Client {
         })]
     }
 
-    /// Takes in a push. `None` when its type is not one of ours: it is acknowledged all the same.
+    /// Nobody waits for a demand any more: it is not sent again. What was sent stays subscribed until
+    /// it is answered or the stream ends.
+    pub fn withdraw(&mut self, kind: Kind, name: &str) {
+        if let Some(state) = self.types.get_mut(kind)
+            && state.demands.names.get(name) == Some(&Demand::Pending)
+        {
+            state.demands.names.remove(name);
+        }
+    }
+
+    /// Takes in a push. One of a type that is none of ours is acknowledged all the same.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self

@@ -9,6 +9,14 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::{DecodeError, Refusal};
+use crate::discovery::DeltaDiscoveryRequest;
+
+/// The method's path.
+pub const DELTA_PATH: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+
+/// Reads responses into [`LeanDeltaResponse`].
+pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaResponse>;
 
 /// `envoy.service.discovery.v3.DeltaDiscoveryResponse`, resources undecoded.
 #[derive(Clone, PartialEq, Message)]

@@ -1,0 +1,342 @@
+//! What the proxy knows of the mesh, shared by the control plane's client and the data path.
+//!
+//! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of
+//! records at a time, so a reader on a worker thread waits microseconds even while a very large push
+//! comes in, and nothing is kept twice. Who must act on changes (pods with open connections, the
+//! certificates) follows `watch` channels; nobody is called back under a lock.
+
+mod follow;
+mod on_demand;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
+use ambit_model::{ArcStr, Identity, PodName, Protocol, Workload, canonical_ip};
+use ambit_route::{MeshTable, Route, RouteError, TableConfig, WorkloadChange};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, timeout_at},
+};
+
+pub use ambit_xds::{AddressDemand, Update};
+pub use follow::{IdentityEvent, follow_identities};
+pub use on_demand::DEMANDS_WAITING;
+
+/// How long a connection waits for the control plane to tell of the pod it belongs to.
+pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the proxy itself is, from its environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateConfig {
+    /// `NODE_NAME`: workloads of this node are local. Empty: all are.
+    pub node: ArcStr,
+    /// `NETWORK`.
+    pub network: ArcStr,
+    /// `CLUSTER_ID`.
+    pub cluster_id: ArcStr,
+    /// `TRUST_DOMAIN`.
+    pub trust_domain: ArcStr,
+    /// `PREFERED_SERVICE_NAMESPACE`.
+    pub preferred_service_namespace: Option<ArcStr>,
+    /// What a workload that names an unknown policy means.
+    pub missing_policies: MissingPolicies,
+}
+
+impl Default for StateConfig {
+    fn default() -> Self {
+        Self {
+            node: ArcStr::new(),
+            network: ArcStr::new(),
+            cluster_id: arcstr::literal!("Kubernetes"),
+            trust_domain: arcstr::literal!("cluster.local"),
+            preferred_service_namespace: None,
+            missing_policies: MissingPolicies::Refuse,
+        }
+    }
+}
+
+/// The state; clones share it.
+#[derive(Clone, Debug)]
+pub struct SharedState(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: StateConfig,
+    table: RwLock<MeshTable>,
+    policies: RwLock<PolicySet>,
+    /// Counts changes of local workloads.
+    local_changes: watch::Sender<u64>,
+    /// Counts, for each pod somebody watches, changes of what its authorization depends on.
+    pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
+    demands: Option<mpsc::Sender<AddressDemand>>,
+}
+
+impl SharedState {
+    /// A state that everything is pushed to.
+    pub fn new(config: StateConfig) -> Self {
+        Self::build(config, None)
+    }
+
+    /// A state that is asked for: unknown destinations go to the receiver, which the client of the
+    /// control plane serves.
+    pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
+        let (sender, receiver) = mpsc::channel(DEMANDS_WAITING);
+        (Self::build(config, Some(sender)), receiver)
+    }
+
+    fn build(config: StateConfig, demands: Option<mpsc::Sender<AddressDemand>>) -> Self {
+        let table = MeshTable::new(TableConfig {
+            node: config.node.clone(),
+            preferred_service_namespace: config.preferred_service_namespace.clone(),
+        });
+        let policies = PolicySet::new(config.missing_policies);
+        Self(Arc::new(Inner {
+            config,
+            table: RwLock::new(table),
+            policies: RwLock::new(policies),
+            local_changes: watch::Sender::new(0),
+            pods: Mutex::default(),
+            demands,
+        }))
+    }
+
+    /// What the proxy itself is.
+    pub fn config(&self) -> &StateConfig {
+        &self.0.config
+    }
+
+    /// The workloads and services. Never hold this across an await.
+    pub fn table(&self) -> RwLockReadGuard<'_, MeshTable> {
+        self.0.table.read()
+    }
+
+    /// The policies. Never hold this across an await.
+    pub fn policies(&self) -> RwLockReadGuard<'_, PolicySet> {
+        self.0.policies.read()
+    }
+
+    // === changes ===
+
+    /// Applies a batch and empties it. Large pushes come as many small batches (see the module).
+    pub fn apply(&self, batch: &mut Vec<Update>) {
+        let (addresses, policies): (Vec<_>, Vec<_>) = batch
+            .drain(..)
+            .partition(|update| !matches!(update, Update::Policy(_) | Update::PolicyGone(_)));
+        if !addresses.is_empty() {
+            self.apply_addresses(addresses);
+        }
+        if !policies.is_empty() {
+            self.apply_policies(policies);
+        }
+    }
+
+    fn apply_addresses(&self, updates: Vec<Update>) {
+        let mut local = Vec::new();
+        {
+            let mut table = self.0.table.write();
+            for update in updates {
+                let change = match update {
+                    Update::Workload(workload) => table.insert_workload(&workload),
+                    Update::Service(service) => {
+                        table.insert_service(*service);
+                        continue;
+                    }
+                    Update::AddressGone(name) => table.remove_address(&name),
+                    Update::Policy(_) | Update::PolicyGone(_) => continue,
+                };
+                if change.is_change() && is_local(&table, &change) {
+                    local.push(change);
+                }
+            }
+        }
+        if local.is_empty() {
+            return;
+        }
+        self.notify_pods(|_, namespace, name| {
+            local.iter().any(|change| {
+                let mut sides = change.before.iter().chain(&change.after);
+                sides.any(|workload| workload.namespace() == namespace && workload.name() == name)
+            })
+        });
+        self.0.local_changes.send_modify(|count| *count += 1);
+    }
+
+    fn apply_policies(&self, updates: Vec<Update>) {
+        let affects: Vec<Affects> = {
+            let mut policies = self.0.policies.write();
+            updates
+                .into_iter()
+                .map(|update| match update {
+                    Update::Policy(policy) => policies.insert(policy),
+                    Update::PolicyGone(name) => policies.remove_named(&name),
+                    _ => Affects::Nobody,
+                })
+                .filter(|affects| *affects != Affects::Nobody)
+                .collect()
+        };
+        if affects.is_empty() {
+            return;
+        }
+        self.notify_pods(|state, namespace, name| {
+            let pod = state.find_local(namespace, name);
+            let names = pod
+                .as_ref()
+                .map_or(&[][..], |pod| pod.authorization_policies());
+            affects
+                .iter()
+                .any(|affects| affects.concerns_parts(namespace, names))
+        });
+    }
+
+    /// Tells the watchers of the pods that `concerned` picks by namespace and name.
+    fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
+        let watched: Vec<_> = {
+            let mut pods = self.0.pods.lock();
+            pods.retain(|_, sender| sender.receiver_count() > 0);
+            pods.iter()
+                .map(|(pod, sender)| (pod.clone(), sender.clone()))
+                .collect()
+        };
+        for ((namespace, name), sender) in watched {
+            if concerned(self, &namespace, &name) {
+                sender.send_modify(|count| *count += 1);
+            }
+        }
+    }
+
+    // === the data path ===
+
+    /// Where an outbound connection of `source` goes. In on-demand mode this first asks the control
+    /// plane for what is not known yet.
+    pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
+        if self.0.demands.is_some() {
+            return self.route_on_demand(source, dst).await;
+        }
+        self.route_now(source, dst)
+    }
+
+    /// [`Self::route`] with what is known.
+    pub fn route_now(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
+        self.table().outbound(source, dst, &mut rand::rng())
+    }
+
+    /// Decides an inbound connection to a local workload.
+    pub fn authorize(&self, destination: &Workload, connection: &Connection) -> Decision {
+        self.policies().evaluate(destination, connection)
+    }
+
+    /// [`Self::authorize`] with all that led to it.
+    pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
+        self.policies().explain(destination, connection)
+    }
+
+    // === local pods ===
+
+    /// The workload of a local pod, as the control plane knows it.
+    pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
+        self.table()
+            .local_workload(pod)
+            .map(|workload| Arc::new(workload.to_model()))
+    }
+
+    fn find_local(&self, namespace: &str, name: &str) -> Option<ambit_route::WorkloadRef> {
+        self.table()
+            .local_workloads()
+            .find(|workload| workload.namespace() == namespace && workload.name() == name)
+            .cloned()
+    }
+
+    /// [`Self::local_workload`], waiting for the control plane to tell of it.
+    pub async fn wait_for_workload(
+        &self,
+        pod: &PodName,
+        deadline: Instant,
+    ) -> Option<Arc<Workload>> {
+        let mut changes = self.0.local_changes.subscribe();
+        let mut demanded = false;
+        loop {
+            changes.mark_unchanged();
+            if let Some(workload) = self.local_workload(pod) {
+                return Some(workload);
+            }
+            if !demanded && self.0.demands.is_some() {
+                demanded = true;
+                let answer = self.demand(self.pod_uid(pod), deadline).await;
+                if answer.is_err() {
+                    return None;
+                }
+                continue;
+            }
+            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                return None;
+            }
+        }
+    }
+
+    /// The workload of a pod from its enrolment alone: enough to connect from, before the control
+    /// plane has told of the pod. Never authorize connections *to* the pod with it: the policies
+    /// that select the pod are not known.
+    pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
+        let config = &self.0.config;
+        Workload {
+            uid: self.pod_uid(pod).into(),
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            workload_ips: ips.iter().copied().map(canonical_ip).collect(),
+            network: config.network.clone(),
+            protocol: Protocol::Hbone,
+            trust_domain: config.trust_domain.clone(),
+            service_account: pod.service_account.clone(),
+            node: config.node.clone(),
+            cluster_id: config.cluster_id.clone(),
+            ..Workload::default()
+        }
+    }
+
+    fn pod_uid(&self, pod: &PodName) -> String {
+        format!(
+            "{}//Pod/{}/{}",
+            self.0.config.cluster_id, pod.namespace, pod.name
+        )
+    }
+
+    /// Changes of what the authorization of connections to a pod depends on: policies that apply to
+    /// it, and its own record. Connections open at a change are to be decided anew, with the record
+    /// of then.
+    pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
+        let mut pods = self.0.pods.lock();
+        pods.entry((pod.namespace.clone(), pod.name.clone()))
+            .or_default()
+            .subscribe()
+    }
+
+    /// Changes of any local workload.
+    pub fn watch_local(&self) -> watch::Receiver<u64> {
+        self.0.local_changes.subscribe()
+    }
+
+    /// The identities that certificates are wanted for: those of local workloads in the mesh.
+    pub fn local_identities(&self) -> std::collections::BTreeSet<Identity> {
+        self.table()
+            .local_workloads()
+            .filter(|workload| workload.protocol() == Protocol::Hbone || workload.native_tunnel())
+            .map(ambit_route::WorkloadRef::identity)
+            .collect()
+    }
+}
+
+fn is_local(table: &MeshTable, change: &WorkloadChange) -> bool {
+    change
+        .before
+        .iter()
+        .chain(&change.after)
+        .any(|workload| table.is_local(workload))
+}

@@ -1,0 +1,93 @@
+//! Asking the control plane for what a connection needs (`XDS_ON_DEMAND`).
+//!
+//! What cannot be learned in time is an error, not "nothing there": a plain connection to a
+//! destination that has a waypoint or takes only tunnels must not happen because we were hasty.
+
+use std::net::SocketAddr;
+
+use ambit_model::{NetworkAddress, Workload, canonical_socket};
+use ambit_route::{InboundError, InboundRequest, InboundRoute, Route, RouteError};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+
+use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
+
+/// Demands that may wait to be sent.
+pub const DEMANDS_WAITING: usize = 100;
+
+/// At most the service, its waypoint, the waypoint's gateway and some slack.
+const ROUNDS: usize = 6;
+
+/// There was no answer before the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotAnswered;
+
+impl SharedState {
+    pub(super) async fn demand(&self, name: String, deadline: Instant) -> Result<(), NotAnswered> {
+        let Some(demands) = &self.0.demands else {
+            return Ok(());
+        };
+        let (done, answered) = oneshot::channel();
+        let ask = async {
+            demands
+                .send(AddressDemand { name, done })
+                .await
+                .map_err(|_| NotAnswered)?;
+            answered.await.map_err(|_| NotAnswered)
+        };
+        timeout_at(deadline, ask).await.map_err(|_| NotAnswered)?
+    }
+
+    pub(super) async fn route_on_demand(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+    ) -> Result<Route, RouteError> {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        let address = NetworkAddress::new(source.network.clone(), canonical_socket(dst).ip());
+        if !self.table().knows_address(&address) {
+            self.ask(address.to_string(), deadline).await?;
+        }
+        for _ in 0..ROUNDS {
+            let route = self.route_now(source, dst);
+            let Some(missing) = route.as_ref().err().and_then(RouteError::missing) else {
+                return route;
+            };
+            self.ask(missing.to_owned(), deadline).await?;
+            let again = self.route_now(source, dst);
+            if again == route {
+                return again;
+            }
+        }
+        self.route_now(source, dst)
+    }
+
+    async fn ask(&self, key: String, deadline: Instant) -> Result<(), RouteError> {
+        self.demand(key.clone(), deadline)
+            .await
+            .map_err(|NotAnswered| RouteError::NotAnswered { key })
+    }
+
+    /// Where an inbound tunnel goes, before authorization; in on-demand mode the control plane is
+    /// asked about a foreign address before it is refused, as it may have this pod as its waypoint.
+    pub async fn inbound(
+        &self,
+        request: &InboundRequest<'_>,
+    ) -> Result<InboundRoute, InboundError> {
+        let route = self.table().inbound(request);
+        let Err(InboundError::IpMismatch { asked, .. }) = &route else {
+            return route;
+        };
+        let address = NetworkAddress::new(request.local.network.clone(), *asked);
+        if self.0.demands.is_none() || self.table().knows_address(&address) {
+            return route;
+        }
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        match self.demand(address.to_string(), deadline).await {
+            Ok(()) => self.table().inbound(request),
+            Err(NotAnswered) => route,
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The run loop: one stream at a time, demands beside it, back-off between streams.
+
+use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
+
+use ambit_model::ArcStr;
+use ambit_tls::{CallHeaders, CallHeadersError};
+use ambit_wire::{
+    decode::{DELTA_PATH, DeltaCodec},
+    discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus},
+};
+use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Status, Streaming, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel,
+};
+
+use crate::{
+    Handler,
+    intake::{ADDRESSES, take_in, types},
+};
+
+/// The largest message that is read.
+const MAX_MESSAGE: usize = 200 << 20;
+/// Requests that may wait for the connection to take them.
+const REQUESTS_WAITING: usize = 64;
+/// Names that may be waited for at a time: connections to unknown addresses must not take memory
+/// without bound while the control plane is away.
+const WAITED_FOR: usize = 4096;
+
+/// How the client connects and who it is.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// Leads to the control plane; connects by itself whenever a stream is opened.
+    pub channel: Channel,
+    /// The control plane's address, for logs.
+    pub address: String,
+    /// Token, cluster and `XDS_HEADER_*`.
+    pub headers: CallHeaders,
+    /// Who we are.
+    pub node: Node,
+    /// Ask for WDS records one by one (`XDS_ON_DEMAND`).
+    pub on_demand: bool,
+}
+
+/// A WDS record somebody waits for.
+#[derive(Debug)]
+pub struct AddressDemand {
+    /// `network/ip`, a workload's uid or `namespace/hostname`.
+    pub name: String,
+    /// To be told when the handler has the answer, also a negative one.
+    pub done: oneshot::Sender<()>,
+}
+
+/// The client of the control plane.
+#[derive(Debug)]
+pub struct Client<H> {
+    options: ClientOptions,
+    handler: H,
+    demands: Option<mpsc::Receiver<AddressDemand>>,
+    machine: Machine,
+    waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
+}
+
+/// Why a stream ended, with what there is to say of it.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error("no credentials for the call")]
+    Headers(#[from] CallHeadersError),
+    #[error("cannot connect")]
+    Connect(#[source] Status),
+    #[error("the stream was ended")]
+    Stream(#[from] Status),
+    #[error("the stream was closed by the server")]
+    Closed,
+}
+
+impl StreamError {
+    fn ending(&self) -> Ending {
+        match self {
+            Self::Headers(_) | Self::Connect(_) => Ending::ConnectFailed,
+            Self::Stream(status) if is_transient(status) => Ending::Transient,
+            Self::Stream(_) => Ending::Refused,
+            Self::Closed => Ending::Closed,
+        }
+    }
+}
+
+/// What servers say when they or the connection go away in an ordinary manner.
+fn is_transient(status: &Status) -> bool {
+    let message = status.message();
+    match status.code() {
+        Code::Unknown | Code::Cancelled | Code::DeadlineExceeded => true,
+        Code::Unavailable => {
+            message.contains("transport is closing")
+                || message.contains("transport closing")
+                || message.contains("received prior goaway")
+        }
+        _ => false,
+    }
+}
+
+impl<H: Handler> Client<H> {
+    /// A client that keeps `handler` informed. `demands` is for on-demand mode.
+    pub fn new(
+        options: ClientOptions,
+        handler: H,
+        demands: Option<mpsc::Receiver<AddressDemand>>,
+    ) -> Self {
+        let machine = Machine::new(types(options.on_demand));
+        Self {
+            options,
+            handler,
+            demands,
+            machine,
+            waiters: HashMap::new(),
+        }
+    }
+
+    /// Runs until the task is dropped.
+    pub async fn run(mut self) {
+        loop {
+            let error = match self.one_stream().await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            let ending = error.ending();
+            self.handler.ended(ending);
+            let address = self.options.address.as_str();
+            let reason = chain(&error);
+            match ending {
+                Ending::ConnectFailed | Ending::Refused => {
+                    tracing::warn!(address, reason, "control plane connection failed");
+                }
+                Ending::Transient | Ending::Closed => {
+                    tracing::info!(address, reason, "control plane connection ended");
+                }
+            }
+            for effect in self.machine.on_disconnected(ending) {
+                if let Effect::Connect { after } = effect {
+                    self.pause(after).await;
+                }
+            }
+        }
+    }
+
+    /// Waits, still taking demands: the next stream asks for them.
+    async fn pause(&mut self, after: std::time::Duration) {
+        let mut sleep = pin!(tokio::time::sleep(after));
+        loop {
+            tokio::select! {
+                () = &mut sleep => return,
+                demand = next(&mut self.demands) => {
+                    // Nothing is sent while disconnected.
+                    self.on_demand(demand, None).await;
+                }
+            }
+        }
+    }
+
+    /// Opens a stream and serves it until it ends.
+    async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
+        let (requests, outgoing) = mpsc::channel(REQUESTS_WAITING);
+        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        self.options.headers.apply(call.metadata_mut()).await?;
+        let effects = self.machine.on_connected();
+        let mut stream = {
+            let mut grpc =
+                Grpc::new(self.options.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
+            let mut open = pin!(async move {
+                grpc.ready()
+                    .await
+                    .map_err(|error| Status::from_error(error.into()))?;
+                let path = PathAndQuery::from_static(DELTA_PATH);
+                grpc.streaming(call, path, DeltaCodec::default()).await
+            });
+            // Servers answer the opening of a stream only with their first message, so the first
+            // requests go out while it is being opened.
+            let mut effects = Some(effects);
+            loop {
+                tokio::select! {
+                    biased;
+                    opened = &mut open => break opened.map_err(opening_failed)?.into_inner(),
+                    () = async {}, if effects.is_some() => {
+                        let effects = effects.take().unwrap_or_default();
+                        self.carry_out(effects, Some(&requests)).await;
+                    }
+                    demand = next(&mut self.demands) => {
+                        self.on_demand(demand, Some(&requests)).await;
+                    }
+                }
+            }
+        };
+        tracing::info!(
+            address = self.options.address,
+            "connected to the control plane"
+        );
+        self.serve(&mut stream, &requests).await
+    }
+
+    async fn serve(
+        &mut self,
+        stream: &mut Streaming<ambit_wire::decode::LeanDeltaResponse>,
+        requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+    ) -> Result<std::convert::Infallible, StreamError> {
+        loop {
+            tokio::select! {
+                message = stream.message() => {
+                    let response = message?.ok_or(StreamError::Closed)?;
+                    let bytes = prost::Message::encoded_len(&response);
+                    self.handler.received(&response.type_url, bytes);
+                    let effects = take_in(&mut self.machine, &self.handler, response).await;
+                    self.carry_out(effects, Some(requests)).await;
+                }
+                demand = next(&mut self.demands) => {
+                    self.on_demand(demand, Some(requests)).await;
+                }
+            }
+        }
+    }
+
+    async fn on_demand(
+        &mut self,
+        AddressDemand { name, done }: AddressDemand,
+        requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
+    ) {
+        if self.waiters.len() >= WAITED_FOR {
+            self.withdraw_unwaited();
+            if self.waiters.len() >= WAITED_FOR {
+                // Dropping `done` tells the caller that there is no answer.
+                return;
+            }
+        }
+        let waiters = self.waiters.entry(name.as_str().into()).or_default();
+        waiters.retain(|waiter| !waiter.is_closed());
+        waiters.push(done);
+        let effects = self.machine.on_demand(ADDRESSES, &name, Instant::now());
+        self.carry_out(effects, requests).await;
+    }
+
+    fn withdraw_unwaited(&mut self) {
+        let machine = &mut self.machine;
+        self.waiters.retain(|name, waiters| {
+            waiters.retain(|waiter| !waiter.is_closed());
+            if waiters.is_empty() {
+                machine.withdraw(ADDRESSES, name);
+            }
+            !waiters.is_empty()
+        });
+    }
+
+    async fn carry_out(
+        &mut self,
+        effects: Vec<Effect>,
+        requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
+    ) {
+        for effect in effects {
+            match effect {
+                Effect::Send(request) => {
+                    let Some(requests) = requests else { continue };
+                    // A closed channel means the stream is ending: its end is seen elsewhere.
+                    if requests
+                        .send(to_wire(request, &self.options.node))
+                        .await
+                        .is_err()
+                    {
+                        return;
+                    }
+                }
+                Effect::Answered { name, .. } => {
+                    for waiter in self.waiters.remove(&name).unwrap_or_default() {
+                        // Who no longer waits need not be told.
+                        waiter.send(()).ok();
+                    }
+                }
+                Effect::Ready => self.handler.ready(),
+                Effect::Connect { .. } => {}
+            }
+        }
+    }
+}
+
+/// The next demand; never, when there are none to come.
+async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
+    if let Some(receiver) = demands {
+        if let Some(demand) = receiver.recv().await {
+            return demand;
+        }
+        *demands = None;
+    }
+    std::future::pending().await
+}
+
+/// An answer of the server's, as against a connection that could not be made, has no local cause.
+fn opening_failed(status: Status) -> StreamError {
+    match status.source().is_some() {
+        true => StreamError::Connect(status),
+        false => StreamError::Stream(status),
+    }
+}
+
+fn to_wire(request: Request, node: &Node) -> DeltaDiscoveryRequest {
+    let names = |names: Vec<ArcStr>| names.iter().map(ToString::to_string).collect();
+    DeltaDiscoveryRequest {
+        node: request.is_first.then(|| node.clone()),
+        type_url: request.type_url.to_string(),
+        resource_names_subscribe: names(request.subscribe),
+        resource_names_unsubscribe: names(request.unsubscribe),
+        initial_resource_versions: request
+            .initial_versions
+            .into_iter()
+            .map(|(name, version)| (name.to_string(), version))
+            .collect(),
+        response_nonce: request.nonce.unwrap_or_default(),
+        error_detail: request.error.map(|message| RpcStatus {
+            message,
+            ..RpcStatus::default()
+        }),
+    }
+}
+
+/// An error with its causes, each said once.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}

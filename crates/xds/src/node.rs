@@ -1,0 +1,155 @@
+//! Who the client says it is.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ambit_rt::Env;
+use ambit_wire::discovery::Node;
+use prost_types::{ListValue, Struct, Value, value::Kind};
+
+/// The proxy, as it is named to the control plane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// `POD_NAME`.
+    pub name: String,
+    /// `POD_NAMESPACE`.
+    pub namespace: String,
+    /// `INSTANCE_IP`.
+    pub ip: Option<IpAddr>,
+    /// `NODE_NAME`.
+    pub node_name: String,
+    /// Mesh configuration's `proxyMetadata`.
+    pub proxy_metadata: Vec<(String, String)>,
+}
+
+/// A variable whose value cannot be sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{variable} is not JSON")]
+pub struct NodeMetadataError {
+    variable: String,
+    #[source]
+    source: serde_json::Error,
+}
+
+impl NodeInfo {
+    /// The wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
+    pub fn to_wire(&self, env: &Env) -> Result<Node, NodeMetadataError> {
+        let ip = self
+            .ip
+            .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string());
+        let Self {
+            name,
+            namespace,
+            node_name,
+            proxy_metadata,
+            ..
+        } = self;
+        let own = [
+            ("NAME", name.clone()),
+            ("NAMESPACE", namespace.clone()),
+            ("INSTANCE_IPS", ip.clone()),
+            ("NODE_NAME", node_name.clone()),
+        ];
+        let mut fields: BTreeMap<String, Value> = own
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), text(value)))
+            .collect();
+        for (key, value) in env.with_prefix("ISTIO_META_") {
+            fields.insert(key.to_owned(), text(value));
+        }
+        for (key, value) in proxy_metadata {
+            let key = key.strip_prefix("ISTIO_META_").unwrap_or(key);
+            fields.insert(key.to_owned(), text(value));
+        }
+        for (key, value) in env.with_prefix("ISTIO_METAJSON_") {
+            let value = serde_json::from_str(value).map_err(|source| NodeMetadataError {
+                variable: format!("ISTIO_METAJSON_{key}"),
+                source,
+            })?;
+            fields.insert(key.to_owned(), json(value));
+        }
+        Ok(Node {
+            // The last label is not the cluster's domain but this very text, whatever the domain.
+            id: format!("ztunnel~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            metadata: Some(Struct { fields }),
+            ..Node::default()
+        })
+    }
+}
+
+fn text(value: impl Into<String>) -> Value {
+    Value {
+        kind: Some(Kind::StringValue(value.into())),
+    }
+}
+
+fn json(value: serde_json::Value) -> Value {
+    let kind = match value {
+        serde_json::Value::Null => Kind::NullValue(0),
+        serde_json::Value::Bool(value) => Kind::BoolValue(value),
+        // Protobuf's Struct knows no other numbers.
+        serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
+        serde_json::Value::String(value) => Kind::StringValue(value),
+        serde_json::Value::Array(values) => Kind::ListValue(ListValue {
+            values: values.into_iter().map(json).collect(),
+        }),
+        serde_json::Value::Object(fields) => Kind::StructValue(Struct {
+            fields: fields
+                .into_iter()
+                .map(|(key, value)| (key, json(value)))
+                .collect(),
+        }),
+    };
+    Value { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_named_as_the_contract_says() {
+        let env = Env::from_pairs([
+            ("ISTIO_META_CLUSTER_ID", "c1"),
+            ("ISTIO_METAJSON_LABELS", r#"{"app":["a",1,true,null]}"#),
+        ]);
+        let info = NodeInfo {
+            name: "proxy-1".into(),
+            namespace: "mesh".into(),
+            ip: Some("10.0.0.1".parse().unwrap()),
+            node_name: "n1".into(),
+            proxy_metadata: vec![("ISTIO_META_NETWORK".into(), "net".into())],
+        };
+        let node = info.to_wire(&env).unwrap();
+        assert_eq!(
+            node.id,
+            "ztunnel~10.0.0.1~proxy-1.mesh~mesh.svc.cluster.local"
+        );
+        let fields = node.metadata.unwrap().fields;
+        for (key, value) in [
+            ("NAME", "proxy-1"),
+            ("NAMESPACE", "mesh"),
+            ("INSTANCE_IPS", "10.0.0.1"),
+            ("NODE_NAME", "n1"),
+            ("CLUSTER_ID", "c1"),
+            ("NETWORK", "net"),
+        ] {
+            assert_eq!(fields[key], text(value), "{key}");
+        }
+        assert!(matches!(fields["LABELS"].kind, Some(Kind::StructValue(_))));
+    }
+
+    #[test]
+    fn without_an_address_it_names_a_placeholder() {
+        let node = NodeInfo::default()
+            .to_wire(&Env::from_pairs([("A", "b")]))
+            .unwrap();
+        assert!(node.id.starts_with("ztunnel~1.1.1.1~"), "{}", node.id);
+    }
+
+    #[test]
+    fn a_variable_that_is_not_json_is_named() {
+        let env = Env::from_pairs([("ISTIO_METAJSON_X", "{")]);
+        let error = NodeInfo::default().to_wire(&env).unwrap_err();
+        assert_eq!(error.to_string(), "ISTIO_METAJSON_X is not JSON");
+    }
+}

@@ -88,6 +88,21 @@ pub fn init_with(
     Ok(handle)
 }
 
+/// Logs to `output` what `work` does on this thread, and waits until it is written. For tests of
+/// log lines: the process's own logging is not touched.
+pub fn capture<T>(
+    format: LogFormat,
+    filter: &str,
+    output: impl io::Write + Send + 'static,
+    work: impl FnOnce() -> T,
+) -> Result<T, LoggingError> {
+    let queue = LineQueue::start(output).map_err(LoggingError::Writer)?;
+    let (subscriber, _) = subscriber(format, filter, queue.clone())?;
+    let done = tracing::dispatcher::with_default(&subscriber.into(), work);
+    queue.flush(Duration::from_secs(5));
+    Ok(done)
+}
+
 fn subscriber(
     format: LogFormat,
     filter: &str,

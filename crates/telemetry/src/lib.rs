@@ -1,1 +1,16 @@
 //! Metric families and the access log, in the names Istio's dashboards know.
+//!
+//! Knows nothing of sockets or routing: the data path fills in values. [`Metrics`] owns every family
+//! of a node proxy; [`TrafficSeries`] is what one pair of workloads counts in; [`AccessLog`] is one
+//! connection's line.
+#![forbid(unsafe_code)]
+
+mod access_log;
+mod families;
+mod labels;
+mod traffic;
+
+pub use access_log::{AccessLog, Direction, log_denied};
+pub use families::{ArcString, DnsLabels, Metrics, SocketGuard, XdsTermination};
+pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
+pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

@@ -1,0 +1,176 @@
+//! The access log: one line a connection, under the scope `access`.
+
+use std::{net::SocketAddr, time::Duration};
+
+use ambit_model::{ArcStr, Identity};
+use tracing::Level;
+
+/// Seen from the proxy that logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Towards our workload.
+    Inbound,
+    /// From our workload.
+    Outbound,
+}
+
+impl Direction {
+    /// The field's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Inbound => "inbound",
+            Self::Outbound => "outbound",
+        }
+    }
+}
+
+/// What is known of a connection when its line is written; what is not known is left out.
+#[derive(Clone, Debug)]
+pub struct AccessLog {
+    /// The client's address.
+    pub src: SocketAddr,
+    /// Its workload's (pod's) name.
+    pub src_workload: Option<ArcStr>,
+    /// Its namespace.
+    pub src_namespace: Option<ArcStr>,
+    /// Its identity, proven by mTLS.
+    pub src_identity: Option<Identity>,
+    /// Its cluster.
+    pub src_cluster: Option<ArcStr>,
+    /// The address connected to; inbound, the pod's tunnel port.
+    pub dst: SocketAddr,
+    /// The address inside the tunnel (or host and port).
+    pub dst_hbone: Option<ArcStr>,
+    /// Host name of the service.
+    pub dst_service: Option<ArcStr>,
+    /// The server's workload's (pod's) name.
+    pub dst_workload: Option<ArcStr>,
+    /// Its namespace.
+    pub dst_namespace: Option<ArcStr>,
+    /// Its identity, proven by mTLS.
+    pub dst_identity: Option<Identity>,
+    /// Its cluster.
+    pub dst_cluster: Option<ArcStr>,
+    /// Who reports.
+    pub direction: Direction,
+}
+
+impl AccessLog {
+    /// Only the addresses known yet.
+    pub fn new(direction: Direction, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self {
+            src,
+            src_workload: None,
+            src_namespace: None,
+            src_identity: None,
+            src_cluster: None,
+            dst,
+            dst_hbone: None,
+            dst_service: None,
+            dst_workload: None,
+            dst_namespace: None,
+            dst_identity: None,
+            dst_cluster: None,
+            direction,
+        }
+    }
+
+    /// The connection is established (debug).
+    pub fn opened(&self) {
+        if tracing::enabled!(target: "access", Level::DEBUG) {
+            tracing::event!(
+                target: "access",
+                Level::DEBUG,
+                src.addr = %self.src,
+                src.workload = self.src_workload.as_deref(),
+                src.namespace = self.src_namespace.as_deref(),
+                src.identity = self.src_identity.as_ref().map(ToString::to_string).as_deref(),
+                src.cluster = self.src_cluster.as_deref(),
+                dst.addr = %self.dst,
+                dst.hbone_addr = self.dst_hbone.as_ref().map(tracing::field::display),
+                dst.service = self.dst_service.as_deref(),
+                dst.workload = self.dst_workload.as_deref(),
+                dst.namespace = self.dst_namespace.as_deref(),
+                dst.identity = self.dst_identity.as_ref().map(ToString::to_string).as_deref(),
+                dst.cluster = self.dst_cluster.as_deref(),
+                direction = self.direction.as_str(),
+                "connection opened"
+            );
+        }
+    }
+
+    /// The connection is over: at info, or at error with what went wrong.
+    ///
+    /// Bytes count from our workload's side: what the reporter's side sent to its peer, and got.
+    /// Outbound, sent is client to server; inbound, sent is server to client.
+    pub fn complete(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
+        match error {
+            None if tracing::enabled!(target: "access", Level::INFO) => {
+                self.completed::<false>(sent, received, duration, None);
+            }
+            Some(_) if tracing::enabled!(target: "access", Level::ERROR) => {
+                self.completed::<true>(sent, received, duration, error);
+            }
+            _ => {}
+        }
+    }
+
+    fn completed<const FAILED: bool>(
+        &self,
+        bytes_sent: u64,
+        bytes_recv: u64,
+        duration: Duration,
+        error: Option<&str>,
+    ) {
+        let src_identity = self.src_identity.as_ref().map(ToString::to_string);
+        let dst_identity = self.dst_identity.as_ref().map(ToString::to_string);
+        let duration = format!("{}ms", duration.as_millis());
+        macro_rules! line {
+            ($level:expr) => {
+                tracing::event!(
+                    target: "access",
+                    $level,
+                    src.addr = %self.src,
+                    src.workload = self.src_workload.as_deref(),
+                    src.namespace = self.src_namespace.as_deref(),
+                    src.identity = src_identity.as_deref(),
+                    src.cluster = self.src_cluster.as_deref(),
+                    dst.addr = %self.dst,
+                    dst.hbone_addr = self.dst_hbone.as_ref().map(tracing::field::display),
+                    dst.service = self.dst_service.as_deref(),
+                    dst.workload = self.dst_workload.as_deref(),
+                    dst.namespace = self.dst_namespace.as_deref(),
+                    dst.identity = dst_identity.as_deref(),
+                    dst.cluster = self.dst_cluster.as_deref(),
+                    direction = self.direction.as_str(),
+                    bytes_sent,
+                    bytes_recv,
+                    duration = duration.as_str(),
+                    error,
+                    "connection complete"
+                )
+            };
+        }
+        if FAILED {
+            line!(Level::ERROR);
+        } else {
+            line!(Level::INFO);
+        }
+    }
+}
+
+/// A connection refused before anything was known of it (warn).
+pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
+    tracing::event!(
+        target: "access",
+        Level::WARN,
+        src.addr = %src,
+        dst.addr = %dst,
+        direction = direction.as_str(),
+        error,
+        "connection failed"
+    );
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,299 @@
+//! All metric families of a node proxy, registered in one place.
+
+use std::sync::Arc;
+
+use ambit_model::ArcStr;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue},
+    metrics::{
+        counter::Counter,
+        family::{Family, MetricConstructor},
+        gauge::Gauge,
+        histogram::Histogram,
+    },
+    registry::Registry,
+};
+
+use crate::{Party, Reporter, Traffic, labels::OnDemandDnsLabels, traffic::TrafficCollector};
+
+/// Why an xDS stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum XdsTermination {
+    /// No connection.
+    ConnectionError,
+    /// A gRPC error.
+    Error,
+    /// The server asked for a new connection.
+    Reconnect,
+    /// The server ended it cleanly.
+    Complete,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TerminationLabels {
+    reason: XdsTermination,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UrlLabels {
+    url: String,
+}
+
+/// Labels of the DNS families.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DnsLabels {
+    /// For instance `A`.
+    pub request_query_type: ArcString,
+    /// `udp` or `tcp`.
+    pub request_protocol: ArcString,
+    /// The asking workload's canonical service.
+    pub source_canonical_service: ArcString,
+    /// Its canonical revision.
+    pub source_canonical_revision: ArcString,
+}
+
+/// A shared text that can be a label's value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ArcString(pub ArcStr);
+
+impl EncodeLabelValue for ArcString {
+    fn encode(
+        &self,
+        encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
+    ) -> Result<(), std::fmt::Error> {
+        self.0.as_str().encode(encoder)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DnsBuckets;
+
+impl MetricConstructor<Histogram> for DnsBuckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new([0.0005, 0.001, 0.01, 0.1, 1.0, 5.0])
+    }
+}
+
+/// The metrics of a node proxy. Make one, share it.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    traffic: Arc<Traffic>,
+    sockets: Family<Reporter, Gauge>,
+    on_demand_dns: Family<OnDemandDnsLabels, Counter>,
+    crl_rejections: Family<Reporter, Counter>,
+    crl_untracked: Family<Reporter, Counter>,
+    xds_terminations: Family<TerminationLabels, Counter>,
+    xds_messages: Family<UrlLabels, Counter>,
+    xds_bytes: Family<UrlLabels, Counter>,
+    dns_requests: Family<DnsLabels, Counter>,
+    dns_upstream_requests: Family<DnsLabels, Counter>,
+    dns_upstream_failures: Family<DnsLabels, Counter>,
+    dns_upstream_seconds: DnsSeconds,
+    /// Proxies serving.
+    pub active_proxies: Gauge,
+    /// Proxies being started.
+    pub pending_proxies: Gauge,
+    /// Proxies started so far.
+    pub proxies_started: Counter,
+    /// Proxies stopped so far.
+    pub proxies_stopped: Counter,
+}
+
+#[derive(Debug)]
+struct DnsSeconds(Family<DnsLabels, Histogram, DnsBuckets>);
+
+impl Default for DnsSeconds {
+    fn default() -> Self {
+        Self(Family::new_with_constructor(DnsBuckets))
+    }
+}
+
+impl Metrics {
+    /// Registers all families. `tag` is the version in `istio_build`
+    /// (`ISTIO_META_ISTIO_VERSION`).
+    pub fn register(registry: &mut Registry, tag: Option<&str>) -> Self {
+        let metrics = Self::default();
+        metrics.register_traffic(registry);
+        metrics.register_control(registry, tag.unwrap_or("unknown"));
+        metrics.register_dns(registry);
+        metrics.register_proxies(registry);
+        metrics
+    }
+
+    fn register_traffic(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(TrafficCollector(self.traffic.clone())));
+        registry.register(
+            "istio_tcp_sockets_open",
+            "The number of TCP sockets open (unstable)",
+            self.sockets.clone(),
+        );
+        registry.register(
+            "istio_on_demand_dns",
+            "The total number of requests that used on-demand DNS (unstable)",
+            self.on_demand_dns.clone(),
+        );
+        registry.register(
+            "istio_crl_policy_rejections",
+            "The total number of connections refused or closed for a revoked certificate (unstable)",
+            self.crl_rejections.clone(),
+        );
+        registry.register(
+            "istio_crl_untracked_connections",
+            "The total number of connections that revocation cannot close (unstable)",
+            self.crl_untracked.clone(),
+        );
+    }
+
+    fn register_control(&self, registry: &mut Registry, tag: &str) {
+        // An Info metric would be called istio_build_info; the contract has a gauge.
+        let build = Family::<Vec<(String, String)>, Gauge>::default();
+        build
+            .get_or_create(&vec![
+                ("component".to_owned(), "ztunnel".to_owned()),
+                ("tag".to_owned(), tag.to_owned()),
+            ])
+            .set(1);
+        registry.register("istio_build", "Istio component build info", build);
+        registry.register(
+            "istio_xds_connection_terminations",
+            "The total number of xDS connections that ended",
+            self.xds_terminations.clone(),
+        );
+        registry.register(
+            "istio_xds_message",
+            "Total number of xDS messages received",
+            self.xds_messages.clone(),
+        );
+        registry.register(
+            "istio_xds_message_bytes",
+            "Total number of bytes received in xDS messages",
+            self.xds_bytes.clone(),
+        );
+    }
+
+    fn register_dns(&self, registry: &mut Registry) {
+        registry.register(
+            "istio_dns_requests",
+            "Total number of DNS requests (unstable)",
+            self.dns_requests.clone(),
+        );
+        registry.register(
+            "istio_dns_upstream_requests",
+            "Total number of DNS requests forwarded (unstable)",
+            self.dns_upstream_requests.clone(),
+        );
+        registry.register(
+            "istio_dns_upstream_failures",
+            "Total number of DNS requests that could not be forwarded (unstable)",
+            self.dns_upstream_failures.clone(),
+        );
+        registry.register(
+            "istio_dns_upstream_request_duration_seconds",
+            "Seconds until a forwarded DNS request was answered (unstable)",
+            self.dns_upstream_seconds.0.clone(),
+        );
+    }
+
+    fn register_proxies(&self, registry: &mut Registry) {
+        registry.register(
+            "workload_manager_active_proxy_count",
+            "The number of proxies serving (unstable)",
+            self.active_proxies.clone(),
+        );
+        registry.register(
+            "workload_manager_pending_proxy_count",
+            "The number of proxies being started (unstable)",
+            self.pending_proxies.clone(),
+        );
+        registry.register(
+            "workload_manager_proxies_started",
+            "The total number of proxies started (unstable)",
+            self.proxies_started.clone(),
+        );
+        registry.register(
+            "workload_manager_proxies_stopped",
+            "The total number of proxies stopped (unstable)",
+            self.proxies_stopped.clone(),
+        );
+    }
+
+    /// Connections and bytes.
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
+    }
+
+    /// Counts a socket as open until the guard is dropped.
+    pub fn socket(&self, reporter: Reporter) -> SocketGuard {
+        let gauge = self.sockets.get_or_create_owned(&reporter);
+        gauge.inc();
+        SocketGuard(gauge)
+    }
+
+    /// A host name was resolved for a connection.
+    pub fn on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
+        let labels = OnDemandDnsLabels {
+            source: source.clone(),
+            hostname: hostname.clone(),
+        };
+        self.on_demand_dns.get_or_create(&labels).inc();
+    }
+
+    /// A connection was refused or closed because its peer's certificate is revoked.
+    pub fn crl_rejection(&self, reporter: Reporter) {
+        self.crl_rejections.get_or_create(&reporter).inc();
+    }
+
+    /// A connection could not be followed for revocation.
+    pub fn crl_untracked(&self, reporter: Reporter) {
+        self.crl_untracked.get_or_create(&reporter).inc();
+    }
+
+    /// An xDS stream ended.
+    pub fn xds_terminated(&self, reason: XdsTermination) {
+        self.xds_terminations
+            .get_or_create(&TerminationLabels { reason })
+            .inc();
+    }
+
+    /// An xDS message of a type arrived.
+    pub fn xds_message(&self, type_url: &str, bytes: u64) {
+        let labels = UrlLabels {
+            url: type_url.to_owned(),
+        };
+        self.xds_messages.get_or_create(&labels).inc();
+        self.xds_bytes.get_or_create(&labels).inc_by(bytes);
+    }
+
+    /// A DNS request arrived.
+    pub fn dns_request(&self, labels: &DnsLabels) {
+        self.dns_requests.get_or_create(labels).inc();
+    }
+
+    /// A DNS request was forwarded, and answered after `seconds` or not at all.
+    pub fn dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
+        self.dns_upstream_requests.get_or_create(labels).inc();
+        match seconds {
+            Some(seconds) => self
+                .dns_upstream_seconds
+                .0
+                .get_or_create(labels)
+                .observe(seconds),
+            None => {
+                self.dns_upstream_failures.get_or_create(labels).inc();
+            }
+        }
+    }
+}
+
+/// One open socket.
+#[derive(Debug)]
+pub struct SocketGuard(Gauge);
+
+impl Drop for SocketGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests;

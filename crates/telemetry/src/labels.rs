@@ -1,0 +1,227 @@
+//! The label set of traffic metrics: names and order are a contract with Istio's dashboards.
+
+use std::{fmt, sync::Arc};
+
+use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
+use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
+
+/// Which side of a connection reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reporter {
+    /// The client's proxy.
+    Source,
+    /// The server's proxy.
+    Destination,
+}
+
+impl Reporter {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+}
+
+impl EncodeLabelSet for Reporter {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        ("reporter", self.as_str()).encode(encoder.encode_label())
+    }
+}
+
+/// How the connection is protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SecurityPolicy {
+    /// Mutual TLS.
+    MutualTls,
+    /// Anything else.
+    #[default]
+    Unknown,
+}
+
+impl SecurityPolicy {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::MutualTls => "mutual_tls",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A workload as metrics name it. Empty parts are unknown. Make one per workload and share it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the fields are those of `Workload`")]
+pub struct Party {
+    pub workload: ArcStr,
+    pub namespace: ArcStr,
+    pub canonical_service: ArcStr,
+    pub canonical_revision: ArcStr,
+    pub cluster: ArcStr,
+    pub region: ArcStr,
+    pub zone: ArcStr,
+    /// Its identity: of a source only when mTLS proved it, of a destination always.
+    pub principal: Option<Identity>,
+}
+
+impl Party {
+    /// A workload, with the identity to show.
+    pub fn new(workload: &Workload, principal: Option<Identity>) -> Self {
+        Self {
+            workload: workload.workload_name.clone(),
+            namespace: workload.namespace.clone(),
+            canonical_service: workload.canonical_name.clone(),
+            canonical_revision: workload.canonical_revision.clone(),
+            cluster: workload.cluster_id.clone(),
+            region: workload.locality.region.clone(),
+            zone: workload.locality.zone.clone(),
+            principal,
+        }
+    }
+
+    /// A workload as a destination.
+    pub fn destination(workload: &Workload) -> Self {
+        Self::new(workload, Some(workload.identity()))
+    }
+}
+
+/// The service a connection was for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceName {
+    /// Host name.
+    pub hostname: ArcStr,
+    /// Namespace.
+    pub namespace: ArcStr,
+    /// Object name.
+    pub name: ArcStr,
+}
+
+impl From<&Service> for ServiceName {
+    fn from(service: &Service) -> Self {
+        Self {
+            hostname: service.hostname.clone(),
+            namespace: service.namespace.clone(),
+            name: service.name.clone(),
+        }
+    }
+}
+
+/// What all connections between two workloads have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TrafficLabels {
+    /// Which side reports.
+    pub reporter: Reporter,
+    /// The client; `None` when it is no workload.
+    pub source: Option<Arc<Party>>,
+    /// The server; `None` when it is no workload.
+    pub destination: Option<Arc<Party>>,
+    /// The service that was addressed, or that the server's port belongs to.
+    pub service: Option<ServiceName>,
+    /// How it is protected.
+    pub security: SecurityPolicy,
+}
+
+const UNKNOWN: &str = "unknown";
+
+fn known(text: &str) -> &str {
+    if text.is_empty() { UNKNOWN } else { text }
+}
+
+/// Writes one label after the other.
+struct Labels<'a, 'b>(&'a mut LabelSetEncoder<'b>);
+
+impl Labels<'_, '_> {
+    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
+        (key, known(value)).encode(self.0.encode_label())
+    }
+}
+
+/// The labels of a source, which two families share.
+fn encode_source(labels: &mut Labels<'_, '_>, source: Option<&Party>) -> fmt::Result {
+    let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
+    labels.put("source_workload", part(|p| &p.workload))?;
+    labels.put("source_canonical_service", part(|p| &p.canonical_service))?;
+    labels.put("source_canonical_revision", part(|p| &p.canonical_revision))?;
+    labels.put("source_workload_namespace", part(|p| &p.namespace))?;
+    labels.put("source_principal", &principal(source))?;
+    labels.put("source_app", part(|p| &p.canonical_service))?;
+    labels.put("source_version", part(|p| &p.canonical_revision))?;
+    labels.put("source_cluster", part(|p| &p.cluster))
+}
+
+fn principal(party: Option<&Party>) -> String {
+    party
+        .and_then(|party| party.principal.as_ref())
+        .map(ToString::to_string)
+        .unwrap_or_default()
+}
+
+/// Traffic labels with the flag of one sample.
+pub(crate) struct Flagged<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
+
+impl EncodeLabelSet for Flagged<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        let Self(traffic, flag) = self;
+        let mut labels = Labels(encoder);
+        let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
+        labels.put("reporter", traffic.reporter.as_str())?;
+        encode_source(&mut labels, source)?;
+        let part =
+            |of: fn(&Party) -> &ArcStr| destination.map_or(UNKNOWN, |party| of(party).as_str());
+        let service = traffic.service.as_ref();
+        labels.put(
+            "destination_service",
+            service.map_or(UNKNOWN, |s| &s.hostname),
+        )?;
+        labels.put(
+            "destination_service_namespace",
+            service.map_or(UNKNOWN, |s| &s.namespace),
+        )?;
+        labels.put(
+            "destination_service_name",
+            service.map_or(UNKNOWN, |s| &s.name),
+        )?;
+        labels.put("destination_workload", part(|p| &p.workload))?;
+        labels.put(
+            "destination_canonical_service",
+            part(|p| &p.canonical_service),
+        )?;
+        labels.put(
+            "destination_canonical_revision",
+            part(|p| &p.canonical_revision),
+        )?;
+        labels.put("destination_workload_namespace", part(|p| &p.namespace))?;
+        labels.put("destination_principal", &principal(destination))?;
+        labels.put("destination_app", part(|p| &p.canonical_service))?;
+        labels.put("destination_version", part(|p| &p.canonical_revision))?;
+        labels.put("destination_cluster", part(|p| &p.cluster))?;
+        labels.put("request_protocol", "tcp")?;
+        labels.put("response_flags", flag.as_str())?;
+        labels.put("connection_security_policy", traffic.security.as_str())?;
+        if source.is_none() && destination.is_none() {
+            return Ok(());
+        }
+        let locality = |party: Option<&Party>, of: fn(&Party) -> &ArcStr| {
+            party.map(|party| of(party).clone()).unwrap_or_default()
+        };
+        labels.put("source_region", &locality(source, |p| &p.region))?;
+        labels.put("source_zone", &locality(source, |p| &p.zone))?;
+        labels.put("destination_region", &locality(destination, |p| &p.region))?;
+        labels.put("destination_zone", &locality(destination, |p| &p.zone))
+    }
+}
+
+/// The source part of the traffic labels with a host name (names resolved on demand).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OnDemandDnsLabels {
+    pub(crate) source: Arc<Party>,
+    pub(crate) hostname: ArcStr,
+}
+
+impl EncodeLabelSet for OnDemandDnsLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut labels = Labels(encoder);
+        encode_source(&mut labels, Some(&self.source))?;
+        labels.put("hostname", &self.hostname)
+    }
+}

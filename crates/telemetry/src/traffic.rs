@@ -1,0 +1,288 @@
+//! Counters of connections and bytes, one series for each set of [`TrafficLabels`].
+//!
+//! A connection finds its series once and then only adds to atomics; the series write all five
+//! families at a scrape. Series that no connection uses are dropped after a while, so the table
+//! follows the peers talked to, not those ever seen.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_model::Reason;
+use parking_lot::Mutex;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter},
+};
+
+use crate::{TrafficLabels, labels::Flagged};
+
+/// An unused series is dropped after this time: several scrapes see its last values first.
+const UNUSED: Duration = Duration::from_secs(3600);
+/// Series at most; beyond it unused ones go at once, longest unused first.
+const MAX_SERIES: usize = 50_000;
+
+const REASONS: [Reason; 8] = [
+    Reason::None,
+    Reason::Deny,
+    Reason::TlsFailure,
+    Reason::H2Failure,
+    Reason::NetworkPolicy,
+    Reason::IdentityError,
+    Reason::CertRevoked,
+    Reason::Connect,
+];
+
+/// Counts by reason.
+#[derive(Debug, Default)]
+struct ByReason([AtomicU64; REASONS.len()]);
+
+impl ByReason {
+    fn add(&self, reason: Reason) {
+        let index = REASONS.iter().position(|known| *known == reason);
+        if let Some(counter) = index.and_then(|index| self.0.get(index)) {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn nonzero(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+        REASONS
+            .into_iter()
+            .zip(&self.0)
+            .map(|(reason, counter)| (reason, counter.load(Relaxed)))
+            .filter(|(_, count)| *count > 0)
+    }
+}
+
+/// What connections between two workloads add up to.
+#[derive(Debug)]
+pub struct TrafficSeries {
+    opened: AtomicU64,
+    received: AtomicU64,
+    sent: AtomicU64,
+    closed: ByReason,
+    failed: ByReason,
+    open: AtomicUsize,
+    born: Instant,
+    /// Seconds from `born` to the last use.
+    used: AtomicU64,
+}
+
+impl TrafficSeries {
+    fn new(now: Instant) -> Self {
+        Self {
+            opened: AtomicU64::default(),
+            received: AtomicU64::default(),
+            sent: AtomicU64::default(),
+            closed: ByReason::default(),
+            failed: ByReason::default(),
+            open: AtomicUsize::default(),
+            born: now,
+            used: AtomicU64::default(),
+        }
+    }
+
+    /// Counts a connection as opened; its end is counted when the value returned is closed.
+    pub fn open(self: &Arc<Self>) -> ConnectionMetrics {
+        self.opened.fetch_add(1, Relaxed);
+        self.open.fetch_add(1, Relaxed);
+        ConnectionMetrics {
+            series: self.clone(),
+            reason: Reason::None,
+        }
+    }
+
+    /// Counts a connection that failed before it was opened.
+    pub fn fail(&self, reason: Reason) {
+        self.closed.add(reason);
+        self.failed.add(reason);
+        self.touch(Instant::now());
+    }
+
+    fn touch(&self, now: Instant) {
+        self.used
+            .fetch_max(now.saturating_duration_since(self.born).as_secs(), Relaxed);
+    }
+
+    fn last_use(&self) -> Instant {
+        self.born + Duration::from_secs(self.used.load(Relaxed))
+    }
+
+    fn is_unused(&self) -> bool {
+        self.open.load(Relaxed) == 0
+    }
+}
+
+/// One open connection. Dropped without [`Self::close`] it counts as closed without failure.
+#[derive(Debug)]
+pub struct ConnectionMetrics {
+    series: Arc<TrafficSeries>,
+    reason: Reason,
+}
+
+impl ConnectionMetrics {
+    /// Adds bytes that went from client to server, whoever reports.
+    pub fn received(&self, bytes: u64) {
+        self.series.received.fetch_add(bytes, Relaxed);
+    }
+
+    /// Adds bytes that went from server to client, whoever reports.
+    pub fn sent(&self, bytes: u64) {
+        self.series.sent.fetch_add(bytes, Relaxed);
+    }
+
+    /// The connection ended for this reason.
+    pub fn close(mut self, reason: Reason) {
+        self.reason = reason;
+    }
+}
+
+impl Drop for ConnectionMetrics {
+    fn drop(&mut self) {
+        self.series.closed.add(self.reason);
+        if self.reason != Reason::None {
+            self.series.failed.add(self.reason);
+        }
+        self.series.touch(Instant::now());
+        self.series.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// All traffic series of the process.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    series: Mutex<HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>>,
+}
+
+impl Traffic {
+    /// The series of a pair. Cheap enough for each connection; may be kept, but what is kept while
+    /// unused loses its counts once the series is dropped from the table.
+    pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
+        let mut table = self.series.lock();
+        if let Some(series) = table.get(labels) {
+            return series.clone();
+        }
+        let now = Instant::now();
+        if table.len() >= MAX_SERIES {
+            make_room(&mut table);
+        }
+        let series = Arc::new(TrafficSeries::new(now));
+        table.insert(Arc::new(labels.clone()), series.clone());
+        series
+    }
+
+    /// Counts a connection of a pair as opened.
+    pub fn open(&self, labels: &TrafficLabels) -> ConnectionMetrics {
+        self.series(labels).open()
+    }
+
+    /// How many series there are.
+    pub fn len(&self) -> usize {
+        self.series.lock().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn drop_unused(&self, now: Instant) {
+        self.series.lock().retain(|_, series| {
+            !series.is_unused() || now.saturating_duration_since(series.last_use()) < UNUSED
+        });
+    }
+}
+
+/// Drops the longer unused half of what is unused. When every series is in use nothing is dropped:
+/// their number is then bounded by that of the connections.
+fn make_room(table: &mut HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>) {
+    let mut uses: Vec<_> = table
+        .values()
+        .filter(|series| series.is_unused())
+        .map(|series| series.last_use())
+        .collect();
+    let middle = uses.len() / 2;
+    if middle < uses.len() {
+        let (_, limit, _) = uses.select_nth_unstable(middle);
+        let limit = *limit;
+        table.retain(|_, series| !series.is_unused() || series.last_use() > limit);
+    }
+}
+
+/// Writes the families at a scrape.
+#[derive(Debug)]
+pub(crate) struct TrafficCollector(pub(crate) Arc<Traffic>);
+
+impl Collector for TrafficCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.drop_unused(Instant::now());
+        let table: Vec<_> = {
+            let table = self.0.series.lock();
+            table
+                .iter()
+                .map(|(labels, series)| (labels.clone(), series.clone()))
+                .collect()
+        };
+        if table.is_empty() {
+            return Ok(());
+        }
+        let mut family = |name: &str, help: &str, samples: &dyn Fn(&TrafficSeries) -> Samples| {
+            let mut rows = table
+                .iter()
+                .flat_map(|(labels, series)| {
+                    samples(series)
+                        .into_iter()
+                        .map(move |(reason, count)| (labels, reason, count))
+                })
+                .peekable();
+            // Families without samples are left out.
+            if rows.peek().is_none() {
+                return Ok(());
+            }
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (labels, reason, count) in rows {
+                let labels = Flagged(labels, reason);
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+            Ok(())
+        };
+        let plain = |count: &AtomicU64| vec![(Reason::None, count.load(Relaxed))];
+        family(
+            "istio_tcp_connections_opened",
+            "The total number of TCP connections opened",
+            &|series| plain(&series.opened),
+        )?;
+        family(
+            "istio_tcp_connections_closed",
+            "The total number of TCP connections closed",
+            &|series| series.closed.nonzero().collect(),
+        )?;
+        family(
+            "istio_tcp_received_bytes",
+            "The size of total bytes received during request in case of a TCP connection",
+            &|series| plain(&series.received),
+        )?;
+        family(
+            "istio_tcp_sent_bytes",
+            "The size of total bytes sent during response in case of a TCP connection",
+            &|series| plain(&series.sent),
+        )?;
+        family(
+            "istio_tcp_connections_failed",
+            "The total number of TCP connections that failed (unstable)",
+            &|series| series.failed.nonzero().collect(),
+        )
+    }
+}
+
+type Samples = Vec<(Reason, u64)>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+use ambit_model::{Identity, Service, Workload};
+use prometheus_client::{encoding::text::encode, registry::Registry};
+
+use super::*;
+use crate::{Party, Reporter, SecurityPolicy};
+
+fn workload(name: &str) -> Workload {
+    Workload {
+        workload_name: name.into(),
+        canonical_name: name.into(),
+        canonical_revision: "v1".into(),
+        namespace: "ns".into(),
+        service_account: name.into(),
+        ..Workload::default()
+    }
+}
+
+fn labels() -> TrafficLabels {
+    let client = workload("client");
+    let service = Service {
+        name: "svc".into(),
+        namespace: "ns".into(),
+        hostname: "svc.ns.svc.cluster.local".into(),
+        ..Service::default()
+    };
+    TrafficLabels {
+        reporter: Reporter::Source,
+        source: Some(Arc::new(Party::new(&client, Some(client.identity())))),
+        destination: Some(Arc::new(Party::destination(&workload("server")))),
+        service: Some((&service).into()),
+        security: SecurityPolicy::MutualTls,
+    }
+}
+
+fn scrape(traffic: &Arc<Traffic>) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(TrafficCollector(traffic.clone())));
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    text
+}
+
+fn sample<'a>(text: &'a str, metric: &str, flag: &str) -> Option<&'a str> {
+    let flag = format!("response_flags=\"{flag}\"");
+    text.lines()
+        .find(|line| line.starts_with(&format!("{metric}{{")) && line.contains(&flag))
+        .and_then(|line| line.rsplit_once(' '))
+        .map(|(_, value)| value)
+}
+
+#[test]
+fn labels_have_the_contracts_names_and_order() {
+    let traffic = Arc::new(Traffic::default());
+    let _open = traffic.open(&labels());
+    let text = scrape(&traffic);
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("istio_tcp_connections_opened_total{"));
+    assert_eq!(
+        line.unwrap(),
+        "istio_tcp_connections_opened_total{reporter=\"source\",source_workload=\"client\",\
+         source_canonical_service=\"client\",source_canonical_revision=\"v1\",\
+         source_workload_namespace=\"ns\",\
+         source_principal=\"spiffe://cluster.local/ns/ns/sa/client\",source_app=\"client\",\
+         source_version=\"v1\",source_cluster=\"Kubernetes\",\
+         destination_service=\"svc.ns.svc.cluster.local\",destination_service_namespace=\"ns\",\
+         destination_service_name=\"svc\",destination_workload=\"server\",\
+         destination_canonical_service=\"server\",destination_canonical_revision=\"v1\",\
+         destination_workload_namespace=\"ns\",\
+         destination_principal=\"spiffe://cluster.local/ns/ns/sa/server\",\
+         destination_app=\"server\",destination_version=\"v1\",destination_cluster=\"Kubernetes\",\
+         request_protocol=\"tcp\",response_flags=\"-\",\
+         connection_security_policy=\"mutual_tls\",source_region=\"unknown\",\
+         source_zone=\"unknown\",destination_region=\"unknown\",destination_zone=\"unknown\"} 1"
+    );
+}
+
+#[test]
+fn without_workloads_everything_is_unknown_and_there_is_no_locality() {
+    let traffic = Arc::new(Traffic::default());
+    traffic
+        .open(&TrafficLabels {
+            reporter: Reporter::Destination,
+            source: None,
+            destination: None,
+            service: None,
+            security: SecurityPolicy::Unknown,
+        })
+        .close(Reason::None);
+    let text = scrape(&traffic);
+    assert!(text.contains("source_principal=\"unknown\""));
+    assert!(text.contains("destination_service=\"unknown\""));
+    assert!(!text.contains("region") && !text.contains("zone"));
+}
+
+#[test]
+fn bytes_are_added_while_the_connection_is_open_and_the_end_carries_the_flag() {
+    let traffic = Arc::new(Traffic::default());
+    let connection = traffic.open(&labels());
+    connection.received(3);
+    connection.sent(5);
+    let text = scrape(&traffic);
+    assert_eq!(
+        sample(&text, "istio_tcp_received_bytes_total", "-"),
+        Some("3")
+    );
+    assert_eq!(sample(&text, "istio_tcp_sent_bytes_total", "-"), Some("5"));
+    assert!(
+        !text.contains("istio_tcp_connections_closed"),
+        "families without samples: {text}"
+    );
+    connection.close(Reason::Deny);
+    drop(traffic.open(&labels()));
+    let text = scrape(&traffic);
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_opened_total", "-"),
+        Some("2")
+    );
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_closed_total", "DENY"),
+        Some("1")
+    );
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_closed_total", "-"),
+        Some("1")
+    );
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_failed_total", "DENY"),
+        Some("1")
+    );
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_failed_total", "-"),
+        None
+    );
+    assert_eq!(traffic.len(), 1);
+}
+
+#[test]
+fn no_traffic_means_no_families() {
+    assert_eq!(scrape(&Arc::new(Traffic::default())), "# EOF\n");
+}
+
+#[test]
+fn a_hostile_name_stays_one_label() {
+    let traffic = Arc::new(Traffic::default());
+    let mut labels = labels();
+    labels.service = Some(crate::ServiceName {
+        hostname: "a\"\n\\b".into(),
+        namespace: "ns".into(),
+        name: "n".into(),
+    });
+    traffic.open(&labels).close(Reason::None);
+    assert!(scrape(&traffic).contains(r#"destination_service="a\"\n\\b""#));
+}
+
+#[test]
+fn unused_series_are_dropped_after_a_while_and_open_ones_kept() {
+    let traffic = Arc::new(Traffic::default());
+    let _open = traffic.open(&labels());
+    let mut other = labels();
+    other.reporter = Reporter::Destination;
+    traffic.open(&other).close(Reason::None);
+    traffic.drop_unused(Instant::now() + UNUSED / 2);
+    assert_eq!(traffic.len(), 2);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    assert_eq!(traffic.len(), 1);
+}
+
+#[test]
+fn the_table_is_bounded() {
+    let traffic = Traffic::default();
+    let mut labels = labels();
+    let open = traffic.open(&labels);
+    for index in 0..MAX_SERIES + 10 {
+        let mut party = Party::destination(&workload("server"));
+        party.principal = Some(Identity::new("td", "ns", index.to_string()));
+        labels.destination = Some(Arc::new(party));
+        drop(traffic.open(&labels));
+    }
+    assert!(traffic.len() <= MAX_SERIES);
+    assert!(
+        traffic
+            .series
+            .lock()
+            .values()
+            .any(|series| Arc::ptr_eq(series, &open.series))
+    );
+}

@@ -1,0 +1,93 @@
+//! The rules in full, as text: what a reader of a change to the plan should look at.
+
+use ambit_netplan::{
+    Family, HostMember, HostSpec, RedirectionSpec, host_ruleset, iptables, nft_text, plan,
+    plan_released,
+};
+
+fn everything() -> RedirectionSpec {
+    RedirectionSpec {
+        dns_capture: true,
+        virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
+        untracked_tunnels: true,
+        ..RedirectionSpec::default()
+    }
+}
+
+fn text(spec: &RedirectionSpec) -> String {
+    nft_text::render("ambit", &plan(spec).unwrap())
+}
+
+fn restore(spec: &RedirectionSpec, family: Family) -> String {
+    let desired = iptables::desired(&plan(spec).unwrap(), family);
+    iptables::restore_script(&iptables::State::default(), &desired)
+}
+
+#[test]
+fn an_ordinary_pod() {
+    insta::assert_snapshot!("ordinary", text(&RedirectionSpec::default()));
+    insta::assert_snapshot!(
+        "ordinary_iptables_v4",
+        restore(&RedirectionSpec::default(), Family::V4)
+    );
+    insta::assert_snapshot!(
+        "ordinary_iptables_v6",
+        restore(&RedirectionSpec::default(), Family::V6)
+    );
+}
+
+#[test]
+fn a_pod_with_everything() {
+    insta::assert_snapshot!("everything", text(&everything()));
+    insta::assert_snapshot!("everything_iptables_v4", restore(&everything(), Family::V4));
+}
+
+#[test]
+fn an_ingress_of_one_family() {
+    let spec = RedirectionSpec {
+        ingress_bypass: true,
+        ipv6: false,
+        ..Default::default()
+    };
+    insta::assert_snapshot!("ingress_v4_only", text(&spec));
+    assert_eq!(restore(&spec, Family::V6), "");
+}
+
+#[test]
+fn a_released_pod() {
+    insta::assert_snapshot!("released", nft_text::render("ambit", &plan_released()));
+    let (enrolled, released) = (plan(&RedirectionSpec::default()).unwrap(), plan_released());
+    let script = iptables::restore_script(
+        &iptables::desired(&enrolled, Family::V4),
+        &iptables::desired(&released, Family::V4),
+    );
+    insta::assert_snapshot!("released_iptables_v4", script);
+}
+
+#[test]
+fn the_node() {
+    let spec = HostSpec {
+        kubelet_uid: Some(0),
+        ..HostSpec::default()
+    };
+    insta::assert_snapshot!(
+        "node",
+        nft_text::render("ambit-probes", &host_ruleset(&spec))
+    );
+    let members = [
+        HostMember {
+            ip: "10.0.0.1".parse().unwrap(),
+            uid: "7d0c-uid".into(),
+        },
+        HostMember {
+            ip: "fd00::1".parse().unwrap(),
+            uid: "7d0c-uid".into(),
+        },
+    ];
+    let state = iptables::desired_host(&spec, &members, Family::V6);
+    insta::assert_snapshot!(
+        "node_iptables_v6",
+        iptables::restore_script(&iptables::State::default(), &state)
+    );
+    assert_eq!(iptables::host_members(&state), members[1..]);
+}

@@ -1,0 +1,199 @@
+//! What the rules mean, checked against a table of packets by a small evaluator of its own.
+
+use std::net::IpAddr;
+
+use ambit_netplan::{
+    Action, ChainKind, Family, Match, RedirectionSpec, Rule, Ruleset, plan, plan_released,
+};
+use proptest::prelude::*;
+
+/// An opening or a stray packet of a connection the kernel has not seen before.
+#[derive(Clone, Debug)]
+struct Packet {
+    input: Option<&'static str>,
+    output: Option<&'static str>,
+    tcp: bool,
+    opening: bool,
+    source: IpAddr,
+    sport: u16,
+    dport: u16,
+    mark: u32,
+}
+
+impl Packet {
+    fn is_v4(&self) -> bool {
+        self.source.is_ipv4()
+    }
+}
+
+fn matches(one: &Match, p: &Packet) -> bool {
+    match one {
+        Match::Tcp => p.tcp,
+        Match::Udp => !p.tcp,
+        Match::TcpOpening => p.tcp && p.opening,
+        Match::InLoopback => p.input == Some("lo"),
+        Match::NotInLoopback => p.input != Some("lo"),
+        Match::InInterface(name) => p.input == Some(name),
+        Match::OutLoopback => p.output == Some("lo"),
+        Match::NotOutLoopback => p.output != Some("lo"),
+        Match::SourcePort(port) => p.sport == *port,
+        Match::NotSourcePort(port) => p.sport != *port,
+        Match::DestinationPort(port) => p.dport == *port,
+        Match::NotDestinationPort(port) => p.dport != *port,
+        Match::Source(ip) => p.source == *ip,
+        Match::Mark(mark) => p.mark & 0xfff == *mark,
+        Match::NotMark(mark) => p.mark & 0xfff != *mark,
+        // The first packet of a connection has none of these.
+        Match::ConnectionMark(_) | Match::Reply | Match::Established => false,
+        Match::ProbedPod | Match::LocalSocket(_) => unreachable!("not in pods"),
+    }
+}
+
+fn applies(rule: &Rule, p: &Packet) -> bool {
+    rule.family.is_none_or(|f| (f == Family::V4) == p.is_v4())
+        && rule.matches.iter().all(|one| matches(one, p))
+}
+
+/// Where the packet's connection is redirected to.
+fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
+    let chain = ruleset.chains.iter().find(|chain| chain.kind == kind)?;
+    for rule in chain.rules.iter().filter(|rule| applies(rule, p)) {
+        match rule.action {
+            Action::Redirect(port) => return Some(port),
+            Action::Exempt => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn tracked(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
+    let Some(chain) = ruleset.chains.iter().find(|chain| chain.kind == kind) else {
+        return true;
+    };
+    let first = chain
+        .rules
+        .iter()
+        .filter(|rule| applies(rule, p))
+        .find(|rule| matches!(rule.action, Action::Exempt | Action::Untracked));
+    first.is_none_or(|rule| rule.action != Action::Untracked)
+}
+
+fn ip() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![
+        Just("10.0.0.9".parse().unwrap()),
+        Just("fd00::9".parse().unwrap()),
+        Just(IpAddr::from(ambit_netplan::probes::V4)),
+        Just(IpAddr::from(ambit_netplan::probes::V6)),
+    ]
+}
+
+fn port() -> impl Strategy<Value = u16> {
+    prop_oneof![
+        Just(53),
+        Just(80),
+        Just(15001),
+        Just(15006),
+        Just(15008),
+        Just(15053),
+        any::<u16>()
+    ]
+}
+
+fn packet() -> impl Strategy<Value = Packet> {
+    let interface = || prop_oneof![Just("lo"), Just("eth0"), Just("k6t")];
+    let mark = prop_oneof![
+        Just(0),
+        Just(0x539),
+        Just(0x1539),
+        Just(0x111),
+        any::<u32>()
+    ];
+    (interface(), any::<[bool; 3]>(), ip(), port(), port(), mark).prop_map(
+        |(interface, [local, tcp, opening], source, sport, dport, mark)| Packet {
+            input: (!local).then_some(interface),
+            output: local.then_some(interface),
+            tcp,
+            opening,
+            source,
+            sport,
+            dport,
+            mark,
+        },
+    )
+}
+
+fn spec() -> impl Strategy<Value = RedirectionSpec> {
+    (any::<[bool; 4]>(), 0..3u8).prop_map(|([dns, ingress, untracked, k6t], one)| RedirectionSpec {
+        ipv4: one != 1,
+        ipv6: one != 2,
+        dns_capture: dns,
+        ingress_bypass: ingress,
+        untracked_tunnels: untracked,
+        virtual_interfaces: if k6t { vec!["k6t".into()] } else { Vec::new() },
+        ..RedirectionSpec::default()
+    })
+}
+
+/// The contract, said without rules.
+fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
+    if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) {
+        return None;
+    }
+    let proxy = p.mark & 0xfff == 0x539;
+    if p.output.is_some() {
+        if p.output == Some("lo") || proxy {
+            return None;
+        }
+        let dns = spec.dns_capture && p.dport == 53;
+        return match (p.tcp, p.opening) {
+            (true, false) => None,
+            (true, true) if dns => Some(15053),
+            (true, true) => Some(15001),
+            (false, _) => dns.then_some(15053),
+        };
+    }
+    if !p.tcp || !p.opening {
+        return None;
+    }
+    if p.input == Some("k6t") && !spec.virtual_interfaces.is_empty() {
+        return Some(15001);
+    }
+    let probe = p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6);
+    let exempt = spec.ingress_bypass || p.input == Some("lo") || probe || p.dport == 15008;
+    (!exempt).then_some(15006)
+}
+
+fn hooks(p: &Packet) -> (ChainKind, ChainKind) {
+    match p.output {
+        Some(_) => (ChainKind::RawOutput, ChainKind::NatOutput),
+        None => (ChainKind::RawPrerouting, ChainKind::NatPrerouting),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    #[test]
+    fn connections_go_where_the_contract_says(spec in spec(), p in packet()) {
+        let ruleset = plan(&spec).unwrap();
+        prop_assert_eq!(redirected(&ruleset, hooks(&p).1, &p), expected(&spec, &p));
+    }
+
+    /// An untracked packet is not translated: none that must be redirected may go untracked.
+    #[test]
+    fn nothing_to_be_redirected_goes_untracked(spec in spec(), p in packet()) {
+        let ruleset = plan(&spec).unwrap();
+        let (raw, nat) = hooks(&p);
+        if redirected(&ruleset, nat, &p).is_some() {
+            prop_assert!(tracked(&ruleset, raw, &p));
+        }
+    }
+
+    #[test]
+    fn a_released_pod_redirects_nothing(p in packet()) {
+        let ruleset = plan_released();
+        prop_assert_eq!(redirected(&ruleset, hooks(&p).1, &p), None);
+        prop_assert!(tracked(&ruleset, hooks(&p).0, &p));
+    }
+}

@@ -105,11 +105,7 @@ impl TlsSettings {
     }
 
     pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
-        if self.tls12 {
-            BOTH
-        } else {
-            ONLY_TLS13
-        }
+        if self.tls12 { BOTH } else { ONLY_TLS13 }
     }
 }
 

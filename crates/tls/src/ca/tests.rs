@@ -1,1 +1,191 @@
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 
+use super::*;
+use crate::CertificateRequest;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn identity() -> Identity {
+    Identity::new("td", "ns", "sa")
+}
+
+fn root() -> Authority {
+    Authority::new_root("td", 365 * DAY, SystemTime::now()).unwrap()
+}
+
+fn issue(authority: &Authority) -> (CertificateRequest, Vec<String>) {
+    let request = CertificateRequest::new(&identity()).unwrap();
+    let answer = authority
+        .issue(&request.pem, &identity(), DAY, SystemTime::now())
+        .unwrap();
+    (request, answer)
+}
+
+#[test]
+fn an_issued_certificate_is_accepted_with_and_without_an_intermediate() {
+    let root = root();
+    let intermediate = root
+        .new_intermediate("td", 30 * DAY, SystemTime::now())
+        .unwrap();
+    for (authority, entries) in [(&root, 2), (&intermediate, 3)] {
+        let (request, answer) = issue(authority);
+        assert_eq!(answer.len(), entries);
+        let settings = TlsSettings::default();
+        let cert =
+            WorkloadCert::from_response(&settings, &identity(), request.key, &answer).unwrap();
+        assert_eq!(cert.identity(), &identity());
+        assert_eq!(cert.roots(), root.roots());
+        let life = cert.not_after().duration_since(cert.not_before()).unwrap();
+        assert!(life <= DAY + BACKDATE && life >= DAY, "{life:?}");
+        let half = cert.not_before() + life / 2;
+        assert_eq!(cert.renew_at(), half);
+    }
+}
+
+#[test]
+fn a_leaf_has_the_spiffe_profile() {
+    let (_, answer) = issue(&root());
+    let der = certificates(0, &answer[0]).unwrap().swap_remove(0);
+    let (_, leaf) = X509Certificate::from_der(&der).unwrap();
+    assert_eq!(leaf.subject().iter().count(), 0);
+    assert!(leaf.tbs_certificate.serial.bits() >= 126);
+    assert!(!leaf.is_ca());
+    let san = leaf.subject_alternative_name().unwrap().unwrap();
+    assert!(san.critical);
+    assert_eq!(
+        san.value.general_names,
+        [GeneralName::URI("spiffe://td/ns/ns/sa/sa")]
+    );
+    let usage = leaf.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.client_auth && usage.server_auth);
+    assert!(leaf.key_usage().unwrap().unwrap().value.digital_signature());
+    assert!(leaf.extensions().iter().any(|extension| matches!(
+        extension.parsed_extension(),
+        ParsedExtension::AuthorityKeyIdentifier(_)
+    )));
+}
+
+#[test]
+fn names_in_the_request_are_ignored() {
+    let request = CertificateRequest::new(&Identity::new("evil", "kube-system", "admin")).unwrap();
+    let answer = root()
+        .issue(&request.pem, &identity(), DAY, SystemTime::now())
+        .unwrap();
+    let settings = TlsSettings::default();
+    let cert = WorkloadCert::from_response(&settings, &identity(), request.key, &answer).unwrap();
+    assert_eq!(cert.identity(), &identity());
+}
+
+#[test]
+fn a_life_never_outlasts_the_authority() {
+    let root = Authority::new_root("td", DAY, SystemTime::now()).unwrap();
+    let request = CertificateRequest::new(&identity()).unwrap();
+    let answer = root
+        .issue(&request.pem, &identity(), 9 * DAY, SystemTime::now())
+        .unwrap();
+    let settings = TlsSettings::default();
+    let cert = WorkloadCert::from_response(&settings, &identity(), request.key, &answer).unwrap();
+    assert!(cert.not_after() <= root.not_after());
+    let later = SystemTime::now() + 2 * DAY;
+    assert!(matches!(
+        root.issue(&request.pem, &identity(), DAY, later),
+        Err(IssueError::AuthorityExpired)
+    ));
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let root = root();
+    let issue = |pem: &str| {
+        root.issue(pem, &identity(), DAY, SystemTime::now())
+            .unwrap_err()
+    };
+    assert!(matches!(issue(""), IssueError::Request(_)));
+    assert!(matches!(issue("garbage"), IssueError::Request(_)));
+    assert!(matches!(
+        issue(&"x".repeat(100_000)),
+        IssueError::TooLarge(100_000)
+    ));
+    // One bit of the signature changed.
+    let request = CertificateRequest::new(&identity()).unwrap();
+    let mut der = pem_contents(&request.pem);
+    *der.last_mut().unwrap() ^= 1;
+    let error = issue(&pem_text("CERTIFICATE REQUEST", &der));
+    assert!(matches!(error, IssueError::Request(_)), "{error:?}");
+}
+
+fn pem_contents(pem: &str) -> Vec<u8> {
+    x509_parser::pem::parse_x509_pem(pem.as_bytes())
+        .unwrap()
+        .1
+        .contents
+}
+
+#[test]
+fn a_plugged_in_authority_signs_as_its_files_say() {
+    let root = root();
+    let intermediate = root
+        .new_intermediate("td", 30 * DAY, SystemTime::now())
+        .unwrap();
+    let own = pem_text("CERTIFICATE", &intermediate.intermediates()[0]);
+    let key = intermediate.key_pem();
+    let root_pem = root.root_pem();
+    // With and without the usual repetition of the certificate and the root in the chain file.
+    for chain in [String::new(), own.clone(), format!("{own}{root_pem}")] {
+        let authority = Authority::from_pem(&own, &key, &chain, &root_pem).unwrap();
+        let (request, answer) = issue(&authority);
+        assert_eq!(answer.len(), 3);
+        let settings = TlsSettings::default();
+        WorkloadCert::from_response(&settings, &identity(), request.key, &answer).unwrap();
+    }
+    // The root itself as the signer.
+    let authority = Authority::from_pem(&root_pem, &root.key_pem(), "", &root_pem).unwrap();
+    assert_eq!(issue(&authority).1.len(), 2);
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let (one, two) = (root(), root());
+    let error =
+        |cert: &str, key: &str, root: &str| Authority::from_pem(cert, key, "", root).unwrap_err();
+    let (cert, key) = (one.root_pem(), one.key_pem());
+    assert!(matches!(
+        error(&cert, &two.key_pem(), &cert),
+        AuthorityError::Unverified(_)
+    ));
+    assert!(matches!(
+        error(&cert, &key, &two.root_pem()),
+        AuthorityError::Unverified(_)
+    ));
+    assert!(matches!(
+        error(&cert, "no key", &cert),
+        AuthorityError::Key(_)
+    ));
+    let missing = error("", &key, &cert);
+    assert_eq!(missing.to_string(), "ca-cert.pem cannot be used");
+    let leaf = issue(&one).1.swap_remove(0);
+    assert!(matches!(
+        error(&leaf, &key, &cert),
+        AuthorityError::NotAuthority
+    ));
+}
+
+#[test]
+fn a_serving_certificate_has_the_names_asked_for() {
+    let names = [
+        "istiod.istio-system.svc".to_owned(),
+        "10.0.0.1".to_owned(),
+        "::1".to_owned(),
+    ];
+    let (chain, key) = root()
+        .issue_serving(&names, DAY, SystemTime::now())
+        .unwrap();
+    let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+    let san = leaf.subject_alternative_name().unwrap().unwrap();
+    assert_eq!(san.value.general_names.len(), 3);
+    crate::grpc::server_config(&TlsSettings::default(), chain, key).unwrap();
+    assert!(matches!(
+        root().issue_serving(&["ü".to_owned()], DAY, SystemTime::now()),
+        Err(IssueError::Name { .. })
+    ));
+}

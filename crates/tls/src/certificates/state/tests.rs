@@ -1,1 +1,236 @@
+use super::*;
 
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+type Eff = Effect<u32, &'static str>;
+type Ev = Event<u32, &'static str>;
+
+fn id(name: &str) -> Identity {
+    Identity::new("td", "ns", name)
+}
+
+fn day() -> Life {
+    Life {
+        renew_in: DAY / 2,
+        expires_in: DAY,
+    }
+}
+
+struct Run {
+    state: State,
+    now: Instant,
+}
+
+impl Run {
+    fn new(parallel: usize) -> Self {
+        let options = CertificatesOptions {
+            parallel,
+            ..CertificatesOptions::default()
+        };
+        Self {
+            state: State::new(options),
+            now: Instant::now(),
+        }
+    }
+
+    fn on(&mut self, event: Ev) -> Vec<Eff> {
+        self.state.on_event(event, self.now)
+    }
+
+    fn request(&mut self, name: &str, priority: Priority) -> Vec<Eff> {
+        self.on(Event::Request(id(name), priority))
+    }
+
+    /// Advances to the next wake-up; returns how far that was.
+    fn wake(&mut self) -> (Duration, Vec<Eff>) {
+        let wake = self.state.next_wake().expect("something to come");
+        let waited = wake - self.now;
+        self.now = wake;
+        (waited, self.on(Event::Tick))
+    }
+}
+
+fn fetch(name: &str, attempt: u64) -> Eff {
+    Effect::Fetch(id(name), attempt)
+}
+
+#[test]
+fn a_request_is_fetched_at_once_and_a_second_one_joins_it() {
+    let mut run = Run::new(8);
+    assert_eq!(run.request("a", Priority::Warmup), [fetch("a", 1)]);
+    assert_eq!(run.request("a", Priority::RealTime), []);
+    assert_eq!(
+        run.on(Event::Fetched(id("a"), 1, day(), 7)),
+        [Effect::Publish(id("a"), 7)]
+    );
+    assert_eq!(run.request("a", Priority::RealTime), []);
+}
+
+#[test]
+fn what_connections_wait_for_goes_first() {
+    let mut run = Run::new(1);
+    run.request("busy", Priority::Background);
+    for (name, priority) in [
+        ("background", Priority::Background),
+        ("warm-1", Priority::Warmup),
+        ("warm-2", Priority::Warmup),
+        ("urgent", Priority::RealTime),
+    ] {
+        assert_eq!(run.request(name, priority), []);
+        run.now += SECOND;
+    }
+    // A connection starts to wait for one that was only announced.
+    assert_eq!(run.request("warm-2", Priority::RealTime), []);
+    // A lower priority changes nothing.
+    assert_eq!(run.request("warm-2", Priority::Background), []);
+    let mut order = Vec::new();
+    let mut running = ("busy".to_owned(), 1);
+    for _ in 0..4 {
+        let done = Event::Fetched(id(&running.0), running.1, day(), 0);
+        for effect in run.on(done) {
+            if let Effect::Fetch(identity, attempt) = effect {
+                order.push(identity.service_account.to_string());
+                running = (identity.service_account.to_string(), attempt);
+            }
+        }
+    }
+    assert_eq!(order, ["warm-2", "urgent", "warm-1", "background"]);
+}
+
+#[test]
+fn only_so_many_are_fetched_at_once() {
+    let mut run = Run::new(2);
+    assert_eq!(run.request("a", Priority::Warmup).len(), 1);
+    assert_eq!(run.request("b", Priority::Warmup).len(), 1);
+    assert_eq!(run.request("c", Priority::RealTime), []);
+    assert_eq!(
+        run.on(Event::Failed(id("a"), 1, "no", 0.5)).last(),
+        Some(&fetch("c", 3)),
+        "a failure frees its place"
+    );
+}
+
+#[test]
+fn renewal_comes_at_half_life() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Fetched(id("a"), 1, day(), 1));
+    let (waited, effects) = run.wake();
+    assert_eq!((waited, effects), (DAY / 2, vec![fetch("a", 2)]));
+    run.on(Event::Fetched(id("a"), 2, day(), 2));
+    assert_eq!(run.wake().0, DAY / 2);
+}
+
+#[test]
+fn a_certificate_without_life_does_not_make_the_loop_busy() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    let life = Life {
+        renew_in: Duration::ZERO,
+        expires_in: Duration::ZERO,
+    };
+    run.on(Event::Fetched(id("a"), 1, life, 1));
+    assert_eq!(run.wake().0, SECOND);
+}
+
+#[test]
+fn failures_are_told_at_once_and_retried_with_growing_delays() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::RealTime);
+    let mut attempt = 1;
+    let mut delays = Vec::new();
+    for _ in 0..10 {
+        let effects = run.on(Event::Failed(id("a"), attempt, "down", 0.5));
+        assert_eq!(
+            effects.first(),
+            Some(&Effect::PublishError(id("a"), "down"))
+        );
+        // Asking again does not hurry the retry.
+        assert_eq!(run.request("a", Priority::RealTime), []);
+        let (waited, effects) = run.wake();
+        delays.push(waited.as_secs());
+        attempt += 1;
+        assert_eq!(effects, [fetch("a", attempt)]);
+    }
+    assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 150, 150]);
+    assert_eq!(
+        run.on(Event::Fetched(id("a"), attempt, day(), 1)),
+        [Effect::Publish(id("a"), 1)]
+    );
+    run.wake();
+    run.on(Event::Failed(id("a"), attempt + 1, "down", 0.5));
+    assert_eq!(run.wake().0, SECOND, "a success resets the delays");
+}
+
+#[test]
+fn delays_are_spread() {
+    for (random, millis) in [(0.0, 800), (0.999_999, 1_199)] {
+        let mut run = Run::new(8);
+        run.request("a", Priority::RealTime);
+        run.on(Event::Failed(id("a"), 1, "down", random));
+        assert_eq!(run.wake().0.as_millis(), millis);
+    }
+}
+
+#[test]
+fn a_valid_certificate_is_kept_while_renewal_fails() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Fetched(id("a"), 1, day(), 1));
+    let received = run.now;
+    let mut attempt = 1;
+    loop {
+        let (_, effects) = run.wake();
+        attempt += 1;
+        assert_eq!(effects, [fetch("a", attempt)]);
+        let effects = run.on(Event::Failed(id("a"), attempt, "down", 0.5));
+        if run.now - received < DAY {
+            assert!(
+                matches!(&effects[..], [Effect::Report { kept: true, .. }]),
+                "{:?} after: {effects:?}",
+                run.now - received
+            );
+        } else {
+            assert_eq!(
+                effects.first(),
+                Some(&Effect::PublishError(id("a"), "down"))
+            );
+            assert_eq!(
+                run.now - received,
+                DAY,
+                "the last attempt comes right at expiry"
+            );
+            break;
+        }
+    }
+}
+
+#[test]
+fn what_is_forgotten_is_not_fetched_renewed_or_published() {
+    let mut run = Run::new(1);
+    run.request("fetching", Priority::Warmup);
+    run.request("queued", Priority::Warmup);
+    run.on(Event::Forget(id("queued")));
+    run.on(Event::Forget(id("fetching")));
+    assert_eq!(run.on(Event::Fetched(id("fetching"), 1, day(), 1)), []);
+    assert_eq!(run.state.next_wake(), None);
+    run.request("waiting", Priority::Warmup);
+    run.on(Event::Fetched(id("waiting"), 2, day(), 1));
+    run.on(Event::Forget(id("waiting")));
+    assert_eq!(run.state.next_wake(), None);
+    assert!(run.state.entries.is_empty() && run.state.ready.is_empty());
+}
+
+#[test]
+fn an_answer_to_what_was_forgotten_and_asked_again_is_ignored() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Forget(id("a")));
+    assert_eq!(run.request("a", Priority::RealTime), [fetch("a", 2)]);
+    assert_eq!(run.on(Event::Failed(id("a"), 1, "late", 0.5)), []);
+    assert_eq!(
+        run.on(Event::Fetched(id("a"), 2, day(), 2)),
+        [Effect::Publish(id("a"), 2)]
+    );
+}

@@ -1,1 +1,22 @@
-//! The node agent: enrols pods, sets their redirection, serves ZDS.
+//! The node agent: decides which pods of its node belong to the mesh, puts their redirection in
+//! place and takes it away, and tells the node proxies which pods to serve.
+//!
+//! [`enrolment`] is the pure machine that compares what should be with what is known to be and says
+//! the next step for each pod; [`actions`] carries steps out in the kernel; [`zds`] serves the
+//! proxies; [`plugin`] serves the CNI plugin; [`source`] tells of pods and namespaces. The agent
+//! keeps nothing of its own: after a restart everything is derived again from source and kernel.
+#![forbid(unsafe_code)]
+
+pub mod actions;
+pub mod config;
+pub mod enrolment;
+pub mod membership;
+pub mod metrics;
+pub mod plugin;
+pub mod predicate;
+mod process;
+pub mod source;
+pub mod status;
+pub mod zds;
+
+pub use process::{RunError, run, run_with};

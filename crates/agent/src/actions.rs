@@ -1,0 +1,274 @@
+//! Carrying steps out in the kernel. Everything here blocks, for milliseconds.
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    fmt::Write as _,
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use ambit_netplan::{HostMember, HostSpec, RedirectionSpec};
+use ambit_sys::{
+    netns::Netns,
+    procfs::{self, Attribution, WantedPod},
+    redirection::{self, Applied, RedirectionError},
+};
+use ambit_zds::PodUid;
+
+use crate::enrolment::Wanted;
+
+/// What the agent does to the node and its pods. Tests put something else in its place.
+pub trait Actions: Send + Sync + 'static {
+    /// Finds the namespaces of running pods.
+    ///
+    /// # Errors
+    /// When the processes of the node cannot be listed.
+    fn scan(&self, wanted: &[Wanted]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
+    /// Opens the namespace at a path the plugin gave.
+    ///
+    /// # Errors
+    /// When there is none, or it is the node's own.
+    fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
+    /// Makes redirection stand.
+    ///
+    /// # Errors
+    /// When it does not.
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<(), ActionError>;
+    /// Takes redirection away, if there is any.
+    ///
+    /// # Errors
+    /// When something is left.
+    fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
+    /// Makes the node's probe rule stand, without touching its members.
+    ///
+    /// # Errors
+    /// When it does not.
+    fn ensure_host(&self) -> Result<(), ActionError>;
+    /// Exempts the probes of a pod.
+    ///
+    /// # Errors
+    /// When they are not.
+    fn upsert_probes(&self, uid: &str, addresses: &[IpAddr]) -> Result<(), ActionError>;
+    /// Ends the exemption of a pod's probes.
+    ///
+    /// # Errors
+    /// When it has not ended.
+    fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
+    /// Makes exactly these exempt.
+    ///
+    /// # Errors
+    /// When they are not.
+    fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError>;
+    /// Takes the node's probe rule away.
+    ///
+    /// # Errors
+    /// When it is left.
+    fn remove_host(&self) -> Result<(), ActionError>;
+}
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ActionError {
+    /// The list of processes.
+    #[error("cannot list the processes under {path}")]
+    Scan {
+        /// Where they are expected.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The namespace the plugin named.
+    #[error("cannot open the network namespace {path}")]
+    OpenNetns {
+        /// Its path on this side.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Capturing the node itself would cut it off.
+    #[error("{path} is the node's own network namespace, which is never captured")]
+    NodeNetns {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Redirection in a pod.
+    #[error("cannot {what} its redirection")]
+    Redirection {
+        /// Put or take away.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: RedirectionError,
+    },
+    /// The node's probe rule.
+    #[error("cannot {what} the exemption of probes on the node")]
+    Probes {
+        /// Put or take away.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: RedirectionError,
+    },
+}
+
+/// An error with all its causes, on one line.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        // Writing to a String does not fail.
+        let _ = write!(text, ": {source}");
+        cause = source.source();
+    }
+    text
+}
+
+/// The kernel itself.
+#[derive(Debug)]
+pub struct KernelActions {
+    /// Where the node's processes are seen.
+    pub proc: PathBuf,
+    /// How a process is recognised as a pod's.
+    pub attribution: Attribution,
+    /// Put before the paths of namespaces that the plugin names.
+    pub netns_prefix: PathBuf,
+    /// The node's namespace.
+    pub node: Netns,
+    /// The probe rule; `None` leaves the node's namespace alone.
+    pub host: Option<HostSpec>,
+}
+
+impl Actions for KernelActions {
+    fn scan(&self, wanted: &[Wanted]) -> Result<BTreeMap<PodUid, Netns>, ActionError> {
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|pod| WantedPod {
+                uid: pod.uid.to_string(),
+                alias: pod.cgroup_alias.clone(),
+                addresses: pod.addresses.clone(),
+            })
+            .collect();
+        let discovered =
+            procfs::discover(&self.proc, &self.attribution, &wanted).map_err(|source| {
+                ActionError::Scan {
+                    path: self.proc.clone(),
+                    source,
+                }
+            })?;
+        for rejected in discovered.rejected {
+            let why = with_causes(&rejected.why);
+            tracing::debug!(
+                uid = rejected.uid,
+                pid = rejected.pid,
+                why,
+                "not the pod's namespace"
+            );
+        }
+        let found = discovered.found.into_iter();
+        Ok(found
+            .filter(|(_, netns)| *netns != self.node)
+            .map(|(uid, netns)| (uid.into(), netns))
+            .collect())
+    }
+
+    fn open_netns(&self, path: &str) -> Result<Netns, ActionError> {
+        // `join` with an absolute path would drop the prefix.
+        let path = self
+            .netns_prefix
+            .join(Path::new(path.trim_start_matches('/')));
+        let netns = Netns::open(&path).map_err(|source| ActionError::OpenNetns {
+            path: path.clone(),
+            source,
+        })?;
+        let own = Netns::current().is_ok_and(|own| own == netns);
+        if own || netns == self.node {
+            return Err(ActionError::NodeNetns { path });
+        }
+        Ok(netns)
+    }
+
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<(), ActionError> {
+        let applied =
+            redirection::apply(netns, spec).map_err(|source| ActionError::Redirection {
+                what: "put in place",
+                source,
+            })?;
+        if let Applied::Repaired { what } = applied {
+            tracing::warn!(netns = netns.id().ino, %what, "redirection had drifted and is repaired");
+        }
+        Ok(())
+    }
+
+    fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {
+        let failed = |source| ActionError::Redirection {
+            what: "take away",
+            source,
+        };
+        // A namespace that was never touched is not to be touched now.
+        let drift = redirection::observe(netns, &RedirectionSpec::default()).map_err(failed)?;
+        if drift.nothing_found {
+            return Ok(());
+        }
+        redirection::release(netns).map_err(failed)
+    }
+
+    fn ensure_host(&self) -> Result<(), ActionError> {
+        let Some(spec) = &self.host else {
+            return Ok(());
+        };
+        redirection::host::ensure(&self.node, spec)
+            .map(drop)
+            .map_err(|source| ActionError::Probes {
+                what: "put in place",
+                source,
+            })
+    }
+
+    fn upsert_probes(&self, uid: &str, addresses: &[IpAddr]) -> Result<(), ActionError> {
+        let Some(spec) = &self.host else {
+            return Ok(());
+        };
+        redirection::host::upsert(&self.node, spec, uid, addresses).map_err(|source| {
+            ActionError::Probes {
+                what: "put in place",
+                source,
+            }
+        })
+    }
+
+    fn remove_probes(&self, uid: &str) -> Result<(), ActionError> {
+        let Some(spec) = &self.host else {
+            return Ok(());
+        };
+        redirection::host::remove_pod(&self.node, spec, uid).map_err(|source| ActionError::Probes {
+            what: "take away",
+            source,
+        })
+    }
+
+    fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError> {
+        let Some(spec) = &self.host else {
+            return Ok(());
+        };
+        let failed = |source| ActionError::Probes {
+            what: "put in place",
+            source,
+        };
+        redirection::host::ensure(&self.node, spec).map_err(failed)?;
+        redirection::host::set_members(&self.node, spec, members).map_err(failed)
+    }
+
+    fn remove_host(&self) -> Result<(), ActionError> {
+        if self.host.is_none() {
+            return Ok(());
+        }
+        redirection::host::remove(&self.node).map_err(|source| ActionError::Probes {
+            what: "take away",
+            source,
+        })
+    }
+}

@@ -1,0 +1,287 @@
+//! Settings of the agent: flags, or the environment variables of Istio's agent.
+
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
+
+use ambit_netplan::{Backend, HostSpec, RedirectionSpec};
+use ambit_sys::{netns::Netns, procfs::Attribution};
+use clap::{ArgAction, Parser, ValueEnum};
+
+use crate::{
+    actions::KernelActions,
+    enrolment::Settings,
+    predicate::{Enablement, EnablementSelector, SelectorError},
+};
+
+/// Environment variable of a pod's processes that holds the pod's uid, with `--discover environ`.
+pub const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
+
+/// The node agent of the Ambit mesh: captures the node's mesh pods and serves its node proxies.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "ambit-agent", version)]
+pub struct Args {
+    /// The node this agent runs on.
+    #[arg(long, env = "NODE_NAME")]
+    pub node: String,
+    /// Directory of manifests to read pods and namespaces from; may be repeated, later ones are laid
+    /// over earlier ones.
+    #[arg(long, value_name = "DIR", required = true)]
+    pub manifests: Vec<PathBuf>,
+    /// Where the pods' status is written, as manifests to lay over the pods' own.
+    #[arg(long, value_name = "DIR")]
+    pub status_dir: Option<PathBuf>,
+    /// Holds the socket for the CNI plugin.
+    #[arg(long, env = "CNI_AGENT_RUN_DIR", default_value = "/var/run/istio-cni")]
+    pub run_dir: PathBuf,
+    /// The socket that node proxies connect to.
+    #[arg(
+        long,
+        env = "ZTUNNEL_UDS_ADDRESS",
+        default_value = "/var/run/ztunnel/ztunnel.sock"
+    )]
+    pub zds_socket: PathBuf,
+    /// Where the node's processes are seen.
+    #[arg(long, env = "HOST_PROC", default_value = "/proc")]
+    pub host_proc: PathBuf,
+    /// Put before the paths of network namespaces that the plugin names (/host in a container).
+    #[arg(long, env = "HOST_PREFIX", default_value = "/")]
+    pub host_prefix: PathBuf,
+    /// The node's network namespace, if it is not that of this process.
+    #[arg(long, env = "HOST_NETNS")]
+    pub host_netns: Option<PathBuf>,
+    /// Take /proc/1's network namespace for the node's.
+    #[arg(long, env = "ALLOW_SWITCH_TO_HOST_NS", action = ArgAction::Set, default_value_t = false)]
+    pub allow_switch_to_host_ns: bool,
+    /// How the processes of running pods are recognised.
+    #[arg(long, env = "DISCOVER", value_enum, default_value_t = Discover::Cgroup)]
+    pub discover: Discover,
+    /// Where metrics are served; empty for nowhere.
+    #[arg(long, default_value = "0.0.0.0:15014")]
+    pub listen_metrics: String,
+    /// Where /healthz and /readyz are served; empty for nowhere.
+    #[arg(long, default_value = "0.0.0.0:8000")]
+    pub listen_health: String,
+    /// Namespaces kept out of the mesh, whatever their labels.
+    #[arg(long, env = "EXCLUDE_NAMESPACES", value_delimiter = ',')]
+    pub exclude_namespaces: Vec<String>,
+    /// Where node proxies run; they are never captured.
+    #[arg(long, env = "SYSTEM_NAMESPACE", default_value = "istio-system")]
+    pub system_namespace: String,
+    /// Who belongs to the mesh: a YAML list of {podSelector, namespaceSelector}.
+    #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", default_value = "")]
+    pub enablement_selector: String,
+    /// Send pods' DNS questions to the node proxy.
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", action = ArgAction::Set, default_value_t = false)]
+    pub dns_capture: bool,
+    /// Capture IPv6.
+    #[arg(long, env = "AMBIENT_IPV6", action = ArgAction::Set, default_value_t = true)]
+    pub ipv6: bool,
+    /// Exempt kubelet's probes with a rule in the node's namespace.
+    #[arg(long, env = "HOST_PROBE_RULE", action = ArgAction::Set, default_value_t = true)]
+    pub host_probe_rule: bool,
+    /// Only connections of this user count as kubelet's; otherwise those of any local socket.
+    #[arg(long, env = "KUBELET_UID")]
+    pub kubelet_uid: Option<u32>,
+    /// Source address of IPv4 probes.
+    #[arg(long, env = "HOST_PROBE_SNAT_IP", default_value_t = ambit_netplan::probes::V4)]
+    pub probe_v4: std::net::Ipv4Addr,
+    /// Source address of IPv6 probes.
+    #[arg(long, env = "HOST_PROBE_SNAT_IPV6", default_value_t = ambit_netplan::probes::V6)]
+    pub probe_v6: std::net::Ipv6Addr,
+    /// What carries redirection: auto, nftables, iptables-nft or iptables-legacy.
+    #[arg(long, env = "REDIRECTION_BACKEND", default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// Seconds between two comparisons of everything with the kernel.
+    #[arg(long, env = "RECONCILE_SECONDS", default_value_t = 30)]
+    pub reconcile_seconds: u64,
+    /// Take the node's probe rule away when ending.
+    #[arg(long, env = "AMBIENT_DISABLE_SAFE_UPGRADE", action = ArgAction::Set, default_value_t = false)]
+    pub clean_up_on_exit: bool,
+}
+
+/// How the processes of running pods are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Discover {
+    /// By the pod's uid in their cgroup.
+    Cgroup,
+    /// By the pod's uid in their environment variable `AMBIT_POD_UID`.
+    Environ,
+}
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not YAML, or not selectors.
+    #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
+    SelectorSyntax(String),
+    /// A selector that cannot be understood.
+    #[error("the enablement selector is wrong")]
+    Selector(#[from] SelectorError),
+    /// Not an address.
+    #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
+    Address {
+        /// What would be served there.
+        purpose: &'static str,
+        /// The text.
+        value: String,
+    },
+    /// The node's namespace.
+    #[error("cannot open the node's network namespace {path}")]
+    HostNetns {
+        /// Where it is expected.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Args {
+    /// What goes for every pod.
+    ///
+    /// # Errors
+    /// When the enablement selector is wrong.
+    pub fn settings(&self) -> Result<Settings, ConfigError> {
+        let selectors: Vec<EnablementSelector> = match self.enablement_selector.trim() {
+            "" => Vec::new(),
+            text => serde_saphyr::from_str(text)
+                .map_err(|error| ConfigError::SelectorSyntax(error.to_string()))?,
+        };
+        let excluded = self
+            .exclude_namespaces
+            .iter()
+            .map(|name| name.trim().to_owned());
+        let excluded = excluded.filter(|name| !name.is_empty());
+        Ok(Settings {
+            enablement: Enablement::new(selectors, excluded, self.system_namespace.clone())?,
+            redirection: RedirectionSpec {
+                ipv6: self.ipv6,
+                dns_capture: self.dns_capture,
+                probe_v4: self.probe_v4,
+                probe_v6: self.probe_v6,
+                backend: self.backend,
+                ..RedirectionSpec::default()
+            },
+        })
+    }
+
+    /// What carries steps out.
+    ///
+    /// # Errors
+    /// When the node's namespace cannot be opened.
+    pub fn actions(&self) -> Result<KernelActions, ConfigError> {
+        let path = match &self.host_netns {
+            Some(path) => path.clone(),
+            None if self.allow_switch_to_host_ns => self.host_proc.join("1/ns/net"),
+            None => "/proc/self/ns/net".into(),
+        };
+        let node = Netns::open(&path).map_err(|source| ConfigError::HostNetns { path, source })?;
+        Ok(KernelActions {
+            proc: self.host_proc.clone(),
+            attribution: match self.discover {
+                Discover::Cgroup => Attribution::Cgroup,
+                Discover::Environ => Attribution::Environ(POD_UID_VARIABLE.to_owned()),
+            },
+            netns_prefix: self.host_prefix.clone(),
+            node,
+            host: self.host_probe_rule.then(|| HostSpec {
+                ipv6: self.ipv6,
+                kubelet_uid: self.kubelet_uid,
+                probe_v4: self.probe_v4,
+                probe_v6: self.probe_v6,
+                backend: self.backend,
+                ..HostSpec::default()
+            }),
+        })
+    }
+
+    /// How often everything is compared with the kernel; at least once a second.
+    pub fn reconcile_every(&self) -> Duration {
+        Duration::from_secs(self.reconcile_seconds.max(1))
+    }
+
+    /// Where metrics, and where health is served.
+    ///
+    /// # Errors
+    /// When one is neither empty nor an address. `:8000` means every address.
+    pub fn listen(&self) -> Result<[Option<SocketAddr>; 2], ConfigError> {
+        Ok([
+            address("metrics", &self.listen_metrics)?,
+            address("health", &self.listen_health)?,
+        ])
+    }
+}
+
+fn address(purpose: &'static str, text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let full = if text.starts_with(':') {
+        format!("0.0.0.0{text}")
+    } else {
+        text.to_owned()
+    };
+    let bad = |_| ConfigError::Address {
+        purpose,
+        value: text.to_owned(),
+    };
+    full.parse().map(Some).map_err(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(more: &[&str]) -> Args {
+        let base = ["ambit-agent", "--node", "n1", "--manifests", "/x"];
+        Args::try_parse_from(base.iter().chain(more)).unwrap()
+    }
+
+    #[test]
+    fn the_usual_settings_are_those_of_the_contract() {
+        let args = args(&[]);
+        assert_eq!(args.run_dir, PathBuf::from("/var/run/istio-cni"));
+        assert_eq!(
+            args.zds_socket,
+            PathBuf::from("/var/run/ztunnel/ztunnel.sock")
+        );
+        let [metrics, health] = args.listen().unwrap();
+        assert_eq!(metrics, Some("0.0.0.0:15014".parse().unwrap()));
+        assert_eq!(health, Some("0.0.0.0:8000".parse().unwrap()));
+        assert!(args.settings().is_ok());
+    }
+
+    #[test]
+    fn selectors_are_read_as_yaml() {
+        let yaml = "- podSelector:\n    matchLabels: {a: b}\n- namespaceSelector: {}\n";
+        assert!(args(&["--enablement-selector", yaml]).settings().is_ok());
+        for wrong in [
+            "a: b",
+            "- podSelctor: {}",
+            "- [",
+            "- podSelector: {matchExpressions: [{key: a, operator: Gt}]}",
+        ] {
+            assert!(
+                args(&["--enablement-selector", wrong]).settings().is_err(),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_may_be_left_out_or_wrong() {
+        assert_eq!(args(&["--listen-metrics", ""]).listen().unwrap()[0], None);
+        let any = args(&["--listen-health", ":9"]).listen().unwrap()[1];
+        assert_eq!(any, Some("0.0.0.0:9".parse().unwrap()));
+        assert!(args(&["--listen-health", "nowhere"]).listen().is_err());
+    }
+
+    #[test]
+    fn excluded_namespaces_are_trimmed() {
+        let settings = args(&["--exclude-namespaces", " kube-system ,,other"])
+            .settings()
+            .unwrap();
+        assert!(settings.enablement.excludes("kube-system"));
+        assert!(settings.enablement.excludes("other"));
+        assert!(!settings.enablement.excludes(""));
+    }
+}

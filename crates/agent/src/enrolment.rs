@@ -1,0 +1,532 @@
+//! Which pods are to be captured, what stands for each, and what to do next. Pure.
+//!
+//! For every pod of the node the goal (in, out, gone) follows from labels and phase; what is known
+//! to stand is recorded; the next step is the first difference. One step a pod is under way at a
+//! time, and its outcome counts only for the namespace it was about. So every order of events ends
+//! in the same state: plugin before source, a new sandbox for the same uid, label on and off
+//! while steps run, restarts of agent or proxy.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Instant,
+};
+
+use ambit_model::{ArcStr, PodName};
+use ambit_netplan::RedirectionSpec;
+use ambit_zds::{PodUid, WorkloadInfo};
+
+use crate::{
+    predicate::Enablement,
+    source::{Labels, PodView, SourceEvent},
+};
+
+mod annotations;
+mod pod;
+mod requests;
+mod scan;
+
+use annotations::spec_of;
+use pod::{Busy, Goal, Next, Pod, Rules};
+use requests::{Parked, Requests};
+use scan::Scanning;
+
+pub use annotations::AnnotationError;
+pub use requests::{CniAdd, Reply, WhichPod};
+
+/// A call of the plugin that is to be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Tells an outcome's step from others of the same pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(u64);
+
+/// What the pod's annotation says of its capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// No annotation.
+    None,
+    /// Being captured, or its capture is in doubt.
+    Pending,
+    /// Captured.
+    Enabled,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event<N> {
+    /// The source told something.
+    Source(SourceEvent),
+    /// The plugin asks for a pod to be enrolled.
+    CniAdd(RequestId, CniAdd<N>),
+    /// The plugin asks whether a pod belongs to the mesh.
+    IsMember(RequestId, WhichPod),
+    /// A scan has ended, with what it found.
+    Scanned(BTreeMap<PodUid, N>),
+    /// A step has ended; the error is for people.
+    StepDone {
+        /// The pod.
+        uid: PodUid,
+        /// Which step.
+        id: StepId,
+        /// How it ended.
+        result: Result<(), String>,
+    },
+    /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
+    ProxySynced,
+    /// Compare everything with the kernel again. Sent regularly.
+    Reconcile,
+    /// Time has passed; see [`Enrolment::deadline`].
+    Tick,
+}
+
+/// What is to be done. Steps of different pods may run at once.
+#[derive(Debug, PartialEq)]
+pub enum Effect<N> {
+    /// Carry a step out, then report [`Event::StepDone`].
+    Step {
+        /// The pod.
+        uid: PodUid,
+        /// Comes back with the outcome.
+        id: StepId,
+        /// What to do.
+        step: Step<N>,
+    },
+    /// Look for these pods' namespaces, then report [`Event::Scanned`].
+    Scan(Vec<Wanted>),
+    /// Answer a call of the plugin.
+    Answer(RequestId, Reply),
+    /// This pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
+    Hold(PodUid),
+    /// All pods that were there at the start are known: proxies may be told.
+    OpenZds,
+    /// Which namespaces may have mesh pods has changed.
+    WriteMembership(BTreeMap<ArcStr, bool>),
+    /// The complete members of the node's probe set.
+    SetProbeMembers(Vec<(PodUid, IpAddr)>),
+    /// Status is to be left on no other pods than these.
+    PruneStatus(BTreeSet<PodName>),
+}
+
+/// One step for one pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step<N> {
+    /// Have the newest proxy serve the pod.
+    Announce {
+        /// Who it is.
+        info: WorkloadInfo,
+        /// Where.
+        netns: N,
+    },
+    /// Put the redirection in place, or see that it stands.
+    ApplyRules {
+        /// Where.
+        netns: N,
+        /// What.
+        spec: RedirectionSpec,
+    },
+    /// Exempt kubelet's probes of these addresses.
+    UpsertProbes {
+        /// The pod's addresses.
+        addresses: Vec<IpAddr>,
+    },
+    /// Write the pod's status, or remove it.
+    WriteStatus {
+        /// The pod's name.
+        pod: PodName,
+        /// What to write.
+        status: Status,
+    },
+    /// Take redirection away, if there is any; connections in the proxy go on.
+    ReleaseRules {
+        /// Where.
+        netns: N,
+    },
+    /// Have every proxy stop serving the pod.
+    Withdraw,
+    /// End the exemption of the pod's probes.
+    RemoveProbes,
+}
+
+/// A pod whose namespace is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The pod.
+    pub uid: PodUid,
+    /// What its cgroup is called if not by its uid.
+    pub cgroup_alias: Option<String>,
+    /// Addresses, one of which its namespace must have.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What goes for every pod.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Who belongs.
+    pub enablement: Enablement,
+    /// Redirection before annotations.
+    pub redirection: RedirectionSpec,
+}
+
+/// Numbers for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pods that belong to the mesh.
+    pub wanted: usize,
+    /// Pods captured.
+    pub captured: usize,
+    /// Pods whose last step failed.
+    pub failing: usize,
+}
+
+/// The pods of this node.
+#[derive(Debug)]
+pub struct Enrolment<N> {
+    settings: Settings,
+    namespaces: BTreeMap<ArcStr, Labels>,
+    pods: BTreeMap<PodUid, Pod<N>>,
+    requests: Requests<N>,
+    scanning: Scanning,
+    synced: bool,
+    next_step: u64,
+    membership: Option<BTreeMap<ArcStr, bool>>,
+}
+
+impl<N: Clone + PartialEq> Enrolment<N> {
+    /// Knows nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            namespaces: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            requests: Requests::default(),
+            scanning: Scanning::default(),
+            synced: false,
+            next_step: 0,
+            membership: None,
+        }
+    }
+
+    /// Whether everything that was there at the start is known.
+    pub fn is_ready(&self) -> bool {
+        self.scanning.initial_done()
+    }
+
+    /// How pods stand.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for pod in self.pods.values() {
+            let Ok(goal) = self.goal(pod) else {
+                counts.wanted += 1;
+                counts.failing += 1;
+                continue;
+            };
+            counts.wanted += usize::from(matches!(goal, Goal::In(_)));
+            counts.captured += usize::from(pod.is_captured(&goal));
+            counts.failing += usize::from(pod.failure.is_some());
+        }
+        counts
+    }
+
+    /// When [`Event::Tick`] is wanted.
+    pub fn deadline(&self) -> Option<Instant> {
+        let pods = self.pods.values().filter_map(Pod::deadline);
+        pods.chain(self.requests.deadline())
+            .chain(self.scanning.deadline())
+            .min()
+    }
+
+    /// Takes one event.
+    pub fn on_event(&mut self, event: Event<N>, now: Instant) -> Vec<Effect<N>> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Source(event) => self.on_source(event, now, &mut effects),
+            Event::CniAdd(request, add) => self.on_cni_add(request, add, now, &mut effects),
+            Event::IsMember(request, which) => {
+                self.park(request, Parked::IsMember(which), now, &mut effects);
+            }
+            Event::Scanned(found) => self.on_scanned(found, now, &mut effects),
+            Event::StepDone { uid, id, result } => {
+                self.on_step_done(&uid, id, result, now, &mut effects);
+            }
+            Event::ProxySynced => {
+                for uid in self.uids() {
+                    if let Some(failure) = self.pods.get_mut(&uid).and_then(|p| p.failure.as_mut())
+                    {
+                        failure.retry_at = now;
+                    }
+                    self.advance(&uid, now, &mut effects);
+                }
+            }
+            Event::Reconcile => self.on_reconcile(now, &mut effects),
+            Event::Tick => self.on_tick(now, &mut effects),
+        }
+        effects
+    }
+
+    fn uids(&self) -> Vec<PodUid> {
+        self.pods.keys().cloned().collect()
+    }
+
+    fn on_source(&mut self, event: SourceEvent, now: Instant, effects: &mut Vec<Effect<N>>) {
+        match event {
+            SourceEvent::Pod(view) => {
+                let uid = view.uid.clone();
+                self.update_pod(view);
+                self.advance(&uid, now, effects);
+            }
+            SourceEvent::PodGone(uid) => {
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.gone = true;
+                    pod.failure = None;
+                }
+                self.advance(&uid, now, effects);
+            }
+            SourceEvent::Namespace(name, labels) => {
+                self.namespaces.insert(name.clone(), labels);
+                self.advance_namespace(&name, now, effects);
+            }
+            SourceEvent::NamespaceGone(name) => {
+                self.namespaces.remove(&name);
+                self.advance_namespace(&name, now, effects);
+            }
+            SourceEvent::Synced => {
+                self.synced = true;
+                self.scanning.want(now);
+            }
+        }
+        if self.synced {
+            self.write_membership(effects);
+            self.settle_parked(now, effects);
+            self.scan_if_due(now, effects);
+        }
+    }
+
+    fn update_pod(&mut self, view: PodView) {
+        let Some(pod) = self.pods.get_mut(&view.uid) else {
+            self.pods
+                .insert(view.uid.clone(), Pod::new(view, !self.synced));
+            return;
+        };
+        pod.gone = false;
+        // An ended pod loses its addresses in its status; what we know is needed to the end.
+        if !view.addresses.is_empty() && view.addresses != pod.view.addresses {
+            pod.addresses.clone_from(&view.addresses);
+            self.scanning.hasten();
+        }
+        pod.view = view;
+    }
+
+    fn advance_namespace(&mut self, name: &str, now: Instant, effects: &mut Vec<Effect<N>>) {
+        for uid in self.uids() {
+            if self
+                .pods
+                .get(&uid)
+                .is_some_and(|pod| *pod.view.name.namespace == *name)
+            {
+                self.advance(&uid, now, effects);
+            }
+        }
+    }
+
+    fn goal(&self, pod: &Pod<N>) -> Result<Goal, AnnotationError> {
+        if pod.gone || pod.view.terminal {
+            return Ok(Goal::Gone);
+        }
+        if !self.belongs(&pod.view) {
+            return Ok(Goal::Out);
+        }
+        spec_of(&self.settings.redirection, &pod.view.annotations).map(Goal::In)
+    }
+
+    /// A namespace that is not known has no labels: only the pod's own can make it belong.
+    fn belongs(&self, view: &PodView) -> bool {
+        let none = Labels::new();
+        let labels = self.namespaces.get(&view.name.namespace).unwrap_or(&none);
+        self.settings.enablement.includes(view, labels)
+    }
+
+    /// Starts the pod's next step, if it may.
+    fn advance(&mut self, uid: &PodUid, now: Instant, effects: &mut Vec<Effect<N>>) {
+        // Before everything is known, a missing label may be that of a namespace still to come, and
+        // a pod that seems untouched may be one that an agent before us has captured.
+        if !self.scanning.initial_done() {
+            return;
+        }
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
+        if pod.busy.is_some() {
+            return;
+        }
+        let goal = match self.goal(pod) {
+            Ok(goal) => goal,
+            Err(error) => {
+                let text = format!("pod {}: {error}", pod.view.name);
+                self.answer_waiters(uid, &Reply::Refused(text), effects);
+                return;
+            }
+        };
+        if pod.is_captured(&goal) {
+            self.answer_waiters(uid, &Reply::Done, effects);
+        } else if !matches!(goal, Goal::In(_)) {
+            let text = format!(
+                "pod {} does not belong to the mesh (any more)",
+                pod.view.name
+            );
+            self.answer_waiters(uid, &Reply::Refused(text), effects);
+        }
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
+        match pod.next(&goal, now) {
+            Next::Step(step) => {
+                let id = StepId(self.next_step);
+                self.next_step += 1;
+                pod.busy = Some(Busy {
+                    id,
+                    step: step.clone(),
+                });
+                effects.push(Effect::Step {
+                    uid: uid.clone(),
+                    id,
+                    step,
+                });
+            }
+            Next::NeedNetns if !pod.addresses.is_empty() => self.scanning.want_missing(now),
+            // Not started yet: the plugin will bring it.
+            Next::NeedNetns | Next::Wait => {}
+            Next::Settled => match goal {
+                Goal::In(_) => {}
+                // Its descriptor is not needed any more.
+                Goal::Out => pod.forget_netns(),
+                Goal::Gone if pod.gone => {
+                    self.pods.remove(uid);
+                }
+                Goal::Gone => pod.forget_netns(),
+            },
+        }
+    }
+
+    fn on_step_done(
+        &mut self,
+        uid: &PodUid,
+        id: StepId,
+        result: Result<(), String>,
+        now: Instant,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let Some(busy) = pod.busy.take_if(|busy| busy.id == id) else {
+            return;
+        };
+        match result {
+            Ok(()) => pod.done(busy.step, now),
+            Err(text) => {
+                let text = format!("pod {}: {text}", pod.view.name);
+                let stale = match &busy.step {
+                    Step::Announce { netns, .. }
+                    | Step::ApplyRules { netns, .. }
+                    | Step::ReleaseRules { netns } => pod.netns.as_ref() != Some(netns),
+                    _ => false,
+                };
+                if !stale {
+                    pod.failed(&busy.step, now);
+                    let waited = !pod.waiters.is_empty();
+                    let reply = match busy.step {
+                        Step::Announce { .. } => Reply::TryLater(text),
+                        _ => Reply::Failed(text),
+                    };
+                    self.answer_waiters(uid, &reply, effects);
+                    if waited && let Some(pod) = self.pods.get_mut(uid) {
+                        // The runtime tears the sandbox down and makes a new one.
+                        pod.forget_netns();
+                        pod.failure = None;
+                    }
+                }
+            }
+        }
+        self.advance(uid, now, effects);
+        self.scan_if_due(now, effects);
+    }
+
+    fn on_reconcile(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
+        if !self.is_ready() {
+            return;
+        }
+        for uid in self.uids() {
+            if let Some(pod) = self.pods.get_mut(&uid)
+                && matches!(pod.rules, Rules::Applied(_))
+            {
+                pod.rules = Rules::Unknown;
+            }
+            self.advance(&uid, now, effects);
+        }
+        self.scanning.want(now);
+        self.scan_if_due(now, effects);
+        self.set_probe_members(effects);
+    }
+
+    /// Removes what no pod of ours has, once the addresses of all are known.
+    fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
+        let captured: Vec<_> = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.probes.is_some() || matches!(self.goal(pod), Ok(Goal::In(_))))
+            .collect();
+        if captured
+            .iter()
+            .any(|(_, pod)| pod.addresses.is_empty() || pod.busy.is_some())
+        {
+            return;
+        }
+        let members = captured
+            .into_iter()
+            .filter(|(_, pod)| pod.probes.is_some())
+            .flat_map(|(uid, pod)| pod.addresses.iter().map(|ip| (uid.clone(), *ip)))
+            .collect();
+        effects.push(Effect::SetProbeMembers(members));
+    }
+
+    fn on_tick(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
+        for uid in self.uids() {
+            let deadline = self.pods.get(&uid).and_then(Pod::deadline);
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                self.advance(&uid, now, effects);
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.forget_elapsed(now);
+                }
+            }
+        }
+        if self.synced {
+            self.settle_parked(now, effects);
+            self.scan_if_due(now, effects);
+        } else {
+            self.expire_parked(now, effects);
+        }
+    }
+
+    fn write_membership(&mut self, effects: &mut Vec<Effect<N>>) {
+        let enablement = &self.settings.enablement;
+        let mut membership: BTreeMap<ArcStr, bool> = self
+            .namespaces
+            .iter()
+            .map(|(name, labels)| (name.clone(), enablement.includes_namespace(name, labels)))
+            .collect();
+        for pod in self.pods.values().filter(|pod| !pod.gone) {
+            if self.belongs(&pod.view) {
+                membership.insert(pod.view.name.namespace.clone(), true);
+            }
+        }
+        if self.membership.as_ref() != Some(&membership) {
+            self.membership = Some(membership.clone());
+            effects.push(Effect::WriteMembership(membership));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

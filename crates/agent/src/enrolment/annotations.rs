@@ -1,0 +1,87 @@
+//! What a pod's annotations change about its redirection.
+
+use ambit_netplan::{RedirectionSpec, SpecError};
+
+use crate::source::Labels;
+
+/// Annotation: leave plaintext from outside alone.
+const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
+/// Annotation: answer the pod's DNS questions in the proxy, or not.
+const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
+/// Annotation: interfaces whose arriving connections count as the pod's own.
+const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+
+/// An annotation that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[error("its annotations ask for impossible redirection: {0}")]
+pub struct AnnotationError(#[from] SpecError);
+
+/// `usual`, with what the annotations say of this pod.
+pub(super) fn spec_of(
+    usual: &RedirectionSpec,
+    annotations: &Labels,
+) -> Result<RedirectionSpec, AnnotationError> {
+    let flag = |name| annotations.get(name).and_then(|text| boolean(text));
+    let mut spec = usual.clone();
+    if let Some(bypass) = flag(BYPASS_INBOUND) {
+        spec.ingress_bypass = bypass;
+    }
+    if let Some(capture) = flag(DNS_CAPTURE) {
+        spec.dns_capture = capture;
+    }
+    if let Some(list) = annotations.get(VIRTUAL_INTERFACES) {
+        let names = list
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
+        spec.virtual_interfaces = names.map(str::to_owned).collect();
+    }
+    spec.validate()?;
+    Ok(spec)
+}
+
+/// As Go reads booleans; anything else counts as not said.
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(pairs: &[(&str, &str)]) -> Result<RedirectionSpec, AnnotationError> {
+        let pairs = pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
+        spec_of(&RedirectionSpec::default(), &pairs)
+    }
+
+    #[test]
+    fn annotations_override_the_settings_of_the_mesh() {
+        let spec = spec(&[
+            (BYPASS_INBOUND, "true"),
+            (DNS_CAPTURE, "1"),
+            (VIRTUAL_INTERFACES, " k6t-net0, docker0,,"),
+        ])
+        .unwrap();
+        assert!(spec.ingress_bypass && spec.dns_capture);
+        assert_eq!(spec.virtual_interfaces, ["k6t-net0", "docker0"]);
+    }
+
+    #[test]
+    fn what_is_no_boolean_says_nothing() {
+        let spec = spec(&[(BYPASS_INBOUND, "yes"), (DNS_CAPTURE, "")]).unwrap();
+        assert_eq!(spec, RedirectionSpec::default());
+    }
+
+    #[test]
+    fn what_is_no_interface_is_an_error_that_names_it() {
+        let error = spec(&[(VIRTUAL_INTERFACES, "a b")]).unwrap_err();
+        assert!(error.to_string().contains("a b"));
+    }
+}

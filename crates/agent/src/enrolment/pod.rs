@@ -1,0 +1,331 @@
+//! One pod: what is known to stand for it, and which step comes next.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use ambit_netplan::RedirectionSpec;
+use ambit_zds::WorkloadInfo;
+
+use super::{RequestId, Status, Step, StepId};
+use crate::source::PodView;
+
+/// First and longest wait after a failed step.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+
+/// After the redirection of a pod that leaves the mesh is gone, its listeners stand this long: other
+/// proxies have yet to learn that the pod takes no HBONE any more.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// What is wanted for a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Goal {
+    /// Captured, with this redirection.
+    In(RedirectionSpec),
+    /// Running and not captured.
+    Out,
+    /// Ended or deleted: its namespace goes, and everything in it.
+    Gone,
+}
+
+/// Redirection as far as known.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Rules {
+    /// Somebody may have put some there: an agent before us, or nobody has looked for a while.
+    Unknown,
+    None,
+    Applied(RedirectionSpec),
+}
+
+/// A step under way.
+#[derive(Clone, Debug)]
+pub(super) struct Busy<N> {
+    pub(super) id: StepId,
+    pub(super) step: Step<N>,
+}
+
+/// The last step failed.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) retry_at: Instant,
+    pub(super) delay: Duration,
+    /// The pod's status has been told of it, or could not be.
+    pub(super) told: bool,
+}
+
+/// What is to happen next.
+#[derive(Debug)]
+pub(super) enum Next<N> {
+    Step(Step<N>),
+    /// The namespace has to be found first.
+    NeedNetns,
+    /// Nothing yet; see [`Pod::deadline`].
+    Wait,
+    Settled,
+}
+
+#[derive(Debug)]
+pub(super) struct Pod<N> {
+    pub(super) view: PodView,
+    pub(super) gone: bool,
+    /// From the plugin, until the pod's status says otherwise.
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) netns: Option<N>,
+    /// When `netns` was learned, so that an older scan does not overrule it.
+    pub(super) netns_since: Option<Instant>,
+    /// Another namespace that a scan has seen once.
+    pub(super) suspect: Option<N>,
+    pub(super) announced: Option<WorkloadInfo>,
+    pub(super) rules: Rules,
+    pub(super) probes: Option<Vec<IpAddr>>,
+    /// `None`: not known.
+    pub(super) status: Option<Status>,
+    pub(super) busy: Option<Busy<N>>,
+    pub(super) failure: Option<Failure>,
+    pub(super) linger_until: Option<Instant>,
+    /// Plugin calls that wait for this pod.
+    pub(super) waiters: Vec<RequestId>,
+}
+
+impl<N: Clone + PartialEq> Pod<N> {
+    /// `rules` and `status` are unknown for pods that were there before us.
+    pub(super) fn new(view: PodView, was_there: bool) -> Self {
+        Self {
+            addresses: view.addresses.clone(),
+            view,
+            gone: false,
+            netns: None,
+            netns_since: None,
+            suspect: None,
+            announced: None,
+            rules: if was_there {
+                Rules::Unknown
+            } else {
+                Rules::None
+            },
+            probes: None,
+            status: (!was_there).then_some(Status::None),
+            busy: None,
+            failure: None,
+            linger_until: None,
+            waiters: Vec::new(),
+        }
+    }
+
+    pub(super) fn info(&self) -> WorkloadInfo {
+        WorkloadInfo {
+            pod: self.view.name.clone(),
+            addresses: self.addresses.clone(),
+        }
+    }
+
+    /// The pod lives in this namespace. Nothing that stood in another one counts.
+    pub(super) fn set_netns(&mut self, netns: N, now: Instant) {
+        self.suspect = None;
+        if self.netns.as_ref() == Some(&netns) {
+            return;
+        }
+        self.forget_netns();
+        // It may be one that an agent before us has filled.
+        self.rules = Rules::Unknown;
+        self.netns = Some(netns);
+        self.netns_since = Some(now);
+        self.failure = None;
+    }
+
+    pub(super) fn forget_netns(&mut self) {
+        self.netns = None;
+        self.netns_since = None;
+        self.announced = None;
+        self.rules = Rules::None;
+        self.linger_until = None;
+    }
+
+    /// Whether redirection, listeners and probe exemption stand as `goal` has them.
+    pub(super) fn is_captured(&self, goal: &Goal) -> bool {
+        let Goal::In(spec) = goal else { return false };
+        self.announced.as_ref() == Some(&self.info())
+            && self.rules == Rules::Applied(spec.clone())
+            && (self.addresses.is_empty() || self.probes.as_ref() == Some(&self.addresses))
+    }
+
+    /// The next step towards `goal`, if no step is under way.
+    pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
+        if let Some(failure) = &self.failure {
+            // A pod whose capture is in doubt must not be called captured meanwhile.
+            let told = failure.told || matches!(self.status, Some(Status::Pending | Status::None));
+            if matches!(goal, Goal::In(_)) && !told && self.netns.is_some() {
+                return Next::Step(self.write_status(Status::Pending));
+            }
+            if failure.retry_at > now {
+                return Next::Wait;
+            }
+        }
+        match goal {
+            Goal::In(spec) => self.next_in(spec, goal),
+            Goal::Out => self.next_out(now),
+            Goal::Gone => self.next_gone(),
+        }
+    }
+
+    /// Listeners stand before rules.
+    fn next_in(&self, spec: &RedirectionSpec, goal: &Goal) -> Next<N> {
+        let Some(netns) = self.netns.clone() else {
+            return Next::NeedNetns;
+        };
+        let info = self.info();
+        if self.announced.as_ref() != Some(&info) {
+            return Next::Step(Step::Announce { info, netns });
+        }
+        if self.rules != Rules::Applied(spec.clone()) {
+            return Next::Step(Step::ApplyRules {
+                netns,
+                spec: spec.clone(),
+            });
+        }
+        if !self.is_captured(goal) {
+            return Next::Step(Step::UpsertProbes {
+                addresses: self.addresses.clone(),
+            });
+        }
+        if self.status != Some(Status::Enabled) {
+            return Next::Step(self.write_status(Status::Enabled));
+        }
+        Next::Settled
+    }
+
+    /// Rules go before listeners.
+    fn next_out(&self, now: Instant) -> Next<N> {
+        if let (Some(netns), true) = (&self.netns, self.rules != Rules::None) {
+            return Next::Step(Step::ReleaseRules {
+                netns: netns.clone(),
+            });
+        }
+        if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
+            return Next::Step(self.write_status(Status::None));
+        }
+        if self.announced.is_some() {
+            return match self.linger_until {
+                Some(until) if until > now => Next::Wait,
+                _ => Next::Step(Step::Withdraw),
+            };
+        }
+        self.next_probes_gone()
+    }
+
+    fn next_gone(&self) -> Next<N> {
+        if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
+            return Next::Step(self.write_status(Status::None));
+        }
+        if self.announced.is_some() {
+            return Next::Step(Step::Withdraw);
+        }
+        self.next_probes_gone()
+    }
+
+    fn next_probes_gone(&self) -> Next<N> {
+        if self.probes.is_some() {
+            Next::Step(Step::RemoveProbes)
+        } else {
+            Next::Settled
+        }
+    }
+
+    fn write_status(&self, status: Status) -> Step<N> {
+        Step::WriteStatus {
+            pod: self.view.name.clone(),
+            status,
+        }
+    }
+
+    /// When [`Self::next`] may say something else without anything having happened.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.busy.is_some() {
+            return None;
+        }
+        let retry = self.failure.as_ref().map(|failure| failure.retry_at);
+        retry.into_iter().chain(self.linger_until).min()
+    }
+
+    /// Forgets times that have passed and led to nothing, so that they are not waited for again.
+    pub(super) fn forget_elapsed(&mut self, now: Instant) {
+        if self.busy.is_none() {
+            self.failure.take_if(|failure| failure.retry_at <= now);
+            self.linger_until.take_if(|until| *until <= now);
+        }
+    }
+
+    /// A step has succeeded.
+    pub(super) fn done(&mut self, step: Step<N>, now: Instant) {
+        match (&step, &mut self.failure) {
+            (
+                Step::WriteStatus {
+                    status: Status::Pending,
+                    ..
+                },
+                Some(failure),
+            ) => {
+                failure.told = true;
+            }
+            (_, failure) => *failure = None,
+        }
+        match step {
+            Step::Announce { info, netns } => {
+                if self.netns.as_ref() == Some(&netns) {
+                    self.announced = Some(info);
+                    self.linger_until = None;
+                }
+            }
+            Step::ApplyRules { netns, spec } => {
+                if self.netns.as_ref() == Some(&netns) {
+                    self.rules = Rules::Applied(spec);
+                }
+            }
+            Step::ReleaseRules { netns } => {
+                if self.netns.as_ref() == Some(&netns) {
+                    self.rules = Rules::None;
+                    self.linger_until = self.announced.as_ref().map(|_| now + LINGER);
+                }
+            }
+            Step::UpsertProbes { addresses } => self.probes = Some(addresses),
+            Step::RemoveProbes => self.probes = None,
+            Step::WriteStatus { status, .. } => self.status = Some(status),
+            Step::Withdraw => {
+                self.announced = None;
+                self.linger_until = None;
+            }
+        }
+    }
+
+    /// A step has failed; it is tried again later, each time later than before.
+    pub(super) fn failed(&mut self, step: &Step<N>, now: Instant) {
+        // What failed half way is not known any more.
+        match step {
+            Step::ApplyRules { .. } | Step::ReleaseRules { .. } => self.rules = Rules::Unknown,
+            Step::UpsertProbes { .. } => self.probes = Some(Vec::new()),
+            Step::WriteStatus {
+                status: Status::Pending,
+                ..
+            } => {
+                if let Some(failure) = &mut self.failure {
+                    failure.told = true;
+                    return;
+                }
+            }
+            Step::Announce { .. }
+            | Step::RemoveProbes
+            | Step::Withdraw
+            | Step::WriteStatus { .. } => {}
+        }
+        let delay = self
+            .failure
+            .as_ref()
+            .map_or(RETRY.0, |last| (last.delay * 2).min(RETRY.1));
+        self.failure = Some(Failure {
+            retry_at: now + delay,
+            delay,
+            told: false,
+        });
+    }
+}

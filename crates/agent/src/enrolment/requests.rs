@@ -1,0 +1,231 @@
+//! Calls of the plugin: waiting for the pod to be known, and for its capture to stand.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use ambit_model::ArcStr;
+use ambit_zds::PodUid;
+
+use super::{Effect, Enrolment, Goal, RequestId};
+
+/// How long a call waits for its pod to be told by the source. Less than the five seconds after
+/// which an Istio plugin hangs up.
+const KNOWN_WITHIN: Duration = Duration::from_secs(4);
+
+/// Calls that wait at once; kubelet starts far fewer pods in parallel.
+const MAX_PARKED: usize = 1024;
+
+/// A pod as the runtime names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WhichPod {
+    /// Its namespace.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+    /// Its uid, if the runtime told.
+    pub uid: Option<PodUid>,
+}
+
+/// A pod that is being started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CniAdd<N> {
+    /// Which.
+    pub pod: WhichPod,
+    /// Its network namespace.
+    pub netns: N,
+    /// Its addresses, as the plugins before gave them; may be empty.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How a call ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Redirection, listeners and probe exemption stand.
+    Done,
+    /// The pod belongs to the mesh, or does not.
+    Member(bool),
+    /// Cannot be done now; a little later it may.
+    TryLater(String),
+    /// A step failed.
+    Failed(String),
+    /// It is not to be done.
+    Refused(String),
+}
+
+/// A call that waits for its pod to be known.
+#[derive(Clone, Debug)]
+pub(super) enum Parked<N> {
+    CniAdd(CniAdd<N>),
+    IsMember(WhichPod),
+}
+
+impl<N> Parked<N> {
+    fn which(&self) -> &WhichPod {
+        match self {
+            Self::CniAdd(add) => &add.pod,
+            Self::IsMember(which) => which,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Requests<N> {
+    parked: Vec<(RequestId, Instant, Parked<N>)>,
+}
+
+impl<N> Default for Requests<N> {
+    fn default() -> Self {
+        Self { parked: Vec::new() }
+    }
+}
+
+impl<N> Requests<N> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.parked.iter().map(|(_, until, _)| *until).min()
+    }
+}
+
+impl<N: Clone + PartialEq> Enrolment<N> {
+    pub(super) fn on_cni_add(
+        &mut self,
+        request: RequestId,
+        add: CniAdd<N>,
+        now: Instant,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        self.park(request, Parked::CniAdd(add), now, effects);
+    }
+
+    pub(super) fn park(
+        &mut self,
+        request: RequestId,
+        call: Parked<N>,
+        now: Instant,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        if self.requests.parked.len() >= MAX_PARKED {
+            let text = "too many calls wait already".to_owned();
+            effects.push(Effect::Answer(request, Reply::TryLater(text)));
+            return;
+        }
+        self.requests
+            .parked
+            .push((request, now + KNOWN_WITHIN, call));
+        self.settle_parked(now, effects);
+    }
+
+    /// Takes up the calls whose pod is known by now, and ends those that waited too long.
+    pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
+        if self.synced {
+            for (request, until, call) in std::mem::take(&mut self.requests.parked) {
+                match self.find(call.which()) {
+                    Some(uid) => self.take_up(request, &uid, call, now, effects),
+                    None => self.requests.parked.push((request, until, call)),
+                }
+            }
+        }
+        self.expire_parked(now, effects);
+    }
+
+    pub(super) fn expire_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
+        for (request, until, call) in std::mem::take(&mut self.requests.parked) {
+            if until > now {
+                self.requests.parked.push((request, until, call));
+                continue;
+            }
+            let WhichPod {
+                namespace, name, ..
+            } = call.which();
+            let reply = match &call {
+                // Its labels may bring it in, but then it is captured when they become known;
+                // pods outside the mesh must not wait.
+                Parked::IsMember(_) if self.is_outside(namespace) => Reply::Member(false),
+                _ if self.synced => Reply::TryLater(format!(
+                    "pod {namespace}/{name} is not known on this node after {KNOWN_WITHIN:?}"
+                )),
+                _ => Reply::TryLater("the agent does not know the node's pods yet".to_owned()),
+            };
+            effects.push(Effect::Answer(request, reply));
+        }
+    }
+
+    fn is_outside(&self, namespace: &str) -> bool {
+        let known = self
+            .membership
+            .as_ref()
+            .and_then(|known| known.get(namespace));
+        self.synced && known == Some(&false)
+    }
+
+    fn find(&self, which: &WhichPod) -> Option<PodUid> {
+        self.pods
+            .iter()
+            .filter(|(_, pod)| !pod.gone)
+            .find(|(uid, pod)| {
+                pod.view.name.name == which.name
+                    && pod.view.name.namespace == which.namespace
+                    // Another uid: the source still tells of the pod before of the same name.
+                    && which.uid.as_ref().is_none_or(|wanted| wanted == *uid)
+            })
+            .map(|(uid, _)| uid.clone())
+    }
+
+    fn take_up(
+        &mut self,
+        request: RequestId,
+        uid: &PodUid,
+        call: Parked<N>,
+        now: Instant,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        let Some(pod) = self.pods.get(uid) else {
+            return;
+        };
+        let member = self.belongs(&pod.view);
+        let refused = |text: String| Effect::Answer(request, Reply::Refused(text));
+        match (call, self.goal(pod)) {
+            (Parked::IsMember(_), _) => {
+                effects.push(Effect::Answer(request, Reply::Member(member)));
+            }
+            (Parked::CniAdd(_), Err(error)) => {
+                effects.push(refused(format!("pod {}: {error}", pod.view.name)));
+            }
+            (Parked::CniAdd(_), Ok(Goal::Out | Goal::Gone)) => {
+                effects.push(refused(format!(
+                    "pod {} is not one to be captured: its labels or its phase say otherwise",
+                    pod.view.name
+                )));
+            }
+            (Parked::CniAdd(add), Ok(Goal::In(_))) => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.set_netns(add.netns, now);
+                    if !add.addresses.is_empty() {
+                        pod.addresses = add.addresses;
+                    }
+                    pod.failure = None;
+                    pod.waiters.push(request);
+                }
+                self.advance(uid, now, effects);
+            }
+        }
+    }
+
+    pub(super) fn answer_waiters(
+        &mut self,
+        uid: &PodUid,
+        reply: &Reply,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        let Some(pod) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let waiters = std::mem::take(&mut pod.waiters);
+        effects.extend(
+            waiters
+                .into_iter()
+                .map(|request| Effect::Answer(request, reply.clone())),
+        );
+    }
+}

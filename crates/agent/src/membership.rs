@@ -1,0 +1,55 @@
+//! The file that lets the plugin decide about pods outside the mesh while the agent is away.
+//!
+//! `membership.json` in the run directory: `{"version":1,"namespaces":{"<name>":<may have mesh
+//! pods>}}`. Written whole and renamed into place.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use ambit_model::ArcStr;
+use serde::Serialize;
+
+/// The file's name in the run directory.
+pub const FILE: &str = "membership.json";
+
+#[derive(Serialize)]
+struct Snapshot<'a> {
+    version: u32,
+    namespaces: BTreeMap<&'a str, bool>,
+}
+
+/// Writes the file. Blocks.
+///
+/// # Errors
+/// When the directory cannot be written.
+pub fn write(run_dir: &Path, namespaces: &BTreeMap<ArcStr, bool>) -> io::Result<()> {
+    let namespaces = namespaces
+        .iter()
+        .map(|(name, mesh)| (name.as_str(), *mesh))
+        .collect();
+    let text = serde_json::to_vec(&Snapshot {
+        version: 1,
+        namespaces,
+    })?;
+    let temporary = run_dir.join(format!("{FILE}.tmp"));
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, run_dir.join(FILE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_what_the_plugin_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            &BTreeMap::from([("a".into(), true), ("b".into(), false)]),
+        )
+        .unwrap();
+        assert_eq!(
+            fs::read_to_string(dir.path().join(FILE)).unwrap(),
+            r#"{"version":1,"namespaces":{"a":true,"b":false}}"#
+        );
+    }
+}

@@ -1,0 +1,131 @@
+//! The agent's metrics. Names that Istio's agent has too are the same.
+
+use ambit_zds::PodUid;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::{enrolment::Counts, source::SourceEvent};
+
+/// Labels of `istio_cni_plugin_requests_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ResponseCode {
+    /// The HTTP status.
+    pub response_code: u16,
+}
+
+/// Labels of `nodeagent_reconcile_events_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct EventType {
+    /// `update` or `delete`, of pods and namespaces.
+    pub r#type: &'static str,
+}
+
+/// Labels of `ambit_agent_steps_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StepOutcome {
+    /// Which step.
+    pub step: &'static str,
+    /// `ok` or `failed`.
+    pub result: &'static str,
+}
+
+/// Every metric of the agent.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Calls of the plugin.
+    pub plugin_requests: Family<ResponseCode, Counter>,
+    /// Events of the source.
+    pub reconcile_events: Family<EventType, Counter>,
+    /// Proxies connected.
+    pub proxies: Gauge,
+    /// Steps carried out.
+    pub steps: Family<StepOutcome, Counter>,
+    /// How long calls of the plugin took that ended with the pod captured, in seconds.
+    pub enrolment_seconds: Histogram,
+    wanted: Gauge,
+    captured: Gauge,
+    failing: Gauge,
+}
+
+impl Metrics {
+    /// Registers all of them.
+    pub fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            plugin_requests: Family::default(),
+            reconcile_events: Family::default(),
+            proxies: Gauge::default(),
+            steps: Family::default(),
+            enrolment_seconds: Histogram::new([
+                0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+            ]),
+            wanted: Gauge::default(),
+            captured: Gauge::default(),
+            failing: Gauge::default(),
+        };
+        let m = metrics.clone();
+        registry.register(
+            "istio_cni_plugin_requests",
+            "Calls of the plugin",
+            m.plugin_requests,
+        );
+        registry.register(
+            "nodeagent_reconcile_events",
+            "Events taken",
+            m.reconcile_events,
+        );
+        registry.register("ztunnel_connected", "Node proxies connected", m.proxies);
+        registry.register("ambit_agent_steps", "Enrolment steps carried out", m.steps);
+        registry.register(
+            "ambit_agent_enrolment_seconds",
+            "Duration of plugin calls that ended with the pod captured",
+            m.enrolment_seconds,
+        );
+        registry.register(
+            "ambit_agent_pods_wanted",
+            "Pods of the mesh on this node",
+            m.wanted,
+        );
+        registry.register("ambit_agent_pods_captured", "Pods captured", m.captured);
+        registry.register(
+            "ambit_agent_pods_failing",
+            "Pods whose last step failed",
+            m.failing,
+        );
+        metrics
+    }
+
+    /// Sets the gauges of pods.
+    pub fn set_counts(&self, counts: Counts) {
+        let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        self.wanted.set(number(counts.wanted));
+        self.captured.set(number(counts.captured));
+        self.failing.set(number(counts.failing));
+    }
+
+    /// Counts an event of the source.
+    pub fn count_event(&self, event: &SourceEvent) {
+        let r#type = match event {
+            SourceEvent::Pod(_) | SourceEvent::Namespace(..) => "update",
+            SourceEvent::PodGone(_) | SourceEvent::NamespaceGone(_) => "delete",
+            SourceEvent::Synced => return,
+        };
+        self.reconcile_events
+            .get_or_create(&EventType { r#type })
+            .inc();
+    }
+
+    /// Counts a step, and tells the log if it failed.
+    pub fn count_step(&self, uid: &PodUid, step: &'static str, result: &Result<(), String>) {
+        let outcome = StepOutcome {
+            step,
+            result: if result.is_ok() { "ok" } else { "failed" },
+        };
+        self.steps.get_or_create(&outcome).inc();
+        if let Err(error) = result {
+            tracing::warn!(%uid, step, error, "an enrolment step failed and is tried again");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The socket that the CNI plugin calls: `POST /cmdadd`, and our own `GET /v1/membership`.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use ambit_rt::{
+    DrainWatcher,
+    http::{
+        Request, Response, ServerOptions, json, method_not_allowed, not_found, query_parameter,
+        serve, text,
+    },
+    spawn_blocking,
+};
+use ambit_sys::netns::Netns;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, oneshot},
+};
+
+use crate::{
+    actions::{Actions, with_causes},
+    enrolment::{CniAdd, Reply, WhichPod},
+    metrics::{Metrics, ResponseCode},
+};
+
+/// The socket's name in the run directory.
+pub const SOCKET: &str = "pluginevent.sock";
+
+/// A call for the enrolment machine.
+#[derive(Debug)]
+pub enum Call {
+    /// Enrol a pod that is being started.
+    CniAdd(CniAdd<Netns>),
+    /// Does a pod belong to the mesh?
+    IsMember(WhichPod),
+}
+
+/// Calls and where their answers go.
+pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Reply>)>;
+
+/// The body of `/cmdadd`. Field names are the contract's.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct AddEvent {
+    netns: String,
+    pod_name: String,
+    pod_namespace: String,
+    #[serde(rename = "IPs", default)]
+    ips: Option<Vec<EventAddress>>,
+    /// Ours.
+    #[serde(rename = "PodUID", default)]
+    pod_uid: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct EventAddress {
+    #[serde(rename = "Address")]
+    address: EventNetwork,
+}
+
+#[derive(Debug, Deserialize)]
+struct EventNetwork {
+    #[serde(rename = "IP")]
+    ip: IpAddr,
+}
+
+#[derive(Serialize)]
+struct Membership {
+    mesh: bool,
+}
+
+/// The bound socket. Its file goes when this is dropped, unless a successor has put its own there.
+#[derive(Debug)]
+pub struct PluginSocket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::metadata(&self.path).is_ok_and(|file| file.ino() == self.inode) {
+            fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+/// Binds the socket in `run_dir`, replacing one that an agent before us left.
+///
+/// # Errors
+/// When the directory or the socket cannot be made.
+pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
+    if !run_dir.exists() {
+        fs::create_dir_all(run_dir)?;
+        fs::set_permissions(run_dir, fs::Permissions::from_mode(0o750))?;
+    }
+    let path = run_dir.join(SOCKET);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    // Who may call is decided by the directory.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    let inode = fs::metadata(&path)?.ino();
+    Ok(PluginSocket {
+        listener,
+        file: SocketFile { path, inode },
+    })
+}
+
+/// Serves the socket until the drain starts.
+pub async fn run<A: Actions>(
+    socket: PluginSocket,
+    calls: Calls,
+    actions: Arc<A>,
+    metrics: Metrics,
+    drain: DrainWatcher,
+) {
+    let PluginSocket { listener, file } = socket;
+    let options = ServerOptions {
+        max_body: 256 * 1024,
+        ..ServerOptions::default()
+    };
+    let handler = move |request: Request| {
+        let (calls, actions, metrics) = (calls.clone(), Arc::clone(&actions), metrics.clone());
+        async move {
+            let started = Instant::now();
+            let is_add = request.uri().path() == "/cmdadd";
+            let response = answer(&request, &calls, actions).await;
+            if is_add {
+                let response_code = response.status().as_u16();
+                metrics
+                    .plugin_requests
+                    .get_or_create(&ResponseCode { response_code })
+                    .inc();
+                if response_code == 200 {
+                    metrics
+                        .enrolment_seconds
+                        .observe(started.elapsed().as_secs_f64());
+                }
+            }
+            response
+        }
+    };
+    serve("plugin", listener, options, drain, handler).await;
+    drop(file);
+}
+
+async fn answer<A: Actions>(request: &Request, calls: &Calls, actions: Arc<A>) -> Response {
+    match request.uri().path() {
+        // Whatever the method, as Istio's agent has it.
+        "/cmdadd" => add(request.body(), calls, actions).await,
+        "/v1/membership" if request.method() != http::Method::GET => method_not_allowed("GET"),
+        "/v1/membership" => membership(request, calls).await,
+        _ => not_found(),
+    }
+}
+
+async fn add<A: Actions>(body: &[u8], calls: &Calls, actions: Arc<A>) -> Response {
+    let event: AddEvent = match serde_json::from_slice(body) {
+        Ok(event) => event,
+        Err(error) => return text(400, format!("the event cannot be read: {error}\n")),
+    };
+    for (name, value) in [
+        ("Netns", &event.netns),
+        ("PodName", &event.pod_name),
+        ("PodNamespace", &event.pod_namespace),
+    ] {
+        if value.is_empty() {
+            return text(400, format!("the event has an empty {name}\n"));
+        }
+    }
+    let path = event.netns.clone();
+    let opened = spawn_blocking("open namespace", move || actions.open_netns(&path)).await;
+    let pod = format!("{}/{}", event.pod_namespace, event.pod_name);
+    let netns = match opened {
+        Ok(Ok(netns)) => netns,
+        Ok(Err(error)) => return text(500, format!("pod {pod}: {}\n", with_causes(&error))),
+        Err(error) => return text(500, format!("pod {pod}: {error}\n")),
+    };
+    let addresses = event.ips.unwrap_or_default();
+    let call = Call::CniAdd(CniAdd {
+        pod: which(event.pod_namespace, event.pod_name, event.pod_uid),
+        netns,
+        addresses: addresses
+            .iter()
+            .map(|ip| ip.address.ip.to_canonical())
+            .collect(),
+    });
+    let reply = ask(calls, call).await;
+    match &reply {
+        Reply::Done => tracing::info!(pod, "a starting pod is captured"),
+        other => tracing::warn!(pod, reply = ?other, "a starting pod is not captured"),
+    }
+    respond(reply)
+}
+
+async fn membership(request: &Request, calls: &Calls) -> Response {
+    let parameter = |name| query_parameter(request.uri(), name).unwrap_or_default();
+    let (namespace, name) = (parameter("namespace"), parameter("pod"));
+    if namespace.is_empty() || name.is_empty() {
+        return text(400, "give namespace=...&pod=...\n");
+    }
+    respond(
+        ask(
+            calls,
+            Call::IsMember(which(namespace, name, parameter("uid"))),
+        )
+        .await,
+    )
+}
+
+fn which(namespace: impl AsRef<str>, name: impl AsRef<str>, uid: impl AsRef<str>) -> WhichPod {
+    let uid = Some(uid.as_ref()).filter(|uid| !uid.is_empty());
+    WhichPod {
+        namespace: namespace.as_ref().into(),
+        name: name.as_ref().into(),
+        uid: uid.map(|uid| uid.to_ascii_lowercase().into()),
+    }
+}
+
+async fn ask(calls: &Calls, call: Call) -> Reply {
+    let (sender, receiver) = oneshot::channel();
+    let ending = || Reply::TryLater("the agent is ending".to_owned());
+    if calls.send((call, sender)).await.is_err() {
+        return ending();
+    }
+    receiver.await.unwrap_or_else(|_| ending())
+}
+
+fn respond(reply: Reply) -> Response {
+    match reply {
+        Reply::Done => text(200, ""),
+        Reply::Member(mesh) => json(200, &Membership { mesh }),
+        // Our plugin tries again; to others it is a failure like any.
+        Reply::TryLater(why) => text(503, format!("{why}\n")),
+        Reply::Failed(why) | Reply::Refused(why) => text(500, format!("{why}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,461 @@
+//! The process: sockets, the loop around the enrolment machine, and its end.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_netplan::HostMember;
+use ambit_rt::{
+    Env, Readiness, Shutdown, drain,
+    http::{ListenError, Request, ServerOptions, text},
+    logging::LoggingError,
+    spawn, spawn_blocking,
+};
+use ambit_sys::netns::Netns;
+use prometheus_client::registry::Registry;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::{
+    actions::{ActionError, Actions, with_causes},
+    config::{Args, ConfigError},
+    enrolment::{Effect, Enrolment, Event, Reply, RequestId, Step, StepId, Wanted},
+    membership,
+    metrics::Metrics,
+    plugin::{self, Call},
+    source::{PodSource, manifests::ManifestSource},
+    status::{StatusDir, StatusError},
+    zds::{self, Zds},
+};
+
+/// Steps carried out at once.
+const PARALLEL_STEPS: usize = 8;
+/// Tries to put the node's probe rule in place at the start, and the pause between them.
+const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
+
+/// Why the agent does not run (any longer).
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Settings.
+    #[error("the settings cannot be used")]
+    Config(#[from] ConfigError),
+    /// Logging.
+    #[error("cannot set up logging")]
+    Logging(#[from] LoggingError),
+    /// The runtime or signals.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] io::Error),
+    /// A socket.
+    #[error("cannot listen at {path}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A port.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The pods' status.
+    #[error("cannot keep the pods' status")]
+    Status(#[from] StatusError),
+    /// The source of pods.
+    #[error("cannot follow the manifests")]
+    Source(#[from] ambit_manifests::OpenError),
+    /// The source has ended.
+    #[error("the source of pods and namespaces has ended")]
+    SourceEnded,
+    /// The node's probe rule.
+    #[error("cannot prepare the node")]
+    Host(#[source] ActionError),
+}
+
+/// Runs the agent until it is told to end.
+///
+/// # Errors
+/// When it cannot start, or its source of pods ends.
+pub fn run(args: Args) -> Result<(), RunError> {
+    ambit_rt::logging::init(&Env::from_process())?;
+    let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
+    runtime.block_on(async move {
+        let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;
+        let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
+        let actions = args.actions()?;
+        run_with(args, source, actions, shutdown).await
+    })
+}
+
+/// Runs the agent with a given source and given actions.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with<S: PodSource, A: Actions>(
+    args: Args,
+    source: S,
+    actions: A,
+    mut shutdown: Shutdown,
+) -> Result<(), RunError> {
+    let settings = args.settings()?;
+    let actions = Arc::new(actions);
+    let mut registry = Registry::default();
+    ambit_rt::metrics::register_process(&mut registry);
+    let metrics = Metrics::new(&mut registry);
+    let readiness = Readiness::default();
+    let ready = readiness.pending("enrolment");
+    let (drain, watcher) = drain::channel();
+    serve_admin(&args, registry, readiness, &watcher).await?;
+
+    let status = args
+        .status_dir
+        .as_ref()
+        .map(StatusDir::open)
+        .transpose()?
+        .map(Arc::new);
+    let (zds, server) = zds::bind(&args.zds_socket).map_err(|source| RunError::Socket {
+        path: args.zds_socket.clone(),
+        source,
+    })?;
+    let socket = plugin::bind(&args.run_dir).map_err(|source| RunError::Socket {
+        path: args.run_dir.join(plugin::SOCKET),
+        source,
+    })?;
+    tokio::select! {
+        prepared = prepare_host(&actions) => prepared?,
+        cause = shutdown.wait() => {
+            tracing::info!(cause, "ending before the node was prepared");
+            return Ok(());
+        }
+    }
+
+    let (events, received) = mpsc::unbounded_channel();
+    let (calls, called) = mpsc::channel(64);
+    let synced = events.clone();
+    let proxies = metrics.proxies.clone();
+    let server = server.run(proxies, move || drop(synced.send(Event::ProxySynced)));
+    let server = ambit_rt::spawn_abortable("zds", server);
+    let plugin = plugin::run(
+        socket,
+        calls,
+        Arc::clone(&actions),
+        metrics.clone(),
+        watcher,
+    );
+    let plugin = spawn("plugin socket", plugin);
+    let agent = Agent {
+        enrolment: Enrolment::new(settings),
+        waiting: HashMap::new(),
+        next_request: 0,
+        hands: Hands {
+            actions: Arc::clone(&actions),
+            zds,
+            status,
+            run_dir: args.run_dir.clone(),
+            events,
+            metrics,
+            slots: Arc::new(Semaphore::new(PARALLEL_STEPS)),
+        },
+    };
+    tracing::info!(node = args.node, "agent started");
+    let ended = agent
+        .run(
+            source,
+            received,
+            called,
+            args.reconcile_every(),
+            shutdown,
+            || ready.ready(),
+        )
+        .await;
+    drain.start(drain::DrainMode::Immediate);
+    // The plugin's socket goes first: what comes now waits for the agent after us.
+    plugin.await.ok();
+    drop(server);
+    if args.clean_up_on_exit {
+        let removed = spawn_blocking("clean up", move || actions.remove_host()).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(error = with_causes(&error), "the node's probe rule is left");
+        }
+    }
+    ended
+}
+
+async fn serve_admin(
+    args: &Args,
+    registry: Registry,
+    readiness: Readiness,
+    watcher: &ambit_rt::DrainWatcher,
+) -> Result<(), RunError> {
+    let [metrics, health] = args.listen()?;
+    if let Some(address) = metrics {
+        let listener = ambit_rt::http::bind(address, "metrics").await?;
+        let registry = Arc::new(registry);
+        let handler = move |request: Request| {
+            let response = ambit_rt::metrics::serve_metrics(&registry, &request);
+            std::future::ready(response)
+        };
+        let options = ServerOptions::default();
+        let server = ambit_rt::http::serve("metrics", listener, options, watcher.clone(), handler);
+        spawn("metrics", server);
+    }
+    if let Some(address) = health {
+        let listener = ambit_rt::http::bind(address, "health").await?;
+        let handler = move |request: Request| {
+            let pending = readiness.pending_names();
+            std::future::ready(match request.uri().path() {
+                "/healthz" => text(200, "ok\n"),
+                "/readyz" if pending.is_empty() => text(200, "ready\n"),
+                "/readyz" => text(503, format!("not ready, pending: {}\n", pending.join(", "))),
+                _ => ambit_rt::http::not_found(),
+            })
+        };
+        let options = ServerOptions::default();
+        let server = ambit_rt::http::serve("health", listener, options, watcher.clone(), handler);
+        spawn("health", server);
+    }
+    Ok(())
+}
+
+async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
+    let mut left = HOST_TRIES.0;
+    loop {
+        let actions = Arc::clone(actions);
+        let prepared = spawn_blocking("prepare the node", move || actions.ensure_host()).await;
+        match prepared {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) if left == 0 => return Err(RunError::Host(error)),
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = with_causes(&error),
+                    "trying to prepare the node again"
+                );
+            }
+            Err(error) => return Err(RunError::Runtime(error.into())),
+        }
+        left -= 1;
+        tokio::time::sleep(HOST_TRIES.1).await;
+    }
+}
+
+/// The loop and what it needs.
+struct Agent<A> {
+    enrolment: Enrolment<Netns>,
+    waiting: HashMap<RequestId, oneshot::Sender<Reply>>,
+    next_request: u64,
+    hands: Hands<A>,
+}
+
+impl<A: Actions> Agent<A> {
+    async fn run<S: PodSource>(
+        mut self,
+        mut source: S,
+        mut events: mpsc::UnboundedReceiver<Event<Netns>>,
+        mut calls: mpsc::Receiver<(Call, oneshot::Sender<Reply>)>,
+        reconcile_every: Duration,
+        mut shutdown: Shutdown,
+        ready: impl Fn(),
+    ) -> Result<(), RunError> {
+        let mut reconcile = tokio::time::interval(reconcile_every);
+        reconcile.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let deadline = self.enrolment.deadline();
+            tokio::select! {
+                told = source.next() => {
+                    for event in told.ok_or(RunError::SourceEnded)? {
+                        self.hands.metrics.count_event(&event);
+                        self.take(Event::Source(event));
+                    }
+                }
+                Some(event) = events.recv() => self.take(event),
+                Some((call, reply)) = calls.recv() => self.call(call, reply),
+                _ = reconcile.tick() => self.take(Event::Reconcile),
+                () = sleep_until(deadline) => self.take(Event::Tick),
+                cause = shutdown.wait() => {
+                    tracing::info!(cause, "ending; captured pods stay captured");
+                    return Ok(());
+                }
+            }
+            if self.enrolment.is_ready() {
+                ready();
+            }
+        }
+    }
+
+    fn call(&mut self, call: Call, reply: oneshot::Sender<Reply>) {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        self.waiting.insert(request, reply);
+        self.take(match call {
+            Call::CniAdd(add) => Event::CniAdd(request, add),
+            Call::IsMember(which) => Event::IsMember(request, which),
+        });
+    }
+
+    fn take(&mut self, event: Event<Netns>) {
+        for effect in self.enrolment.on_event(event, Instant::now()) {
+            match effect {
+                Effect::Answer(request, reply) => {
+                    if let Some(waiting) = self.waiting.remove(&request) {
+                        // Whoever asked may have hung up.
+                        waiting.send(reply).ok();
+                    }
+                }
+                Effect::Step { uid, id, step } => self.hands.step(uid, id, step),
+                Effect::Scan(wanted) => self.hands.scan(wanted),
+                Effect::Hold(uid) => self.hands.zds.hold(uid),
+                Effect::OpenZds => self.hands.zds.open(),
+                Effect::WriteMembership(namespaces) => self.hands.write_membership(namespaces),
+                Effect::SetProbeMembers(members) => self.hands.set_probe_members(members),
+                Effect::PruneStatus(keep) => self.hands.prune_status(keep),
+            }
+        }
+        self.hands.metrics.set_counts(self.enrolment.counts());
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Carries effects out, and reports.
+struct Hands<A> {
+    actions: Arc<A>,
+    zds: Zds,
+    status: Option<Arc<StatusDir>>,
+    run_dir: PathBuf,
+    events: mpsc::UnboundedSender<Event<Netns>>,
+    metrics: Metrics,
+    slots: Arc<Semaphore>,
+}
+
+impl<A: Actions> Hands<A> {
+    fn step(&self, uid: ambit_zds::PodUid, id: StepId, step: Step<Netns>) {
+        let name = step.name();
+        let (events, metrics) = (self.events.clone(), self.metrics.clone());
+        let report = move |uid: ambit_zds::PodUid, result: Result<(), String>| {
+            metrics.count_step(&uid, name, &result);
+            // The loop ends only with the process.
+            events.send(Event::StepDone { uid, id, result }).ok();
+        };
+        match step {
+            Step::Announce { info, netns } => {
+                // Ordered now, so that the first snapshot has it; the outcome comes later.
+                let outcome = self.zds.add(uid.clone(), info, netns);
+                spawn("announce", async move {
+                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
+                });
+            }
+            Step::Withdraw => {
+                let outcome = self.zds.del(uid.clone());
+                spawn("withdraw", async move {
+                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
+                });
+            }
+            step => {
+                let (actions, status) = (Arc::clone(&self.actions), self.status.clone());
+                let slots = Arc::clone(&self.slots);
+                spawn(name, async move {
+                    // Closed never.
+                    let _slot = slots.acquire_owned().await;
+                    let of = uid.clone();
+                    let work = move || carry_out(&*actions, status.as_deref(), &of, &step);
+                    let result = match spawn_blocking(name, work).await {
+                        Ok(result) => result,
+                        Err(error) => Err(error.to_string()),
+                    };
+                    report(uid, result);
+                });
+            }
+        }
+    }
+
+    fn scan(&self, wanted: Vec<Wanted>) {
+        let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
+        spawn_blocking("scan", move || {
+            let found = actions.scan(&wanted).unwrap_or_else(|error| {
+                let error = with_causes(&error);
+                tracing::warn!(error, "running pods cannot be looked for");
+                BTreeMap::new()
+            });
+            events.send(Event::Scanned(found)).ok();
+        });
+    }
+
+    fn write_membership(&self, namespaces: BTreeMap<ambit_model::ArcStr, bool>) {
+        // A few hundred bytes, and in order.
+        if let Err(error) = membership::write(&self.run_dir, &namespaces) {
+            let path = self.run_dir.join(membership::FILE);
+            tracing::warn!(path = %path.display(), %error, "cannot tell the plugin who belongs");
+        }
+    }
+
+    fn set_probe_members(&self, members: Vec<(ambit_zds::PodUid, std::net::IpAddr)>) {
+        let actions = Arc::clone(&self.actions);
+        spawn_blocking("probe members", move || {
+            let members: Vec<_> = members
+                .into_iter()
+                .map(|(uid, ip)| HostMember {
+                    ip,
+                    uid: uid.to_string(),
+                })
+                .collect();
+            if let Err(error) = actions.set_probe_members(&members) {
+                tracing::warn!(error = with_causes(&error), "probes may fail");
+            }
+        });
+    }
+
+    fn prune_status(&self, keep: std::collections::BTreeSet<ambit_model::PodName>) {
+        if let Some(status) = &self.status
+            && let Err(error) = status.prune(&keep)
+        {
+            tracing::warn!(error = with_causes(&error), "stale status is left");
+        }
+    }
+}
+
+fn carry_out<A: Actions>(
+    actions: &A,
+    status: Option<&StatusDir>,
+    uid: &ambit_zds::PodUid,
+    step: &Step<Netns>,
+) -> Result<(), String> {
+    let done = match step {
+        Step::ApplyRules { netns, spec } => actions.apply_rules(netns, spec),
+        Step::ReleaseRules { netns } => actions.release_rules(netns),
+        Step::UpsertProbes { addresses } => actions.upsert_probes(uid, addresses),
+        Step::RemoveProbes => actions.remove_probes(uid),
+        Step::WriteStatus { pod, status: value } => {
+            return status
+                .map_or(Ok(()), |status| status.write(uid, pod, *value))
+                .map_err(|error| with_causes(&error));
+        }
+        // The proxies' business, not the kernel's.
+        Step::Announce { .. } | Step::Withdraw => Ok(()),
+    };
+    done.map_err(|error| with_causes(&error))
+}
+
+impl<N> Step<N> {
+    /// Its name in metrics and logs.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Announce { .. } => "announce",
+            Self::ApplyRules { .. } => "apply-rules",
+            Self::UpsertProbes { .. } => "upsert-probes",
+            Self::WriteStatus { .. } => "write-status",
+            Self::ReleaseRules { .. } => "release-rules",
+            Self::Withdraw => "withdraw",
+            Self::RemoveProbes => "remove-probes",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Pods and namespaces from directories of manifests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use ambit_k8s_api::{Namespace, Object, ObjectKey, Pod};
+use ambit_manifests::{Change, ManifestDirs, ObjectEvent, OpenError, Problem};
+use ambit_model::{ArcStr, PodName};
+use ambit_zds::PodUid;
+
+use super::{PodSource, PodView, SourceEvent};
+
+/// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+/// Directories of manifests, seen from one node.
+#[derive(Debug)]
+pub struct ManifestSource {
+    dirs: ManifestDirs,
+    view: NodeView,
+}
+
+impl ManifestSource {
+    /// Follows `directories`, later ones laid over earlier ones, for the pods of `node`.
+    ///
+    /// # Errors
+    /// When a directory cannot be read.
+    pub fn open(directories: Vec<PathBuf>, node: &str) -> Result<Self, OpenError> {
+        Ok(Self {
+            dirs: ManifestDirs::open(directories)?,
+            view: NodeView::new(node),
+        })
+    }
+}
+
+impl PodSource for ManifestSource {
+    async fn next(&mut self) -> Option<Vec<SourceEvent>> {
+        let change = self.dirs.changed().await?;
+        Some(self.view.translate(change))
+    }
+}
+
+/// Which pods of the manifests are this node's.
+#[derive(Debug)]
+struct NodeView {
+    node: String,
+    /// Uids of this node's pods by object, since an object may come back with another uid.
+    pods: BTreeMap<ObjectKey, PodUid>,
+    problems: BTreeSet<Problem>,
+    synced: bool,
+}
+
+impl NodeView {
+    fn new(node: &str) -> Self {
+        let node = node.to_owned();
+        Self {
+            node,
+            pods: BTreeMap::new(),
+            problems: BTreeSet::new(),
+            synced: false,
+        }
+    }
+
+    fn translate(&mut self, change: Change) -> Vec<SourceEvent> {
+        let mut events = Vec::new();
+        for event in change.events {
+            self.object(event, &mut events);
+        }
+        self.report(&change.problems);
+        if !std::mem::replace(&mut self.synced, true) {
+            events.push(SourceEvent::Synced);
+        }
+        events
+    }
+
+    fn object(&mut self, event: ObjectEvent, events: &mut Vec<SourceEvent>) {
+        match event {
+            ObjectEvent::Applied {
+                object: Object::Namespace(namespace),
+                ..
+            } => {
+                let Namespace { metadata, .. } = &*namespace;
+                let name = metadata.name.as_deref().unwrap_or_default();
+                let labels = metadata.labels.clone().unwrap_or_default();
+                events.push(SourceEvent::Namespace(name.into(), labels));
+            }
+            ObjectEvent::Applied {
+                object: Object::Pod(pod),
+                ..
+            } => {
+                let key = Object::Pod(Arc::clone(&pod)).key();
+                let on_node = |pod: &&Arc<Pod>| {
+                    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node)
+                };
+                match Some(&pod).filter(on_node).and_then(|pod| view(pod, &key)) {
+                    Some(view) => {
+                        let before = self.pods.insert(key, view.uid.clone());
+                        if let Some(before) = before.filter(|before| *before != view.uid) {
+                            events.push(SourceEvent::PodGone(before));
+                        }
+                        events.push(SourceEvent::Pod(view));
+                    }
+                    None => self.gone(&key, events),
+                }
+            }
+            ObjectEvent::Applied { .. } => {}
+            ObjectEvent::Deleted(key) => match key.kind {
+                ambit_k8s_api::Kind::Namespace => {
+                    events.push(SourceEvent::NamespaceGone(key.name));
+                }
+                _ => self.gone(&key, events),
+            },
+        }
+    }
+
+    fn gone(&mut self, key: &ObjectKey, events: &mut Vec<SourceEvent>) {
+        if let Some(uid) = self.pods.remove(key) {
+            events.push(SourceEvent::PodGone(uid));
+        }
+    }
+
+    fn report(&mut self, problems: &[Problem]) {
+        let standing: BTreeSet<_> = problems.iter().cloned().collect();
+        for problem in standing.difference(&self.problems) {
+            tracing::warn!(%problem, "a manifest cannot be used; its last good state stays");
+        }
+        self.problems = standing;
+    }
+}
+
+/// A pod without a uid is not known to any kubelet yet.
+fn view(pod: &Pod, key: &ObjectKey) -> Option<PodView> {
+    let metadata = &pod.metadata;
+    let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    let spec = pod.spec.as_ref();
+    let status = pod.status.as_ref();
+    let annotations = metadata.annotations.clone().unwrap_or_default();
+    let mut texts: Vec<&str> = status
+        .and_then(|status| status.pod_ips.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|ip| ip.ip.as_str())
+        .collect();
+    if texts.is_empty() {
+        texts.extend(status.and_then(|status| status.pod_ip.as_deref()));
+    }
+    let service_account = spec
+        .and_then(|spec| spec.service_account_name.as_deref())
+        .filter(|account| !account.is_empty())
+        .unwrap_or("default");
+    let phase = status.and_then(|status| status.phase.as_deref());
+    Some(PodView {
+        uid: uid.to_ascii_lowercase().into(),
+        name: PodName {
+            name: key.name.clone(),
+            namespace: key.namespace.clone(),
+            service_account: ArcStr::from(service_account),
+        },
+        host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
+        terminal: matches!(phase, Some("Succeeded" | "Failed")),
+        labels: metadata.labels.clone().unwrap_or_default(),
+        cgroup_alias: annotations.get(CONFIG_HASH).cloned(),
+        annotations,
+        addresses: texts
+            .into_iter()
+            .filter_map(|text| Some(text.parse::<std::net::IpAddr>().ok()?.to_canonical()))
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+//! Serving the node proxies: sockets, records and descriptors around the registry of `ambit-zds`.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_rt::{AbortOnDrop, spawn_abortable};
+use ambit_sys::{
+    netns::Netns,
+    seqpacket::{SeqPacket, SeqPacketListener},
+};
+use ambit_wire::zds_codec;
+use ambit_zds::{
+    ConnectionId, DeliverError, Expect, MAX_RECORD, PodUid, Registry, RegistryEffect,
+    RegistryEvent, Request, Ticket, WorkloadInfo,
+};
+use prometheus_client::metrics::gauge::Gauge;
+use std::os::fd::AsFd as _;
+use tokio::sync::{mpsc, oneshot};
+
+/// A proxy that does not take a record for this long is given up.
+const WRITE_WITHIN: Duration = Duration::from_secs(5);
+/// Pause after each accept, so that a proxy that reconnects in a loop costs little.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Proxies connected at once. An old and a new one are usual.
+const MAX_CONNECTIONS: usize = 16;
+
+enum Command {
+    Add {
+        uid: PodUid,
+        info: WorkloadInfo,
+        netns: Netns,
+        done: Done,
+    },
+    Del {
+        uid: PodUid,
+        done: Done,
+    },
+    Hold(PodUid),
+    Open,
+}
+
+type Done = oneshot::Sender<Result<(), DeliverError>>;
+
+/// Gives orders to the server. Orders are taken in the order given, also those whose outcome
+/// nobody has waited for yet.
+#[derive(Clone, Debug)]
+pub struct Zds(mpsc::UnboundedSender<Command>);
+
+impl Zds {
+    /// Has the newest proxy serve the pod.
+    pub fn add(
+        &self,
+        uid: PodUid,
+        info: WorkloadInfo,
+        netns: Netns,
+    ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+        let (done, outcome) = oneshot::channel();
+        self.order(
+            Command::Add {
+                uid,
+                info,
+                netns,
+                done,
+            },
+            outcome,
+        )
+    }
+
+    /// Has every proxy let go of the pod.
+    pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+        let (done, outcome) = oneshot::channel();
+        self.order(Command::Del { uid, done }, outcome)
+    }
+
+    /// A proxy that serves this pod is to go on.
+    pub fn hold(&self, uid: PodUid) {
+        // The server ends only with the process.
+        self.0.send(Command::Hold(uid)).ok();
+    }
+
+    /// Every pod is known: proxies are let in.
+    pub fn open(&self) {
+        self.0.send(Command::Open).ok();
+    }
+
+    fn order(
+        &self,
+        command: Command,
+        outcome: oneshot::Receiver<Result<(), DeliverError>>,
+    ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+        self.0.send(command).ok();
+        async move { outcome.await.unwrap_or(Err(DeliverError::Withdrawn)) }
+    }
+}
+
+/// The server, not yet running.
+#[derive(Debug)]
+pub struct ZdsServer {
+    listener: SeqPacketListener,
+    commands: mpsc::UnboundedReceiver<Command>,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Add { .. } => "Add",
+            Self::Del { .. } => "Del",
+            Self::Hold(_) => "Hold",
+            Self::Open => "Open",
+        })
+    }
+}
+
+/// Binds the socket at `path`. Proxies that connect wait until [`Zds::open`].
+///
+/// # Errors
+/// When the path cannot be bound.
+pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let listener = SeqPacketListener::bind(path)?;
+    let (sender, commands) = mpsc::unbounded_channel();
+    Ok((Zds(sender), ZdsServer { listener, commands }))
+}
+
+/// What a connection's tasks report.
+enum Input {
+    Record(ConnectionId, Vec<u8>),
+    Broken(ConnectionId, String),
+    Closed(ConnectionId, Option<io::Error>),
+}
+
+struct Connection {
+    out: mpsc::UnboundedSender<(Vec<u8>, Option<Netns>)>,
+    _tasks: [AbortOnDrop<()>; 2],
+}
+
+struct Server<F> {
+    registry: Registry<Netns>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    orders: BTreeMap<Ticket, Done>,
+    inputs: mpsc::UnboundedSender<Input>,
+    next_id: u64,
+    connected: Gauge,
+    synced: F,
+}
+
+impl ZdsServer {
+    /// Serves until dropped. `synced` is called when a proxy has been told of every pod.
+    pub async fn run(mut self, connected: Gauge, synced: impl Fn() + Send) {
+        let (sender, mut inputs) = mpsc::unbounded_channel();
+        let mut server = Server {
+            registry: Registry::new(),
+            connections: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            inputs: sender,
+            next_id: 0,
+            connected,
+            synced,
+        };
+        let mut open = false;
+        let mut accept_from = tokio::time::Instant::now();
+        loop {
+            let deadline = server.registry.deadline();
+            let may_accept = open && server.connections.len() < MAX_CONNECTIONS;
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    Some(Command::Open) => open = true,
+                    Some(command) => server.order(command),
+                    None => return,
+                },
+                Some(input) = inputs.recv() => server.input(input),
+                accepted = accept(&self.listener, accept_from), if may_accept => {
+                    accept_from = tokio::time::Instant::now() + ACCEPT_PAUSE;
+                    match accepted {
+                        Ok(socket) => server.accepted(socket),
+                        Err(error) => tracing::warn!(%error, "cannot accept a node proxy"),
+                    }
+                }
+                () = sleep_until(deadline) => server.apply(RegistryEvent::Tick),
+            }
+        }
+    }
+}
+
+async fn accept(listener: &SeqPacketListener, from: tokio::time::Instant) -> io::Result<SeqPacket> {
+    tokio::time::sleep_until(from).await;
+    listener.accept().await
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl<F: Fn()> Server<F> {
+    fn order(&mut self, command: Command) {
+        let ticket = Ticket(self.next_id);
+        self.next_id += 1;
+        match command {
+            Command::Add {
+                uid,
+                info,
+                netns,
+                done,
+            } => {
+                self.orders.insert(ticket, done);
+                self.apply(RegistryEvent::Add {
+                    ticket,
+                    uid,
+                    info,
+                    netns,
+                });
+            }
+            Command::Del { uid, done } => {
+                self.orders.insert(ticket, done);
+                self.apply(RegistryEvent::Del { ticket, uid });
+            }
+            Command::Hold(uid) => self.apply(RegistryEvent::Hold(uid)),
+            Command::Open => {}
+        }
+    }
+
+    fn accepted(&mut self, socket: SeqPacket) {
+        let id = ConnectionId(self.next_id);
+        self.next_id += 1;
+        let socket = Arc::new(socket);
+        let (out, records) = mpsc::unbounded_channel();
+        let tasks = [
+            spawn_abortable(
+                "zds reader",
+                read(id, Arc::clone(&socket), self.inputs.clone()),
+            ),
+            spawn_abortable(
+                "zds writer",
+                write(id, socket, records, self.inputs.clone()),
+            ),
+        ];
+        self.connections
+            .insert(id, Connection { out, _tasks: tasks });
+        self.apply(RegistryEvent::Accepted(id));
+    }
+
+    fn input(&mut self, input: Input) {
+        match input {
+            Input::Record(id, record) => {
+                let event = match self.registry.expects(id) {
+                    Expect::Hello => zds_codec::decode_hello(&record).map(|version| {
+                        tracing::info!(connection = id.0, version, "a node proxy has connected");
+                        RegistryEvent::Hello(id)
+                    }),
+                    Expect::Ack => {
+                        zds_codec::decode_ack(&record).map(|ack| RegistryEvent::Ack(id, ack))
+                    }
+                    Expect::Nothing => {
+                        let what = "a record that nobody asked for".to_owned();
+                        Ok(RegistryEvent::Unexpected(id, what))
+                    }
+                };
+                let event = event.unwrap_or_else(|error| {
+                    RegistryEvent::Unexpected(id, crate::actions::with_causes(&error))
+                });
+                self.apply(event);
+            }
+            Input::Broken(id, what) => self.apply(RegistryEvent::Unexpected(id, what)),
+            Input::Closed(id, error) => {
+                if self.connections.remove(&id).is_some() {
+                    tracing::info!(connection = id.0, error = ?error, "a node proxy has disconnected");
+                }
+                self.apply(RegistryEvent::Closed(id));
+            }
+        }
+    }
+
+    fn apply(&mut self, event: RegistryEvent<Netns>) {
+        for effect in self.registry.on_event(event, Instant::now()) {
+            match effect {
+                RegistryEffect::Send(id, request, netns) => self.send(id, &request, netns),
+                RegistryEffect::Close(id, reason) => {
+                    tracing::warn!(connection = id.0, %reason, "closing a node proxy's connection");
+                    self.connections.remove(&id);
+                }
+                RegistryEffect::Delivered(ticket, outcome) => {
+                    if let Some(done) = self.orders.remove(&ticket) {
+                        // Whoever gave the order may be gone.
+                        done.send(outcome).ok();
+                    }
+                }
+                RegistryEffect::Refused(id, uid, error) => {
+                    tracing::warn!(connection = id.0, %uid, error, "a node proxy refuses a pod");
+                }
+                RegistryEffect::Synced(id) => {
+                    tracing::info!(connection = id.0, "a node proxy knows of every pod");
+                    (self.synced)();
+                }
+            }
+        }
+        self.connected
+            .set(i64::try_from(self.registry.connected()).unwrap_or(i64::MAX));
+    }
+
+    fn send(&self, id: ConnectionId, request: &Request, netns: Option<Netns>) {
+        if let Some(connection) = self.connections.get(&id) {
+            // A writer that has ended reports it by itself.
+            connection
+                .out
+                .send((zds_codec::encode_request(request), netns))
+                .ok();
+        }
+    }
+}
+
+async fn read(id: ConnectionId, socket: Arc<SeqPacket>, inputs: mpsc::UnboundedSender<Input>) {
+    let mut buffer = vec![0; MAX_RECORD];
+    loop {
+        let input = match socket.recv(&mut buffer).await {
+            Ok(received) if received.len == 0 => Input::Closed(id, None),
+            Ok(received) if received.fd.is_some() => {
+                Input::Broken(id, "a descriptor, which proxies do not send".to_owned())
+            }
+            Ok(received) => {
+                let record = buffer.get(..received.len).unwrap_or_default();
+                Input::Record(id, record.to_vec())
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Input::Broken(id, error.to_string())
+            }
+            Err(error) => Input::Closed(id, Some(error)),
+        };
+        let last = !matches!(input, Input::Record(..));
+        if inputs.send(input).is_err() || last {
+            return;
+        }
+    }
+}
+
+async fn write(
+    id: ConnectionId,
+    socket: Arc<SeqPacket>,
+    mut records: mpsc::UnboundedReceiver<(Vec<u8>, Option<Netns>)>,
+    inputs: mpsc::UnboundedSender<Input>,
+) {
+    while let Some((record, netns)) = records.recv().await {
+        let fd = netns.as_ref().map(|netns| netns.as_fd());
+        let error = match tokio::time::timeout(WRITE_WITHIN, socket.send(&record, fd)).await {
+            Ok(Ok(())) => continue,
+            Ok(Err(error)) => error,
+            Err(elapsed) => elapsed.into(),
+        };
+        inputs.send(Input::Closed(id, Some(error))).ok();
+        return;
+    }
+}
+
+#[cfg(test)]
+mod tests;

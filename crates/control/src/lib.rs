@@ -1,5 +1,18 @@
 //! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.
+//!
+//! [`derive`] is pure; [`mesh`] feeds it and publishes; [`xds`] and [`ca`] serve over one gRPC port;
+//! [`auth`] and [`access`] say who may call; [`run`] puts it together.
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod args;
+pub mod auth;
+pub mod ca;
 pub mod derive;
+pub mod mesh;
+pub mod metrics;
+pub mod monitoring;
 pub mod problems;
+pub mod run;
+pub mod serving;
+pub mod xds;

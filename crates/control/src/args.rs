@@ -1,0 +1,63 @@
+//! Flags and environment.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Parser;
+
+/// The control plane of the mesh: workload discovery, policies and certificates.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "ambit-control", version, about)]
+pub struct Args {
+    /// Directory of Kubernetes manifests, followed live; later ones are laid over earlier ones.
+    #[arg(long, required = true, env = "AMBIT_MANIFESTS", value_delimiter = ':')]
+    pub manifests: Vec<PathBuf>,
+    /// Where xDS and the CSR API are served, over TLS.
+    #[arg(long, default_value = "0.0.0.0:15012", env = "AMBIT_LISTEN_XDS")]
+    pub listen_xds: SocketAddr,
+    /// Where metrics, readiness and debug pages are served.
+    #[arg(long, default_value = "0.0.0.0:15014", env = "AMBIT_LISTEN_MONITORING")]
+    pub listen_monitoring: SocketAddr,
+    /// Trust domain of every identity.
+    #[arg(long, default_value = "cluster.local", env = "TRUST_DOMAIN")]
+    pub trust_domain: String,
+    /// Name of this cluster.
+    #[arg(long, default_value = "Kubernetes", env = "CLUSTER_ID")]
+    pub cluster_id: String,
+    /// Domain of Kubernetes services.
+    #[arg(long, default_value = "cluster.local", env = "CLUSTER_DOMAIN")]
+    pub cluster_domain: String,
+    /// Namespace whose policies concern the whole mesh.
+    #[arg(long, default_value = "istio-system", env = "ROOT_NAMESPACE")]
+    pub root_namespace: String,
+    /// Directory with ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem; a root is made there
+    /// if it is empty.
+    #[arg(long, env = "ROOT_CA_DIR")]
+    pub ca_dir: Option<PathBuf>,
+    /// File to write the root certificates to, for clients.
+    #[arg(long, env = "AMBIT_ROOT_CERT_OUT")]
+    pub root_cert_out: Option<PathBuf>,
+    /// Further DNS name or IP address of the serving certificate.
+    #[arg(long, env = "AMBIT_SERVER_SAN", value_delimiter = ',')]
+    pub server_san: Vec<String>,
+    /// Public keys that sign service account tokens: PEM or JWKS. Without it nobody is let in.
+    #[arg(long, env = "AMBIT_TOKEN_KEYS")]
+    pub token_keys: Option<PathBuf>,
+    /// Audience that tokens must name.
+    #[arg(long, default_value = "istio-ca", env = "TOKEN_AUDIENCES")]
+    pub token_audience: String,
+    /// Service accounts of node proxies, as namespace/name, separated by commas.
+    #[arg(
+        long,
+        default_value = "istio-system/ztunnel",
+        env = "CA_TRUSTED_NODE_ACCOUNTS"
+    )]
+    pub trusted_node_accounts: String,
+    /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
+    /// only.
+    #[arg(long, env = "AMBIT_XDS_ANY_ACCOUNT")]
+    pub xds_any_account: bool,
+    /// Send policies annotated istio.io/dry-run to node proxies; those that do not know the flag
+    /// enforce them.
+    #[arg(long, env = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY")]
+    pub dry_run_policies: bool,
+}

@@ -1,0 +1,8 @@
+//! The control plane's binary.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+
+fn main() -> anyhow::Result<()> {
+    ambit_control::run::main(ambit_control::args::Args::parse())
+}

@@ -1,0 +1,165 @@
+//! From the source of objects to the store that clients are served from.
+//!
+//! One task owns the index. Pods reach the directory of pods at once (a certificate may be asked for
+//! in the same moment); records are published after a short quiet, so that a burst is one push.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_manifests::{Change, ManifestDirs, ObjectEvent};
+use ambit_rt::DrainWatcher;
+use parking_lot::RwLock;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    derive::{Index, MeshConfig, PodDirectory},
+    metrics::Metrics,
+    problems::{Problem, Severity},
+    xds::{Store, store::Collection},
+};
+
+/// How long objects must be quiet before records are published.
+const QUIET: Duration = Duration::from_millis(10);
+/// How long publishing may be put off.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// What other parts see of the mesh.
+#[derive(Clone, Debug)]
+pub struct Mesh {
+    /// The records.
+    pub store: Arc<RwLock<Store>>,
+    /// The pods.
+    pub pods: Arc<RwLock<PodDirectory>>,
+    /// What is wrong with objects.
+    pub problems: Arc<RwLock<Problems>>,
+    /// Grows with every publication; 0 until the first.
+    pub published: watch::Receiver<u64>,
+}
+
+/// Everything wrong at the moment.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Problems {
+    /// Documents that cannot be read, as text with file and line.
+    pub manifests: Vec<String>,
+    /// Objects that cannot be used, or not fully.
+    pub objects: Vec<Problem>,
+}
+
+/// Starts following; ends with the drain.
+pub fn start(
+    source: ManifestDirs,
+    config: MeshConfig,
+    metrics: Arc<Metrics>,
+    drain: DrainWatcher,
+) -> Mesh {
+    let (publish, published) = watch::channel(0);
+    let mesh = Mesh {
+        store: Arc::default(),
+        pods: Arc::default(),
+        problems: Arc::default(),
+        published,
+    };
+    let follower = Follower {
+        mesh: mesh.clone(),
+        index: Index::new(config),
+        metrics,
+        publish,
+    };
+    ambit_rt::spawn("mesh", follower.run(source, drain));
+    mesh
+}
+
+struct Follower {
+    mesh: Mesh,
+    index: Index,
+    metrics: Arc<Metrics>,
+    publish: watch::Sender<u64>,
+}
+
+impl Follower {
+    async fn run(mut self, mut source: ManifestDirs, mut drain: DrainWatcher) {
+        // When the oldest and the newest unpublished change came.
+        let mut waiting: Option<(Instant, Instant)> = None;
+        loop {
+            let due = waiting.map(|(first, last)| (last + QUIET).min(first + LONGEST));
+            tokio::select! {
+                change = source.changed() => match change {
+                    Some(change) => {
+                        let now = Instant::now();
+                        self.take(&change);
+                        let first = waiting.map_or(now, |(first, _)| first);
+                        waiting = Some((first, now));
+                        if *self.publish.borrow() == 0 {
+                            self.index.started();
+                        }
+                    }
+                    None => {
+                        tracing::error!("manifests are no longer followed; the last state stays");
+                        drain.started().await;
+                        return;
+                    }
+                },
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
+                    self.flush(since);
+                }
+                _ = drain.started() => return,
+            }
+        }
+    }
+
+    fn take(&mut self, change: &Change) {
+        let mut pods = self.mesh.pods.write();
+        for event in &change.events {
+            match event {
+                ObjectEvent::Applied { object, origin } => {
+                    self.index
+                        .apply(object, Some(origin.to_string()), &mut pods);
+                }
+                ObjectEvent::Deleted(key) => self.index.delete(key, &mut pods),
+            }
+        }
+        drop(pods);
+        self.metrics.objects_changed(change.events.len());
+        self.note_problems(change);
+    }
+
+    fn note_problems(&self, change: &Change) {
+        let manifests: Vec<_> = change.problems.iter().map(ToString::to_string).collect();
+        let objects: Vec<_> = self.index.problems().cloned().collect();
+        let mut problems = self.mesh.problems.write();
+        for problem in manifests
+            .iter()
+            .filter(|problem| !problems.manifests.contains(problem))
+        {
+            tracing::error!(
+                problem,
+                "a manifest cannot be used; its last good state stays in force"
+            );
+        }
+        let errors = objects
+            .iter()
+            .filter(|problem| problem.severity == Severity::Error)
+            .count();
+        self.metrics
+            .set_problems(errors + manifests.len(), objects.len() - errors);
+        *problems = Problems { manifests, objects };
+    }
+
+    fn flush(&mut self, since: Duration) {
+        let delta = self.index.flush();
+        let mut store = self.mesh.store.write();
+        let changed = store.update(&delta);
+        let count = |collection| store.entries(collection).count();
+        let (addresses, policies) = (count(Collection::Addresses), count(Collection::Policies));
+        drop(store);
+        self.metrics.published(changed, since, addresses, policies);
+        let first = *self.publish.borrow() == 0;
+        if changed > 0 || first {
+            tracing::debug!(changed, addresses, policies, "published");
+            self.publish.send_modify(|number| *number += 1);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The control plane's metrics, with the names of Istio's where they mean the same.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
+    metrics::{MetricType, TypedMetric, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::xds::session::{Push, ResourceType};
+
+/// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`,
+/// which the library's counter would append.
+#[derive(Clone, Debug, Default)]
+struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    fn inc(&self) {
+        self.inc_by(1);
+    }
+
+    fn inc_by(&self, by: u64) {
+        self.0.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+impl TypedMetric for Counter {
+    const TYPE: MetricType = MetricType::Unknown;
+}
+
+impl EncodeMetric for Counter {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.encode_gauge(&self.0.load(Ordering::Relaxed))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Type {
+    r#type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Severity {
+    severity: &'static str,
+}
+
+/// All metrics and their registry.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    pushes: Family<Type, Counter>,
+    pushed_resources: Family<Type, Counter>,
+    rejects: Family<Type, Counter>,
+    stale_nonces: Counter,
+    streams: Gauge,
+    records: Family<Type, Gauge>,
+    problems: Family<Severity, Gauge>,
+    events: Counter,
+    changed: Counter,
+    convergence: Histogram,
+    csr: Family<Outcome, Counter>,
+    root_expiry: Gauge<f64, AtomicU64>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let buckets = [
+            0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0,
+        ];
+        let metrics = Self {
+            registry: Mutex::new(Registry::default()),
+            pushes: Family::default(),
+            pushed_resources: Family::default(),
+            rejects: Family::default(),
+            stale_nonces: Counter::default(),
+            streams: Gauge::default(),
+            records: Family::default(),
+            problems: Family::default(),
+            events: Counter::default(),
+            changed: Counter::default(),
+            convergence: Histogram::new(buckets),
+            csr: Family::default(),
+            root_expiry: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) {
+        let registry = &mut *self.registry.lock();
+        registry.register("pilot_xds", "Open xDS streams", self.streams.clone());
+        registry.register(
+            "pilot_xds_pushes",
+            "Responses sent, by type",
+            self.pushes.clone(),
+        );
+        registry.register(
+            "ambit_xds_resources_sent",
+            "Resources sent, by type",
+            self.pushed_resources.clone(),
+        );
+        registry.register(
+            "pilot_total_xds_rejects",
+            "Responses rejected by clients, by type",
+            self.rejects.clone(),
+        );
+        registry.register(
+            "pilot_xds_expired_nonce",
+            "Answers to other than the last response",
+            self.stale_nonces.clone(),
+        );
+        registry.register(
+            "ambit_records",
+            "Records of the mesh, by type",
+            self.records.clone(),
+        );
+        registry.register(
+            "ambit_object_problems",
+            "Problems of objects that stand now",
+            self.problems.clone(),
+        );
+        registry.register(
+            "pilot_k8s_cfg_events",
+            "Changes of objects",
+            self.events.clone(),
+        );
+        registry.register(
+            "ambit_records_changed",
+            "Changes of records",
+            self.changed.clone(),
+        );
+        registry.register(
+            "pilot_proxy_convergence_time",
+            "Seconds from a change of objects until its records are offered to clients",
+            self.convergence.clone(),
+        );
+        registry.register(
+            "citadel_server_csr_count",
+            "Certificate requests, by outcome",
+            self.csr.clone(),
+        );
+        registry.register(
+            "citadel_server_root_cert_expiry_timestamp",
+            "When the root expires, in seconds since 1970",
+            self.root_expiry.clone(),
+        );
+        ambit_rt::metrics::register_process(registry);
+    }
+
+    /// Answers a scrape.
+    pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
+        ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
+    }
+
+    pub(crate) fn pushed(&self, push: &Push) {
+        let label = Type {
+            r#type: push.resource_type.short_name(),
+        };
+        self.pushes.get_or_create(&label).inc();
+        let resources = u64::try_from(push.resources.len()).unwrap_or(u64::MAX);
+        self.pushed_resources
+            .get_or_create(&label)
+            .inc_by(resources);
+    }
+
+    pub(crate) fn rejected(&self, type_url: &str) {
+        let r#type =
+            ResourceType::from_type_url(type_url).map_or("unknown", ResourceType::short_name);
+        self.rejects.get_or_create(&Type { r#type }).inc();
+    }
+
+    pub(crate) fn stale_nonce(&self) {
+        self.stale_nonces.inc();
+    }
+
+    pub(crate) fn set_streams(&self, streams: usize) {
+        self.streams.set(gauge(streams));
+    }
+
+    pub(crate) fn csr(&self, outcome: &'static str) {
+        self.csr.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    pub(crate) fn set_root_expiry(&self, at: std::time::SystemTime) {
+        let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        self.root_expiry.set(since.as_secs_f64());
+    }
+
+    pub(crate) fn objects_changed(&self, events: usize) {
+        self.events
+            .inc_by(u64::try_from(events).unwrap_or(u64::MAX));
+    }
+
+    pub(crate) fn published(
+        &self,
+        changed: usize,
+        after: std::time::Duration,
+        addresses: usize,
+        policies: usize,
+    ) {
+        self.changed
+            .inc_by(u64::try_from(changed).unwrap_or(u64::MAX));
+        self.convergence.observe(after.as_secs_f64());
+        let set = |kind: ResourceType, count: usize| {
+            self.records
+                .get_or_create(&Type {
+                    r#type: kind.short_name(),
+                })
+                .set(gauge(count));
+        };
+        set(ResourceType::Address, addresses);
+        set(ResourceType::Authorization, policies);
+    }
+
+    pub(crate) fn set_problems(&self, errors: usize, warnings: usize) {
+        self.problems
+            .get_or_create(&Severity { severity: "error" })
+            .set(gauge(errors));
+        self.problems
+            .get_or_create(&Severity {
+                severity: "warning",
+            })
+            .set(gauge(warnings));
+    }
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,73 @@
+//! The control plane's own serving certificate: issued by its authority, renewed at half its life.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_rt::DrainWatcher;
+use ambit_tls::{TlsSettings, ca::Authority, ca::IssueError, grpc};
+use parking_lot::RwLock;
+use rustls::ServerConfig;
+
+/// Life of a serving certificate.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+/// How soon to try again after a failure.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// A serving certificate that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ServingError {
+    /// The authority does not issue it.
+    #[error("cannot issue the serving certificate")]
+    Issue(#[from] IssueError),
+    /// TLS does not take it.
+    #[error("cannot use the serving certificate")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The present TLS configuration.
+#[derive(Clone, Debug)]
+pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
+
+impl Serving {
+    /// Issues the first certificate for `names` and keeps renewing it until the drain.
+    pub fn start(
+        authority: Arc<RwLock<Arc<Authority>>>,
+        names: Vec<String>,
+        mut drain: DrainWatcher,
+    ) -> Result<Self, ServingError> {
+        let issue = move || -> Result<Arc<ServerConfig>, ServingError> {
+            let authority = Arc::clone(&authority.read());
+            let (chain, key) = authority.issue_serving(&names, TTL, SystemTime::now())?;
+            Ok(grpc::server_config(&TlsSettings::default(), chain, key)?)
+        };
+        let serving = Self(Arc::new(RwLock::new(issue()?)));
+        let renewed = serving.clone();
+        ambit_rt::spawn("serving certificate", async move {
+            let mut wait = TTL / 2;
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    _ = drain.started() => return,
+                }
+                wait = match issue() {
+                    Ok(config) => {
+                        *renewed.0.write() = config;
+                        TTL / 2
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "the serving certificate is not renewed");
+                        RETRY
+                    }
+                };
+            }
+        });
+        Ok(serving)
+    }
+
+    /// The configuration for the next connection.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0.read())
+    }
+}

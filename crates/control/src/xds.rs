@@ -1,0 +1,14 @@
+//! Delta xDS, the server's side.
+//!
+//! [`store`] holds every record once, encoded; [`session`] is the pure state machine of one client;
+//! [`service`] carries sessions over gRPC; [`node`] says who may open one.
+
+pub mod node;
+pub mod service;
+pub mod session;
+pub mod store;
+mod wire_form;
+
+pub use service::{Discovery, DiscoveryServer, SessionStatus, Sessions};
+pub use session::{Push, Refused, ResourceType, Session};
+pub use store::Store;

@@ -1,0 +1,368 @@
+//! Sessions over gRPC: one task a stream, woken by requests, by changes of the store, by the drain.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::SystemTime,
+};
+
+use ambit_rt::DrainWatcher;
+use ambit_wire::discovery::DeltaDiscoveryRequest;
+use parking_lot::{Mutex, RwLock};
+use rand::Rng;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Request, Response, Status, Streaming,
+    body::Body,
+    codec::{Codec, EncodeBuf, Encoder},
+    server::{Grpc, NamedService, StreamingService},
+};
+
+use super::{
+    node::NodeInfo,
+    session::{Push, Session, SubscriptionStatus},
+    store::Store,
+    wire_form,
+};
+use crate::{access::Access, auth::Caller, metrics::Metrics};
+
+/// Pushes ready for a client that does not read.
+const QUEUE: usize = 4;
+/// Largest request: versions of a whole mesh at a reconnect.
+const MAX_REQUEST: usize = 64 << 20;
+/// Streams at once.
+const MAX_STREAMS: usize = 4096;
+
+/// The open streams.
+pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
+
+/// How one stream stands.
+#[derive(Clone, Debug)]
+pub struct SessionStatus {
+    /// The client, once it said who it is.
+    pub node: Option<NodeInfo>,
+    /// Whose token it presented.
+    pub caller: Caller,
+    /// Where it connected from.
+    pub peer: String,
+    /// Since when.
+    pub since: SystemTime,
+    /// Its subscriptions.
+    pub subscriptions: Vec<SubscriptionStatus>,
+}
+
+/// What every stream needs.
+#[derive(Clone, Debug)]
+pub struct Discovery {
+    store: Arc<RwLock<Store>>,
+    changes: watch::Receiver<u64>,
+    access: Arc<Access>,
+    metrics: Arc<Metrics>,
+    sessions: Sessions,
+    next: Arc<AtomicU64>,
+    drain: DrainWatcher,
+}
+
+impl Discovery {
+    /// `changes` carries the store's revision whenever it grew; false until the first objects are in.
+    pub fn new(
+        store: Arc<RwLock<Store>>,
+        changes: watch::Receiver<u64>,
+        access: Arc<Access>,
+        metrics: Arc<Metrics>,
+        drain: DrainWatcher,
+    ) -> Self {
+        let sessions = Sessions::default();
+        Self {
+            store,
+            changes,
+            access,
+            metrics,
+            sessions,
+            next: Arc::default(),
+            drain,
+        }
+    }
+
+    /// The open streams.
+    pub fn sessions(&self) -> Sessions {
+        Arc::clone(&self.sessions)
+    }
+
+    async fn open(
+        self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
+        let caller = self.access.discovery_caller(request.metadata()).await?;
+        if *self.changes.borrow() == 0 {
+            return Err(Status::unavailable(
+                "the objects of the mesh are not read yet",
+            ));
+        }
+        let peer = request
+            .extensions()
+            .get::<ambit_tls::grpc::PeerInfo>()
+            .and_then(|info| info.address)
+            .map(|address| address.to_string())
+            .unwrap_or_default();
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let status = SessionStatus {
+            node: None,
+            caller,
+            peer,
+            since: SystemTime::now(),
+            subscriptions: Vec::new(),
+        };
+        {
+            let mut sessions = self.sessions.lock();
+            if sessions.len() >= MAX_STREAMS {
+                return Err(Status::resource_exhausted("too many streams"));
+            }
+            sessions.insert(id, status);
+            self.metrics.set_streams(sessions.len());
+        }
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let registered = Registered {
+            id,
+            sessions: self.sessions(),
+            metrics: Arc::clone(&self.metrics),
+        };
+        ambit_rt::spawn("xds stream", async move {
+            let requests = request.into_inner();
+            let work = self.drain.open_work();
+            tokio::select! {
+                ended = self.serve(&registered, requests, &sender) => {
+                    if let Err(status) = ended {
+                        tracing::info!(code = ?status.code(), message = status.message(), "xDS stream ended");
+                        // Fails only when the client is gone.
+                        sender.send(Err(status)).await.ok();
+                    }
+                }
+                () = sender.closed() => {}
+            }
+            drop(work);
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn serve(
+        &self,
+        registered: &Registered,
+        mut requests: Streaming<DeltaDiscoveryRequest>,
+        sender: &mpsc::Sender<Result<Push, Status>>,
+    ) -> Result<(), Status> {
+        let Some(first) = requests.message().await? else {
+            return Ok(());
+        };
+        let node = registered.identify(&first)?;
+        tracing::info!(node = %node.id, "xDS client");
+        let mut session = Session::new(node.node_name.clone(), rand::rng().random());
+        let mut changes = self.changes.clone();
+        let mut drain = self.drain.clone();
+        let mut request = Some(first);
+        loop {
+            let pushes = match request.take() {
+                Some(request) => self.take(&mut session, &node, &request)?,
+                None => {
+                    let store = self.store.read();
+                    session
+                        .on_change(&store)
+                        .map_err(|refused| Status::unavailable(refused.to_string()))?
+                }
+            };
+            registered.update(&session);
+            for push in pushes {
+                self.metrics.pushed(&push);
+                if sender.send(Ok(push)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                message = requests.message() => match message? {
+                    Some(message) => request = Some(message),
+                    None => return Ok(()),
+                },
+                changed = changes.changed() => if changed.is_err() {
+                    return Err(Status::unavailable("the control plane stops"));
+                },
+                _ = drain.started() => {
+                    return Err(Status::unavailable("the control plane stops: reconnect"));
+                }
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        session: &mut Session,
+        node: &NodeInfo,
+        request: &DeltaDiscoveryRequest,
+    ) -> Result<Vec<Push>, Status> {
+        let store = self.store.read();
+        let (outcome, pushes) =
+            session
+                .on_request(request, &store)
+                .map_err(|refused| match refused {
+                    super::session::Refused::TooManyNames => {
+                        Status::resource_exhausted(refused.to_string())
+                    }
+                    super::session::Refused::TooFarBehind => {
+                        Status::unavailable(refused.to_string())
+                    }
+                })?;
+        drop(store);
+        if outcome.stale {
+            self.metrics.stale_nonce();
+        }
+        if outcome.rejected {
+            self.metrics.rejected(&request.type_url);
+            let error = request
+                .error_detail
+                .as_ref()
+                .map(|error| error.message.as_str())
+                .unwrap_or_default();
+            let error: String = error.chars().take(500).collect();
+            tracing::warn!(node = %node.id, type_url = request.type_url, error, "a client rejected a push");
+        }
+        Ok(pushes)
+    }
+}
+
+/// Takes the stream off the list when it ends.
+struct Registered {
+    id: u64,
+    sessions: Sessions,
+    metrics: Arc<Metrics>,
+}
+
+impl Registered {
+    fn identify(&self, first: &DeltaDiscoveryRequest) -> Result<NodeInfo, Status> {
+        let mut sessions = self.sessions.lock();
+        let session = sessions
+            .get_mut(&self.id)
+            .ok_or_else(|| Status::internal("stream not listed"))?;
+        let node = NodeInfo::read(first.node.as_ref(), &session.caller).map_err(|error| {
+            let text = error.to_string();
+            tracing::warn!(caller = %session.caller, error = text, "xDS client refused");
+            match error {
+                super::node::NodeError::Missing | super::node::NodeError::BadId(_) => {
+                    Status::invalid_argument(text)
+                }
+                _ => Status::permission_denied(text),
+            }
+        })?;
+        session.node = Some(node.clone());
+        Ok(node)
+    }
+
+    fn update(&self, session: &Session) {
+        if let Some(status) = self.sessions.lock().get_mut(&self.id) {
+            status.subscriptions = session.status();
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut sessions = self.sessions.lock();
+        sessions.remove(&self.id);
+        self.metrics.set_streams(sessions.len());
+    }
+}
+
+// === gRPC ===
+
+/// The gRPC service. The generated one would copy every record for every client.
+#[derive(Clone, Debug)]
+pub struct DiscoveryServer(Discovery);
+
+impl DiscoveryServer {
+    /// Serves `discovery`.
+    pub fn new(discovery: Discovery) -> Self {
+        Self(discovery)
+    }
+}
+
+impl NamedService for DiscoveryServer {
+    const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
+}
+
+const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if request.uri().path() != METHOD {
+            return Box::pin(async {
+                Ok(Status::unimplemented("only delta xDS is served").into_http())
+            });
+        }
+        let discovery = self.0.clone();
+        Box::pin(async move {
+            let mut grpc = Grpc::new(DeltaCodec).max_decoding_message_size(MAX_REQUEST);
+            Ok(grpc.streaming(Delta(discovery), request).await)
+        })
+    }
+}
+
+struct Delta(Discovery);
+
+impl StreamingService<DeltaDiscoveryRequest> for Delta {
+    type Response = Push;
+    type ResponseStream = ReceiverStream<Result<Push, Status>>;
+    type Future = BoxFuture<Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<DeltaDiscoveryRequest>>) -> Self::Future {
+        Box::pin(self.0.clone().open(request))
+    }
+}
+
+#[derive(Debug, Default)]
+struct DeltaCodec;
+
+impl Codec for DeltaCodec {
+    type Encode = Push;
+    type Decode = DeltaDiscoveryRequest;
+    type Encoder = PushEncoder;
+    type Decoder = tonic_prost::ProstDecoder<DeltaDiscoveryRequest>;
+
+    fn encoder(&mut self) -> PushEncoder {
+        PushEncoder
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        tonic_prost::ProstCodec::<DeltaDiscoveryRequest, DeltaDiscoveryRequest>::default().decoder()
+    }
+}
+
+#[derive(Debug)]
+struct PushEncoder;
+
+impl Encoder for PushEncoder {
+    type Item = Push;
+    type Error = Status;
+
+    fn encode(&mut self, push: Push, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buf.reserve(wire_form::encoded_len(&push));
+        wire_form::encode(&push, buf);
+        Ok(())
+    }
+}

@@ -1,0 +1,547 @@
+//! One client's subscriptions: what it knows, and what it must be told.
+//!
+//! Pure: requests and store changes in, pushes out. A client is never sent the next push of a type
+//! before it has answered the last one, so a slow client costs nothing but a cursor; what changes
+//! meanwhile reaches it in one push. Requests for single records are answered at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use ambit_model::ArcStr;
+use ambit_wire::{
+    discovery::DeltaDiscoveryRequest,
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL},
+};
+
+use super::store::{Collection, Entry, EntryKind, Store};
+
+/// Names one subscription may hold.
+const MAX_NAMES: usize = 200_000;
+/// Longest name, in bytes.
+const MAX_NAME: usize = 1024;
+/// Longest error text kept, in characters.
+const MAX_ERROR: usize = 2048;
+
+/// A type of resource, in the order in which pushes go out: a workload must not name a policy that
+/// the client has not yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ResourceType {
+    /// Policies. Always wildcard.
+    Authorization,
+    /// Workloads and services.
+    Address,
+    /// Workloads alone.
+    Workload,
+}
+
+impl ResourceType {
+    /// The type of a URL.
+    pub fn from_type_url(url: &str) -> Option<Self> {
+        [Self::Authorization, Self::Address, Self::Workload]
+            .into_iter()
+            .find(|kind| kind.type_url() == url)
+    }
+
+    /// Its URL.
+    pub fn type_url(self) -> &'static str {
+        match self {
+            Self::Authorization => AUTHORIZATION_TYPE_URL,
+            Self::Address => ADDRESS_TYPE_URL,
+            Self::Workload => WORKLOAD_TYPE_URL,
+        }
+    }
+
+    /// Short name, for status and metrics.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::Authorization => "WADS",
+            Self::Address => "WDS",
+            Self::Workload => "WLDS",
+        }
+    }
+
+    fn collection(self) -> Collection {
+        match self {
+            Self::Authorization => Collection::Policies,
+            Self::Address | Self::Workload => Collection::Addresses,
+        }
+    }
+
+    fn has(self, entry: &Entry) -> bool {
+        self != Self::Workload || matches!(entry.kind, EntryKind::Workload { .. })
+    }
+}
+
+/// One response.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// Its type.
+    pub resource_type: ResourceType,
+    /// Its nonce.
+    pub nonce: String,
+    /// Revision of the store it was made from.
+    pub system_version: String,
+    /// New or changed records.
+    pub resources: Vec<Arc<Entry>>,
+    /// Names that are gone, or never were.
+    pub removed: Vec<ArcStr>,
+    /// Whether resources carry their aliases.
+    pub with_aliases: bool,
+}
+
+/// Why a stream is closed by us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It subscribes to too much.
+    #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME} bytes")]
+    TooManyNames,
+    /// What was removed since its last answer is no longer known.
+    #[error(
+        "too many changes since the last acknowledgement: reconnect with the versions you have"
+    )]
+    TooFarBehind,
+}
+
+/// What a subscription looks like from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubscriptionStatus {
+    /// Its type.
+    pub resource_type: ResourceType,
+    /// Nonce of the last push; empty before the first.
+    pub sent: String,
+    /// Nonce last acknowledged.
+    pub acknowledged: String,
+    /// Everything, or single names.
+    pub wildcard: bool,
+    /// Names it asked for.
+    pub names: usize,
+    /// Text of the last rejection, until the next acknowledgement.
+    pub error: Option<String>,
+}
+
+/// What one request led to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// It rejected a push.
+    pub rejected: bool,
+    /// It answered a push that is not the last.
+    pub stale: bool,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    wildcard: bool,
+    /// Names asked for, aliases included.
+    explicit: HashSet<ArcStr>,
+    /// What single-record clients have, with versions.
+    known: HashMap<ArcStr, String>,
+    /// Revision up to which it was told.
+    cursor: u64,
+    sent: String,
+    acknowledged: String,
+    outstanding: bool,
+    error: Option<String>,
+}
+
+/// See the module above.
+#[derive(Debug)]
+pub struct Session {
+    node: ArcStr,
+    /// Makes nonces of this stream unlike those of others.
+    seed: u64,
+    pushes: u64,
+    subscriptions: BTreeMap<ResourceType, Subscription>,
+}
+
+impl Session {
+    /// A stream of a client on `node` (may be empty).
+    pub fn new(node: impl Into<ArcStr>, seed: u64) -> Self {
+        Self {
+            node: node.into(),
+            seed,
+            pushes: 0,
+            subscriptions: BTreeMap::new(),
+        }
+    }
+
+    /// Takes one request. Unknown types are ignored.
+    pub fn on_request(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+    ) -> Result<(Outcome, Vec<Push>), Refused> {
+        let mut outcome = Outcome::default();
+        let Some(kind) = ResourceType::from_type_url(&request.type_url) else {
+            return Ok((outcome, Vec::new()));
+        };
+        check_names(request)?;
+        let is_first = !self.subscriptions.contains_key(&kind);
+        let subscription = self.subscriptions.entry(kind).or_default();
+        if !is_first && !request.response_nonce.is_empty() {
+            if request.response_nonce == subscription.sent {
+                subscription.answered(request, &mut outcome);
+            } else {
+                outcome.stale = true;
+            }
+        }
+        let mut pushes = Vec::new();
+        if is_first {
+            let (resources, removed) = subscription.begin(kind, request, store, &self.node);
+            pushes.push(self.push(kind, resources, removed, store));
+        } else if let Some((resources, removed)) = subscription.resubscribe(kind, request, store) {
+            pushes.push(self.push(kind, resources, removed, store));
+        }
+        let names = self
+            .subscriptions
+            .get(&kind)
+            .map_or(0, |subscription| subscription.explicit.len());
+        if names > MAX_NAMES {
+            return Err(Refused::TooManyNames);
+        }
+        pushes.extend(self.on_change(store)?);
+        Ok((outcome, pushes))
+    }
+
+    /// Tells what changed since the last call, for every type whose last push was answered.
+    pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
+        let mut pushes = Vec::new();
+        // Policies that go are told last: workloads must have stopped naming them.
+        let mut policies_gone = None;
+        let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
+        for kind in kinds {
+            let Some(subscription) = self.subscriptions.get_mut(&kind) else {
+                continue;
+            };
+            if subscription.outstanding {
+                if kind == ResourceType::Authorization && subscription.is_behind(kind, store)? {
+                    // New workloads may name new policies: wait with everything.
+                    return Ok(pushes);
+                }
+                continue;
+            }
+            let (resources, removed) = subscription.changes(kind, store, &self.node)?;
+            if kind == ResourceType::Authorization {
+                if !resources.is_empty() {
+                    pushes.push(self.push(kind, resources, Vec::new(), store));
+                }
+                policies_gone = Some(removed).filter(|removed| !removed.is_empty());
+            } else if !resources.is_empty() || !removed.is_empty() {
+                pushes.push(self.push(kind, resources, removed, store));
+            }
+        }
+        if let Some(removed) = policies_gone {
+            pushes.push(self.push(ResourceType::Authorization, Vec::new(), removed, store));
+        }
+        Ok(pushes)
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> Vec<SubscriptionStatus> {
+        let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
+            resource_type: *kind,
+            sent: subscription.sent.clone(),
+            acknowledged: subscription.acknowledged.clone(),
+            wildcard: subscription.wildcard,
+            names: subscription.explicit.len(),
+            error: subscription.error.clone(),
+        };
+        self.subscriptions.iter().map(status).collect()
+    }
+
+    fn push(
+        &mut self,
+        resource_type: ResourceType,
+        resources: Vec<Arc<Entry>>,
+        mut removed: Vec<ArcStr>,
+        store: &Store,
+    ) -> Push {
+        self.pushes += 1;
+        removed.sort_unstable();
+        let nonce = format!(
+            "{:x}-{:x}-{:016x}",
+            store.revision(),
+            self.pushes,
+            self.seed
+        );
+        let mut with_aliases = false;
+        if let Some(subscription) = self.subscriptions.get_mut(&resource_type) {
+            subscription.sent.clone_from(&nonce);
+            subscription.outstanding = true;
+            with_aliases = !subscription.wildcard;
+        }
+        Push {
+            resource_type,
+            nonce,
+            system_version: store.revision().to_string(),
+            resources,
+            removed,
+            with_aliases,
+        }
+    }
+}
+
+type Answer = (Vec<Arc<Entry>>, Vec<ArcStr>);
+
+impl Subscription {
+    fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
+        self.outstanding = false;
+        match &request.error_detail {
+            Some(error) => {
+                outcome.rejected = true;
+                self.error = Some(error.message.chars().take(MAX_ERROR).collect());
+            }
+            None => {
+                self.error = None;
+                self.acknowledged.clone_from(&request.response_nonce);
+            }
+        }
+    }
+
+    /// The first request of a type. What the client says it has already is not sent again.
+    fn begin(
+        &mut self,
+        kind: ResourceType,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+        node: &ArcStr,
+    ) -> Answer {
+        let has = |names: &[String]| names.iter().any(|name| name == "*");
+        let asks_all =
+            request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
+        self.wildcard = kind == ResourceType::Authorization
+            || (asks_all && !has(&request.resource_names_unsubscribe));
+        self.cursor = store.revision();
+        let claimed = &request.initial_resource_versions;
+        if self.wildcard {
+            return everything(kind, claimed, store);
+        }
+        let mut answer = Gather::new(kind, store);
+        for (name, version) in claimed {
+            self.known.insert(name.into(), version.clone());
+            answer.find(name);
+        }
+        for name in request
+            .resource_names_subscribe
+            .iter()
+            .filter(|name| *name != "*")
+        {
+            self.explicit.insert(name.into());
+            answer.find(name);
+        }
+        for name in store.on_node(node) {
+            answer.found.insert(name.clone());
+        }
+        answer.finish(&mut self.known)
+    }
+
+    /// Later changes of what is subscribed to; `None` if there are none.
+    fn resubscribe(
+        &mut self,
+        kind: ResourceType,
+        request: &DeltaDiscoveryRequest,
+        store: &Store,
+    ) -> Option<Answer> {
+        for name in &request.resource_names_unsubscribe {
+            if name == "*" {
+                if kind != ResourceType::Authorization {
+                    self.wildcard = false;
+                }
+            } else {
+                self.explicit.remove(name.as_str());
+                self.known.remove(name.as_str());
+            }
+        }
+        if request.resource_names_subscribe.is_empty() {
+            return None;
+        }
+        if self.wildcard
+            || request
+                .resource_names_subscribe
+                .iter()
+                .any(|name| name == "*")
+        {
+            self.wildcard = true;
+            self.cursor = store.revision();
+            return Some(everything(kind, &request.initial_resource_versions, store));
+        }
+        let mut answer = Gather::new(kind, store);
+        for name in &request.resource_names_subscribe {
+            self.explicit.insert(name.into());
+            // Asked for again: sent again, the client may have lost it.
+            for found in answer.find(name) {
+                self.known.remove(&found);
+            }
+        }
+        Some(answer.finish(&mut self.known))
+    }
+
+    fn is_behind(&self, kind: ResourceType, store: &Store) -> Result<bool, Refused> {
+        let mut changed = store
+            .changed_since(kind.collection(), self.cursor)
+            .ok_or(Refused::TooFarBehind)?;
+        Ok(changed.next().is_some())
+    }
+
+    fn changes(
+        &mut self,
+        kind: ResourceType,
+        store: &Store,
+        node: &ArcStr,
+    ) -> Result<Answer, Refused> {
+        let changed = store
+            .changed_since(kind.collection(), self.cursor)
+            .ok_or(Refused::TooFarBehind)?;
+        self.cursor = store.revision();
+        let mut removed = Vec::new();
+        if self.wildcard {
+            let mut resources = Vec::new();
+            for name in changed {
+                match store.entry(kind.collection(), name) {
+                    Some(entry) if kind.has(entry) => resources.push(Arc::clone(entry)),
+                    Some(_) => {}
+                    None => removed.push(name.clone()),
+                }
+            }
+            return Ok((resources, removed));
+        }
+        let mut answer = Gather::new(kind, store);
+        for name in changed {
+            match store.entry(kind.collection(), name) {
+                Some(entry) if self.concerns(entry, node) => answer.add(entry),
+                Some(_) => {}
+                None => {
+                    if self.known.remove(name).is_some() {
+                        removed.push(name.clone());
+                    }
+                }
+            }
+        }
+        let (resources, _) = answer.finish(&mut self.known);
+        Ok((resources, removed))
+    }
+
+    /// Whether a single-record client must hear of a record: it asked for it by some name, it has
+    /// it, it is on its own node, or an endpoint of a service it has.
+    fn concerns(&self, entry: &Entry, node: &ArcStr) -> bool {
+        let known = |name: &ArcStr| self.known.contains_key(name);
+        let asked = |name: &ArcStr| self.explicit.contains(name);
+        let by_place = match &entry.kind {
+            EntryKind::Workload { node: of, services } => {
+                (!node.is_empty() && of == node) || services.iter().any(known)
+            }
+            EntryKind::Service | EntryKind::Policy => false,
+        };
+        known(&entry.name) || asked(&entry.name) || entry.aliases.iter().any(asked) || by_place
+    }
+}
+
+/// Everything but what the client has in this version, and what it has but does not exist.
+fn everything(kind: ResourceType, claimed: &HashMap<String, String>, store: &Store) -> Answer {
+    let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
+    let mut resources: Vec<_> = store
+        .entries(kind.collection())
+        .filter(|entry| kind.has(entry) && !has(entry))
+        .cloned()
+        .collect();
+    resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let exists = |name: &str| {
+        store
+            .entry(kind.collection(), name)
+            .is_some_and(|entry| kind.has(entry))
+    };
+    let removed = claimed
+        .keys()
+        .filter(|name| !exists(name))
+        .map(ArcStr::from)
+        .collect();
+    (resources, removed)
+}
+
+fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
+    let lists = [
+        &request.resource_names_subscribe,
+        &request.resource_names_unsubscribe,
+    ];
+    let claimed = &request.initial_resource_versions;
+    let too_long = |name: &String| name.len() > MAX_NAME;
+    let too_many = lists.iter().any(|list| list.len() > MAX_NAMES) || claimed.len() > 5 * MAX_NAMES;
+    let long = lists.into_iter().flatten().any(too_long)
+        || claimed
+            .iter()
+            .any(|(name, version)| too_long(name) || too_long(version));
+    if too_many || long {
+        Err(Refused::TooManyNames)
+    } else {
+        Ok(())
+    }
+}
+
+/// Collects single records with what belongs to them.
+struct Gather<'a> {
+    kind: ResourceType,
+    store: &'a Store,
+    found: BTreeSet<ArcStr>,
+    missing: BTreeSet<ArcStr>,
+}
+
+impl<'a> Gather<'a> {
+    fn new(kind: ResourceType, store: &'a Store) -> Self {
+        Self {
+            kind,
+            store,
+            found: BTreeSet::new(),
+            missing: BTreeSet::new(),
+        }
+    }
+
+    /// A record by name or alias, a service with its endpoints. Returns what was found directly.
+    fn find(&mut self, key: &str) -> Vec<ArcStr> {
+        let by_name = self
+            .store
+            .entry(self.kind.collection(), key)
+            .map(|entry| &entry.name);
+        let names: Vec<ArcStr> = by_name
+            .into_iter()
+            .chain(self.store.by_alias(key))
+            .cloned()
+            .collect();
+        if names.is_empty() {
+            self.missing.insert(key.into());
+        }
+        for name in &names {
+            if let Some(entry) = self.store.entry(self.kind.collection(), name) {
+                self.add(entry);
+            }
+        }
+        names
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        if entry.kind == EntryKind::Service {
+            self.found
+                .extend(self.store.endpoints(&entry.name).cloned());
+        }
+        self.found.insert(entry.name.clone());
+    }
+
+    /// What the client does not have yet, and what does not exist. It has all of it from now on.
+    fn finish(self, known: &mut HashMap<ArcStr, String>) -> Answer {
+        let mut resources = Vec::new();
+        for name in &self.found {
+            let Some(entry) = self.store.entry(self.kind.collection(), name) else {
+                continue;
+            };
+            if !self.kind.has(entry) || known.get(name) == Some(&entry.version) {
+                continue;
+            }
+            known.insert(name.clone(), entry.version.clone());
+            resources.push(Arc::clone(entry));
+        }
+        for name in &self.missing {
+            known.remove(name);
+        }
+        (resources, self.missing.into_iter().collect())
+    }
+}

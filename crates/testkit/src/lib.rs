@@ -1,1 +1,22 @@
-//! Test PKI, scripted peers, builders. A dev-dependency only.
+//! What tests share: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
+//! peers, and builders of mesh objects. A dev-dependency only.
+//!
+//! Everything here panics with a clear text when a test is set up wrongly: that is its purpose.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::panic,
+    clippy::expect_used,
+    reason = "only tests use this crate"
+)]
+
+pub mod build;
+mod csr_server;
+mod fake_ca;
+pub mod h2_peer;
+mod pki;
+mod until;
+
+pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
+pub use fake_ca::FakeCa;
+pub use pki::Pki;
+pub use until::{until, until_blocking, until_some};

@@ -1,0 +1,151 @@
+//! A CSR API over loopback TLS, scripted.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_model::Identity;
+use ambit_rt::{AbortOnDrop, Drain, drain};
+use ambit_tls::grpc;
+use ambit_wire::citadel::{
+    IstioCertificateRequest, IstioCertificateResponse,
+    istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
+};
+use parking_lot::Mutex;
+use prost_types::value::Kind;
+use tokio::net::TcpListener;
+use tonic::{Request, Response, Status, metadata::MetadataMap};
+
+use crate::Pki;
+
+/// What the server answers next; when nothing is scripted it issues what it is asked for.
+#[derive(Clone, Debug)]
+pub enum CsrAnswer {
+    /// A certificate for somebody else.
+    For(Identity),
+    /// This chain, whatever was asked.
+    Chain(Vec<String>),
+    /// A gRPC error.
+    Error(Status),
+    /// Nothing, ever.
+    Silence,
+}
+
+/// One call as it arrived.
+#[derive(Clone, Debug)]
+pub struct SeenRequest {
+    /// PEM of the request.
+    pub csr: String,
+    /// Seconds asked for.
+    pub validity: i64,
+    /// `ImpersonatedIdentity` of the metadata field.
+    pub impersonated: Option<String>,
+    /// The call's headers.
+    pub headers: MetadataMap,
+}
+
+/// The running server; it ends when dropped.
+#[derive(Debug)]
+pub struct CsrServer {
+    /// Where it listens; its certificate is for `localhost` and `127.0.0.1`.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    _drain: Drain,
+    _task: AbortOnDrop<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pki: Arc<Pki>,
+    script: Mutex<VecDeque<CsrAnswer>>,
+    seen: Mutex<Vec<SeenRequest>>,
+}
+
+impl CsrServer {
+    /// Starts it on a free port of 127.0.0.1.
+    pub async fn start(pki: Arc<Pki>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::start_on(pki, listener)
+    }
+
+    /// Starts it on a given listener.
+    pub fn start_on(pki: Arc<Pki>, listener: TcpListener) -> Self {
+        let address = listener.local_addr().expect("an address");
+        let (chain, key) = pki.serving(&["localhost", "127.0.0.1"]);
+        let config = grpc::server_config(&pki.settings, chain, key).expect("a server config");
+        let shared = Arc::new(Shared {
+            pki,
+            script: Mutex::default(),
+            seen: Mutex::default(),
+        });
+        let (drain, watcher) = drain::channel();
+        let incoming = grpc::incoming(listener, watcher, move || config.clone());
+        let service = IstioCertificateServiceServer::from_arc(Arc::new(Service(shared.clone())));
+        let task = ambit_rt::spawn_abortable("csr server", async move {
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .ok();
+        });
+        Self {
+            address,
+            shared,
+            _drain: drain,
+            _task: task,
+        }
+    }
+
+    /// Scripts the next answer.
+    pub fn answer_next(&self, answer: CsrAnswer) {
+        self.shared.script.lock().push_back(answer);
+    }
+
+    /// The calls so far.
+    pub fn seen(&self) -> Vec<SeenRequest> {
+        self.shared.seen.lock().clone()
+    }
+}
+
+#[derive(Debug)]
+struct Service(Arc<Shared>);
+
+#[tonic::async_trait]
+impl IstioCertificateService for Service {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
+        let headers = request.metadata().clone();
+        let request = request.into_inner();
+        let impersonated = request
+            .metadata
+            .and_then(|metadata| metadata.fields.get("ImpersonatedIdentity").cloned())
+            .and_then(|value| match value.kind {
+                Some(Kind::StringValue(text)) => Some(text),
+                _ => None,
+            });
+        self.0.seen.lock().push(SeenRequest {
+            csr: request.csr.clone(),
+            validity: request.validity_duration,
+            impersonated: impersonated.clone(),
+            headers,
+        });
+        let issue = |identity: &Identity| {
+            let ttl = Duration::from_secs(request.validity_duration.unsigned_abs());
+            self.0.pki.answer(&request.csr, identity, ttl)
+        };
+        let answer = self.0.script.lock().pop_front();
+        let cert_chain = match answer {
+            Some(CsrAnswer::For(identity)) => issue(&identity),
+            Some(CsrAnswer::Chain(chain)) => chain,
+            Some(CsrAnswer::Error(status)) => return Err(status),
+            Some(CsrAnswer::Silence) => std::future::pending().await,
+            None => {
+                let identity = impersonated
+                    .and_then(|identity| identity.parse().ok())
+                    .ok_or_else(|| Status::invalid_argument("no identity"))?;
+                issue(&identity)
+            }
+        };
+        Ok(Response::new(IstioCertificateResponse { cert_chain }))
+    }
+}

@@ -1,0 +1,111 @@
+//! A certificate authority in memory.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::Identity;
+use ambit_tls::{CaClient, FetchError, WorkloadCert};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::Pki;
+
+/// Issues at once, unless told to hold or to fail. Clones share everything.
+#[derive(Clone, Debug)]
+pub struct FakeCa {
+    pki: Arc<Pki>,
+    ttl: Duration,
+    state: Arc<Mutex<State>>,
+    gate: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    asked: Vec<Identity>,
+    failures: VecDeque<tonic::Status>,
+    holding: bool,
+    running: usize,
+    most_running: usize,
+}
+
+impl FakeCa {
+    /// Issues certificates of a mesh that live for `ttl`.
+    pub fn new(pki: Arc<Pki>, ttl: Duration) -> Self {
+        Self {
+            pki,
+            ttl,
+            state: Arc::default(),
+            gate: Arc::new(Semaphore::new(0)),
+        }
+    }
+
+    /// From now on every fetch waits for [`Self::release`].
+    pub fn hold(&self) {
+        self.state.lock().holding = true;
+    }
+
+    /// Lets so many held fetches go on.
+    pub fn release(&self, fetches: usize) {
+        self.gate.add_permits(fetches);
+    }
+
+    /// The next so many fetches fail.
+    pub fn fail(&self, fetches: usize) {
+        let status = || tonic::Status::unavailable("the fake CA is told to fail");
+        self.state
+            .lock()
+            .failures
+            .extend((0..fetches).map(|_| status()));
+    }
+
+    /// Fetches work again.
+    pub fn recover(&self) {
+        self.state.lock().failures.clear();
+    }
+
+    /// What was asked for, in order.
+    pub fn asked(&self) -> Vec<Identity> {
+        self.state.lock().asked.clone()
+    }
+
+    /// The greatest number of fetches under way at once so far.
+    pub fn most_running(&self) -> usize {
+        self.state.lock().most_running
+    }
+
+    async fn issue(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+        let (holding, failure) = {
+            let mut state = self.state.lock();
+            state.asked.push(identity.clone());
+            state.running += 1;
+            state.most_running = state.most_running.max(state.running);
+            (state.holding, state.failures.pop_front())
+        };
+        if holding {
+            self.gate
+                .acquire()
+                .await
+                .expect("the gate is never closed")
+                .forget();
+        }
+        self.state.lock().running -= 1;
+        match failure {
+            Some(status) => Err(FetchError::Status(Box::new(status))),
+            None => Ok(self.pki.cert_for(identity, SystemTime::now(), self.ttl)),
+        }
+    }
+}
+
+impl CaClient for FakeCa {
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
+        Box::pin(self.issue(identity))
+    }
+}

@@ -1,0 +1,177 @@
+//! A scripted HTTP/2 server: it does what the test says, and panics on what the test does not
+//! expect.
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, server::SendResponse};
+use http::{Request, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// The server's side of one connection.
+pub struct H2Peer<S> {
+    connection: h2::server::Connection<S, Bytes>,
+}
+
+impl<S> std::fmt::Debug for H2Peer<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("H2Peer")
+    }
+}
+
+/// One CONNECT that waits for its answer.
+#[derive(Debug)]
+pub struct Tunnel {
+    /// The request.
+    pub request: Request<()>,
+    /// What the client sends.
+    pub body: RecvStream,
+    respond: SendResponse<Bytes>,
+}
+
+/// A tunnel that was answered with 200.
+#[derive(Debug)]
+pub struct OpenTunnel {
+    /// What the client sends.
+    pub body: RecvStream,
+    /// To the client.
+    pub send: h2::SendStream<Bytes>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
+    /// Does the server's side of the opening, with so many streams allowed at once.
+    pub async fn accept(io: S, max_streams: u32) -> Self {
+        let connection = h2::server::Builder::new()
+            .max_concurrent_streams(max_streams)
+            .handshake(io)
+            .await
+            .expect("an HTTP/2 opening");
+        Self { connection }
+    }
+
+    /// The next CONNECT, whose authority must be `authority`.
+    pub async fn expect_connect(&mut self, authority: &str) -> Tunnel {
+        let tunnel = self
+            .next()
+            .await
+            .expect("a CONNECT, but the client closed the connection");
+        assert_eq!(tunnel.request.method(), http::Method::CONNECT);
+        let got = tunnel.request.uri().authority().map(ToString::to_string);
+        assert_eq!(got.as_deref(), Some(authority));
+        tunnel
+    }
+
+    /// The next request, or `None` when the client closes the connection.
+    pub async fn next(&mut self) -> Option<Tunnel> {
+        let (request, respond) = self.connection.accept().await?.expect("a request");
+        let (head, body) = request.into_parts();
+        Some(Tunnel {
+            request: Request::from_parts(head, ()),
+            body,
+            respond,
+        })
+    }
+
+    /// Sends GOAWAY and lets open streams end.
+    pub fn goaway(&mut self) {
+        self.connection.graceful_shutdown();
+    }
+
+    /// Drives the connection until the client closes it; a further request is unexpected.
+    pub async fn serve_rest(mut self) {
+        if let Some(tunnel) = self.next().await {
+            panic!("unexpected request: {:?}", tunnel.request);
+        }
+    }
+
+    /// Drives the connection in the background of another future.
+    pub async fn while_doing<T>(&mut self, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = work => done,
+            next = self.connection.accept() => match next {
+                Some(Ok((request, _))) => panic!("unexpected request: {request:?}"),
+                Some(Err(error)) => panic!("connection failed: {error}"),
+                None => panic!("the client closed the connection"),
+            },
+        }
+    }
+}
+
+impl Tunnel {
+    /// Answers 200.
+    pub fn accept(self) -> OpenTunnel {
+        self.accept_with(|response| response)
+    }
+
+    /// Answers 200 with headers.
+    pub fn accept_with(
+        mut self,
+        change: impl FnOnce(http::response::Builder) -> http::response::Builder,
+    ) -> OpenTunnel {
+        let response = change(Response::builder().status(StatusCode::OK)).body(());
+        let send = self
+            .respond
+            .send_response(response.expect("a response"), false)
+            .expect("the answer to be sent");
+        OpenTunnel {
+            body: self.body,
+            send,
+        }
+    }
+
+    /// Answers an error status and ends the stream.
+    pub fn refuse(mut self, status: u16) {
+        let response = Response::builder()
+            .status(status)
+            .body(())
+            .expect("a status");
+        self.respond
+            .send_response(response, true)
+            .expect("the answer to be sent");
+    }
+
+    /// Resets the stream without an answer.
+    pub fn reset(mut self, reason: Reason) {
+        self.respond.send_reset(reason);
+    }
+}
+
+impl OpenTunnel {
+    /// Reads exactly `expected`, giving the window back.
+    pub async fn expect_data(&mut self, expected: &[u8]) {
+        let mut got = Vec::new();
+        while got.len() < expected.len() {
+            let data = self
+                .body
+                .data()
+                .await
+                .expect("more data")
+                .expect("no error");
+            self.body
+                .flow_control()
+                .release_capacity(data.len())
+                .expect("capacity");
+            got.extend_from_slice(&data);
+        }
+        assert_eq!(got, expected);
+    }
+
+    /// Waits for the client's END_STREAM.
+    pub async fn expect_end(&mut self) {
+        if let Some(data) = self.body.data().await {
+            let data = data.expect("no error");
+            assert!(data.is_empty(), "unexpected data: {data:?}");
+        }
+        assert!(self.body.is_end_stream());
+    }
+
+    /// Sends bytes; `last` ends the stream.
+    pub fn send(&mut self, bytes: &'static [u8], last: bool) {
+        self.send
+            .send_data(Bytes::from_static(bytes), last)
+            .expect("data to be sent");
+    }
+
+    /// Resets the stream.
+    pub fn reset(&mut self, reason: Reason) {
+        self.send.send_reset(reason);
+    }
+}

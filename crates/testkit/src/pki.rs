@@ -1,0 +1,153 @@
+//! A mesh's certificates, made on the spot.
+
+use std::time::{Duration, SystemTime};
+
+use ambit_model::Identity;
+use ambit_tls::{CertificateRequest, Crls, RootCa, TlsSettings, WorkloadCert, ca::Authority};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A mesh with a root and an intermediate that signs.
+#[derive(Debug)]
+pub struct Pki {
+    root: Authority,
+    signer: Authority,
+    /// What certificates made here are configured with.
+    pub settings: TlsSettings,
+}
+
+impl Default for Pki {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Pki {
+    /// A new mesh; certificates of two meshes do not trust each other.
+    pub fn new() -> Self {
+        Self::with_settings(TlsSettings::default())
+    }
+
+    /// With other TLS settings.
+    pub fn with_settings(settings: TlsSettings) -> Self {
+        // So old that expired certificates can be made too.
+        let born = SystemTime::now() - 30 * DAY;
+        let root = Authority::new_root("test", 365 * DAY, born).expect("a root");
+        let signer = root
+            .new_intermediate("test", 365 * DAY, born)
+            .expect("an intermediate");
+        Self {
+            root,
+            signer,
+            settings,
+        }
+    }
+
+    /// With revocation lists in the settings, empty at first.
+    pub fn with_crls() -> (Self, Crls) {
+        let crls = Crls::new();
+        (
+            Self::with_settings(TlsSettings::default().with_crls(crls.clone())),
+            crls,
+        )
+    }
+
+    /// A certificate that is valid for a day.
+    pub fn cert(&self, identity: &Identity) -> WorkloadCert {
+        self.cert_for(identity, SystemTime::now(), DAY)
+    }
+
+    /// As [`Self::cert`], by the identity's text.
+    pub fn cert_of(&self, spiffe_id: &str) -> WorkloadCert {
+        self.cert(&spiffe_id.parse().expect("a SPIFFE id"))
+    }
+
+    /// A certificate that expired an hour ago.
+    pub fn expired_cert(&self, identity: &Identity) -> WorkloadCert {
+        self.cert_for(
+            identity,
+            SystemTime::now() - DAY - Duration::from_secs(3600),
+            DAY,
+        )
+    }
+
+    /// A certificate issued at a given time.
+    pub fn cert_for(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> WorkloadCert {
+        self.cert_with(&self.settings, identity, now, ttl)
+    }
+
+    /// A certificate of this mesh with other TLS settings.
+    pub fn cert_with(
+        &self,
+        settings: &TlsSettings,
+        identity: &Identity,
+        now: SystemTime,
+        ttl: Duration,
+    ) -> WorkloadCert {
+        let request = CertificateRequest::new(identity).expect("a request");
+        let answer = self
+            .signer
+            .issue(&request.pem, identity, ttl, now)
+            .expect("an issued certificate");
+        let entries = |entry: &String| pem(entry);
+        let mut chain: Vec<_> = answer.iter().flat_map(entries).collect();
+        chain.truncate(2);
+        let roots = self.root.roots().to_vec();
+        WorkloadCert::valid_at(settings, chain, request.key, roots, now)
+            .expect("a valid certificate")
+    }
+
+    /// What the CSR API answers to a request.
+    pub fn answer(&self, request_pem: &str, identity: &Identity, ttl: Duration) -> Vec<String> {
+        self.signer
+            .issue(request_pem, identity, ttl, SystemTime::now())
+            .expect("an issued certificate")
+    }
+
+    /// A serving certificate for names and addresses.
+    pub fn serving(
+        &self,
+        names: &[&str],
+    ) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.signer
+            .issue_serving(&names, DAY, SystemTime::now())
+            .expect("a serving certificate")
+    }
+
+    /// A revocation list (PEM) of the given certificates, by the intermediate.
+    pub fn revoke(&self, certs: &[&WorkloadCert]) -> String {
+        let leaves: Vec<_> = certs
+            .iter()
+            .filter_map(|cert| cert.chain().first().cloned())
+            .collect();
+        self.signer
+            .revoke(&leaves, SystemTime::now())
+            .expect("a revocation list")
+    }
+
+    /// A revocation list (PEM) of the intermediate itself, by the root.
+    pub fn revoke_intermediate(&self) -> String {
+        self.root
+            .revoke(self.signer.intermediates(), SystemTime::now())
+            .expect("a revocation list")
+    }
+
+    /// The root, as PEM.
+    pub fn root_pem(&self) -> String {
+        self.root.root_pem()
+    }
+
+    /// The root, as clients of the control plane are told of it.
+    pub fn root_ca(&self) -> RootCa {
+        RootCa::Pem(self.root_pem())
+    }
+}
+
+fn pem(text: &str) -> Vec<CertificateDer<'static>> {
+    use rustls_pki_types::pem::PemObject;
+    CertificateDer::pem_slice_iter(text.as_bytes())
+        .map(|der| der.expect("PEM"))
+        .collect()
+}

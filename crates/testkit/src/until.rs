@@ -1,0 +1,76 @@
+//! Waiting for a condition, with a deadline and without a fixed sleep.
+
+use std::time::{Duration, Instant};
+
+/// How long a condition may take; far longer than any should, even on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.
+#[track_caller]
+pub fn until(
+    what: &str,
+    mut condition: impl FnMut() -> bool,
+) -> impl std::future::Future<Output = ()> {
+    let some = until_some(what, move || condition().then_some(()));
+    async move { some.await }
+}
+
+/// As [`until`], for a condition that yields a value.
+#[track_caller]
+pub fn until_some<T>(
+    what: &str,
+    mut condition: impl FnMut() -> Option<T>,
+) -> impl std::future::Future<Output = T> {
+    let place = std::panic::Location::caller();
+    let what = what.to_owned();
+    async move {
+        // Real time, so that a paused tokio clock does not run out of it.
+        let deadline = Instant::now() + DEADLINE;
+        let mut pause = Duration::from_micros(50);
+        loop {
+            if let Some(value) = condition() {
+                return value;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "waited in vain for: {what} (at {place})"
+            );
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// As [`until`], for tests without a runtime.
+#[track_caller]
+pub fn until_blocking(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    let mut pause = Duration::from_micros(50);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_condition_that_comes_true_ends_the_wait() {
+        let mut looks = 0;
+        until("three looks", || {
+            looks += 1;
+            looks == 3
+        })
+        .await;
+        assert_eq!(until_some("a value", || Some(7)).await, 7);
+        until_blocking("nothing", || true);
+    }
+}

@@ -262,22 +262,20 @@ impl Workload {
 /// `services` is printed as a list of names by `/config_dump`, which leaves the ports to the
 /// endpoints, and read as a map of name to ports from local files; both forms are read.
 mod services_form {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, fmt};
 
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde::{
+        Deserializer, Serialize, Serializer,
+        de::{MapAccess, SeqAccess, Visitor},
+    };
 
     use super::PortMap;
     use crate::NamespacedHostname;
 
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        Map(BTreeMap<String, BTreeMap<String, u16>>),
-        List(Vec<NamespacedHostname>),
-    }
+    type Services = BTreeMap<NamespacedHostname, PortMap>;
 
     pub(super) fn serialize<S: Serializer>(
-        services: &BTreeMap<NamespacedHostname, PortMap>,
+        services: &Services,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         services.keys().collect::<Vec<_>>().serialize(serializer)
@@ -285,21 +283,34 @@ mod services_form {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<BTreeMap<NamespacedHostname, PortMap>, D::Error> {
-        use serde::de::Error;
-        match Form::deserialize(deserializer)? {
-            Form::List(names) => Ok(names.into_iter().map(|name| (name, PortMap::new())).collect()),
-            Form::Map(map) => map
-                .into_iter()
-                .map(|(name, ports)| {
-                    let name = name.parse().map_err(D::Error::custom)?;
-                    let ports = ports
-                        .into_iter()
-                        .map(|(port, target)| Ok((port.parse().map_err(D::Error::custom)?, target)))
-                        .collect::<Result<_, D::Error>>()?;
-                    Ok((name, ports))
-                })
-                .collect(),
+    ) -> Result<Services, D::Error> {
+        deserializer.deserialize_any(Form)
+    }
+
+    /// Not an untagged enum: that would read YAML's numeric keys as something else.
+    struct Form;
+
+    impl<'de> Visitor<'de> for Form {
+        type Value = Services;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of <namespace>/<hostname>, or a map of them to ports")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Services, A::Error> {
+            let mut services = Services::new();
+            while let Some(name) = list.next_element()? {
+                services.insert(name, PortMap::new());
+            }
+            Ok(services)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Services, A::Error> {
+            let mut services = Services::new();
+            while let Some((name, ports)) = map.next_entry()? {
+                services.insert(name, ports);
+            }
+            Ok(services)
         }
     }
 }

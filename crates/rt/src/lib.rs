@@ -7,6 +7,7 @@
 pub mod backoff;
 pub mod drain;
 pub mod env;
+mod error_chain;
 pub mod http;
 pub mod limits;
 pub mod logging;
@@ -18,6 +19,7 @@ mod task;
 pub use backoff::Backoff;
 pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};
 pub use env::{Env, EnvError};
+pub use error_chain::ErrorChain;
 pub use readiness::{Readiness, ReadyTask};
 pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use task::{AbortOnDrop, current_thread, spawn, spawn_abortable, spawn_blocking, spawn_local};

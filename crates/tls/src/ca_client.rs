@@ -3,6 +3,7 @@
 use std::{fmt, future::Future, pin::Pin, time::Duration};
 
 use ambit_model::Identity;
+use ambit_rt::ErrorChain;
 use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
@@ -34,8 +35,8 @@ pub enum FetchError {
     #[error(transparent)]
     Headers(#[from] CallHeadersError),
     /// The CA refused, or could not be reached.
-    #[error("the CA answered {:?}: {}", .0.code(), .0.message())]
-    Status(#[source] Box<tonic::Status>),
+    #[error("the CA answered {}", Answer(.0))]
+    Status(Box<tonic::Status>),
     /// The CA did not answer in time.
     #[error("the CA did not answer within {0:?}")]
     TimedOut(Duration),
@@ -45,6 +46,19 @@ pub enum FetchError {
     /// A certificate whose time has passed already.
     #[error("the CA issued a certificate that has expired already")]
     Expired,
+}
+
+/// A status as code, message and what stands behind it (for instance why no connection was had).
+struct Answer<'a>(&'a tonic::Status);
+
+impl fmt::Display for Answer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.0.code(), self.0.message())?;
+        match std::error::Error::source(self.0) {
+            Some(cause) => write!(f, ": {}", ErrorChain(cause)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// How [`CsrClient`] asks.

@@ -13,6 +13,7 @@ use std::{
 };
 
 use ambit_model::{Identity, Reason};
+use ambit_rt::ErrorChain;
 use parking_lot::Mutex;
 use rand::Rng;
 use tokio::{
@@ -52,7 +53,7 @@ pub enum CertError {
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
     Forgotten(Box<Identity>),
     /// The CA did not give one; another attempt follows by itself.
-    #[error("identity error: no certificate for {identity}: {}", Chain(source.as_ref()))]
+    #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
         /// Whose.
         identity: Box<Identity>,
@@ -69,21 +70,6 @@ impl CertError {
     /// For metrics and the access log.
     pub fn reason(&self) -> Reason {
         Reason::IdentityError
-    }
-}
-
-struct Chain<'a>(&'a (dyn std::error::Error + 'static));
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        // A gRPC status repeats its own text as its source's.
-        while let Some(cause) = source.filter(|cause| !cause.is::<tonic::Status>()) {
-            write!(f, ": {cause}")?;
-            source = cause.source();
-        }
-        Ok(())
     }
 }
 
@@ -194,7 +180,7 @@ impl Certificates {
                     Slot::Initializing => ("Initializing".to_owned(), None),
                     Slot::Available(cert) => ("Available".to_owned(), Some(cert.clone())),
                     Slot::Unavailable(error) => {
-                        (format!("Unavailable: {}", Chain(error.as_ref())), None)
+                        (format!("Unavailable: {}", ErrorChain(error.as_ref())), None)
                     }
                     Slot::Forgotten => ("Forgotten".to_owned(), None),
                 };
@@ -297,7 +283,7 @@ async fn run(
                     kept,
                     retry_in,
                 } => {
-                    let error = Chain(error.as_ref());
+                    let error = ErrorChain(error.as_ref());
                     tracing::warn!(%identity, %error, kept, ?retry_in, "no new certificate");
                 }
             }
@@ -311,6 +297,3 @@ async fn sleep_until(wake: Option<std::time::Instant>) {
         None => std::future::pending().await,
     }
 }
-
-#[cfg(test)]
-mod tests;

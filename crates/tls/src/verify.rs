@@ -17,7 +17,7 @@ use webpki::{EndEntityCert, KeyUsage};
 use crate::TlsSettings;
 
 /// A peer whose certificate is genuine but whose identity is not one that may be here.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
     /// The server is somebody else.
     #[error("the server is {}, expected {}", List(presented), List(expected))]
@@ -38,6 +38,13 @@ pub enum PeerIdentityError {
         /// Ours.
         trust_domain: String,
     },
+}
+
+/// `rustls` writes the errors of verifiers with their debug form; this one is for operators.
+impl fmt::Debug for PeerIdentityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 struct List<'a>(&'a [String]);

@@ -5,6 +5,8 @@ use std::fmt::{self, Write as _};
 
 use tracing::field::{Field, Visit};
 
+use crate::ErrorChain;
+
 /// Longest value, in bytes; longer ones are cut.
 const MAX_VALUE: usize = 4096;
 
@@ -59,7 +61,7 @@ impl Visit for TextFields {
         self.plain(field, format_args!("{value}"));
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.plain(field, format_args!("{}", Chain(value)));
+        self.plain(field, format_args!("{}", ErrorChain(value)));
     }
 }
 
@@ -115,28 +117,13 @@ impl Visit for JsonFields {
         );
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.text(field, &Chain(value).to_string());
+        self.text(field, &ErrorChain(value).to_string());
     }
 }
 
 /// A string as JSON.
 pub(super) fn json_string(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
-}
-
-/// An error with its causes.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(cause) = source {
-            write!(f, ": {cause}")?;
-            source = cause.source();
-        }
-        Ok(())
-    }
 }
 
 fn cut(text: &str) -> &str {

@@ -1,0 +1,55 @@
+//! An error with its causes on one line.
+
+use std::{error::Error, fmt};
+
+/// Writes `error: cause: cause…`, leaving out a cause that only repeats what stands before it.
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for ErrorChain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut last = self.0.to_string();
+        f.write_str(&last)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            // Many errors of libraries write their cause into their own text too.
+            if !last.ends_with(&text) {
+                write!(f, ": {text}")?;
+                last = text;
+            }
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read {name}")]
+    struct Outer {
+        name: &'static str,
+        source: io::Error,
+    }
+
+    #[test]
+    fn causes_follow_once_each() {
+        let error = Outer {
+            name: "a",
+            source: io::Error::other("inner"),
+        };
+        assert_eq!(ErrorChain(&error).to_string(), "cannot read a: inner");
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer: {0}")]
+        struct Repeats(#[source] io::Error);
+        assert_eq!(
+            ErrorChain(&Repeats(io::Error::other("inner"))).to_string(),
+            "outer: inner"
+        );
+    }
+}

@@ -1,0 +1,203 @@
+use std::{sync::Arc, time::Duration};
+
+use ambit_model::{Identity, Reason};
+use ambit_rt::spawn;
+use ambit_testkit::{FakeCa, Pki, until};
+use ambit_tls::{CertError, Certificates, CertificatesOptions};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn id(name: &str) -> Identity {
+    Identity::new("td", "ns", name)
+}
+
+fn start() -> (FakeCa, Certificates) {
+    let ca = FakeCa::new(Arc::new(Pki::new()), DAY);
+    let certificates = Certificates::start(Arc::new(ca.clone()), CertificatesOptions::default());
+    (ca, certificates)
+}
+
+#[tokio::test]
+async fn a_certificate_is_fetched_once_and_then_at_hand() {
+    let (ca, certificates) = start();
+    assert!(certificates.peek(&id("a")).is_none());
+    let first = certificates.get(&id("a")).await.unwrap();
+    assert_eq!(first.identity(), &id("a"));
+    let second = certificates.get(&id("a")).await.unwrap();
+    assert!(Arc::ptr_eq(&first, &second));
+    assert!(Arc::ptr_eq(&first, &certificates.peek(&id("a")).unwrap()));
+    assert_eq!(ca.asked(), [id("a")]);
+}
+
+#[tokio::test]
+async fn many_who_wait_share_one_fetch() {
+    let (ca, certificates) = start();
+    ca.hold();
+    certificates.prefetch(&id("a"));
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let certificates = certificates.clone();
+            spawn("wait", async move { certificates.get(&id("a")).await })
+        })
+        .collect();
+    until("the fetch", || ca.asked().len() == 1).await;
+    ca.release(1);
+    for waiter in waiting {
+        waiter.await.unwrap().unwrap();
+    }
+    assert_eq!(ca.asked().len(), 1);
+}
+
+#[tokio::test]
+async fn what_a_connection_waits_for_overtakes_what_was_announced() {
+    let (ca, certificates) = start();
+    ca.hold();
+    for index in 0..20 {
+        certificates.prefetch(&id(&format!("pod-{index}")));
+    }
+    until("eight fetches", || ca.asked().len() == 8).await;
+    let urgent = {
+        let certificates = certificates.clone();
+        spawn(
+            "urgent",
+            async move { certificates.get(&id("pod-19")).await },
+        )
+    };
+    // The request reaches the loop before the fetches go on.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    ca.release(1);
+    until("a ninth fetch", || ca.asked().len() == 9).await;
+    assert_eq!(ca.asked().last(), Some(&id("pod-19")));
+    ca.release(20);
+    urgent.await.unwrap().unwrap();
+    until("all fetches", || ca.asked().len() == 20).await;
+    assert_eq!(ca.most_running(), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_at_half_life_replaces_the_certificate() {
+    let (ca, certificates) = start();
+    let first = certificates.get(&id("a")).await.unwrap();
+    tokio::time::sleep(DAY / 2 - Duration::from_secs(300)).await;
+    assert_eq!(ca.asked().len(), 1);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    until("a renewal", || ca.asked().len() == 2).await;
+    until("another certificate", || {
+        certificates
+            .peek(&id("a"))
+            .is_some_and(|cert| !Arc::ptr_eq(&cert, &first))
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_keeps_the_old_certificate() {
+    let (ca, certificates) = start();
+    let first = certificates.get(&id("a")).await.unwrap();
+    ca.fail(1_000);
+    tokio::time::sleep(DAY * 3 / 4).await;
+    assert!(ca.asked().len() > 10, "renewal is retried");
+    assert!(Arc::ptr_eq(
+        &certificates.get(&id("a")).await.unwrap(),
+        &first
+    ));
+    ca.recover();
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    let renewed = certificates.get(&id("a")).await.unwrap();
+    assert!(!Arc::ptr_eq(&renewed, &first));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds() {
+    let (ca, certificates) = start();
+    ca.fail(2);
+    let error = certificates.get(&id("a")).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::IdentityError);
+    assert_eq!(
+        error.to_string(),
+        "identity error: no certificate for spiffe://td/ns/ns/sa/a: \
+         the CA answered Unavailable: the fake CA is told to fail"
+    );
+    let began = tokio::time::Instant::now();
+    certificates.get(&id("a")).await.unwrap_err();
+    assert_eq!(began.elapsed(), Duration::ZERO, "no waiting for the retry");
+    assert_eq!(ca.asked().len(), 1, "callers do not hurry it");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    certificates.get(&id("a")).await.unwrap();
+    assert_eq!(ca.asked().len(), 3);
+}
+
+#[tokio::test]
+async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
+    let (ca, certificates) = start();
+    ca.hold();
+    let waiter = {
+        let certificates = certificates.clone();
+        spawn("wait", async move { certificates.get(&id("a")).await })
+    };
+    until("the fetch", || ca.asked().len() == 1).await;
+    certificates.forget(&id("a"));
+    assert!(matches!(
+        waiter.await.unwrap(),
+        Err(CertError::Forgotten(_))
+    ));
+    assert_eq!(certificates.dump(), []);
+    ca.release(2);
+    certificates.get(&id("a")).await.unwrap();
+    assert_eq!(ca.asked().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_forgotten_is_not_renewed() {
+    let (ca, certificates) = start();
+    certificates.get(&id("a")).await.unwrap();
+    certificates.forget(&id("a"));
+    tokio::time::sleep(2 * DAY).await;
+    assert_eq!(ca.asked().len(), 1);
+    assert!(certificates.peek(&id("a")).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_dump_has_the_keys_istioctl_reads() {
+    let (ca, certificates) = start();
+    certificates.get(&id("b")).await.unwrap();
+    ca.fail(1);
+    certificates.get(&id("a")).await.unwrap_err();
+    ca.hold();
+    certificates.prefetch(&id("c"));
+    let dump = serde_json::to_value(certificates.dump()).unwrap();
+    assert_eq!(dump[0]["identity"], "spiffe://td/ns/ns/sa/a");
+    assert_eq!(
+        dump[0]["state"],
+        "Unavailable: the CA answered Unavailable: the fake CA is told to fail"
+    );
+    assert_eq!(dump[1]["state"], "Available");
+    assert_eq!(dump[1]["certChain"].as_array().unwrap().len(), 2);
+    let leaf = &dump[1]["certChain"][0];
+    for key in ["pem", "serialNumber", "validFrom", "expirationTime"] {
+        assert!(leaf[key].is_string(), "{key} in {leaf}");
+    }
+    assert!(
+        leaf["serialNumber"]
+            .as_str()
+            .unwrap()
+            .bytes()
+            .all(|digit| digit.is_ascii_digit())
+    );
+    assert_eq!(dump[1]["rootCerts"].as_array().unwrap().len(), 1);
+    assert_eq!(dump[2]["state"], "Initializing");
+}
+
+#[tokio::test]
+async fn certificates_are_served_to_other_threads() {
+    let (_ca, certificates) = start();
+    let (result, done) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let runtime = ambit_rt::current_thread().unwrap();
+        let got = runtime.block_on(async { certificates.get(&id("a")).await.is_ok() });
+        result.send(got).unwrap();
+    });
+    assert!(done.await.unwrap());
+}

@@ -1,0 +1,117 @@
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use ambit_model::{Identity, Reason};
+use ambit_rt::spawn_abortable;
+use ambit_testkit::{Pki, until};
+use ambit_tls::{CrlError, HandshakeError, WorkloadCert, accept, connect};
+use tokio::io::duplex;
+
+fn id(name: &str) -> Identity {
+    Identity::new("td", "ns", name)
+}
+
+async fn shake(
+    client: &WorkloadCert,
+    server: &WorkloadCert,
+) -> (Result<(), HandshakeError>, Result<(), HandshakeError>) {
+    let (near, far) = duplex(64 * 1024);
+    let (client, server) = tokio::join!(
+        connect(
+            client.client_config(&[server.identity().clone()]).unwrap(),
+            near
+        ),
+        accept(server.server_config().unwrap(), far)
+    );
+    (client.map(drop), server.map(drop))
+}
+
+fn write(dir: &tempfile::TempDir, text: &str) -> PathBuf {
+    let path = dir.path().join("ca-crl.pem");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_revoked_leaf_is_refused_on_both_sides() {
+    let (pki, crls) = Pki::with_crls();
+    let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
+    shake(&bad, &good).await.1.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap(), 1);
+    // Configurations made before the list know it too.
+    let refused = shake(&bad, &good).await.1.unwrap_err();
+    assert_eq!(refused.reason(), Reason::CertRevoked);
+    let refused = shake(&good, &bad).await.0.unwrap_err();
+    assert_eq!(refused.reason(), Reason::CertRevoked);
+    let other = pki.cert(&id("other"));
+    shake(&other, &good).await.1.unwrap();
+}
+
+#[tokio::test]
+async fn a_revoked_intermediate_revokes_all_below() {
+    let (pki, crls) = Pki::with_crls();
+    let dir = tempfile::tempdir().unwrap();
+    crls.load(&write(&dir, &pki.revoke_intermediate())).unwrap();
+    let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
+    assert_eq!(
+        shake(&client, &server).await.1.unwrap_err().reason(),
+        Reason::TlsFailure
+    );
+}
+
+#[tokio::test]
+async fn lists_of_strangers_and_empty_ones_change_nothing() {
+    let (pki, crls) = Pki::with_crls();
+    let stranger = Pki::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
+    let foreign = stranger.revoke(&[&stranger.cert(&id("client"))]);
+    crls.load(&write(&dir, &foreign)).unwrap();
+    shake(&client, &server).await.1.unwrap();
+    assert_eq!(crls.load(&write(&dir, "")).unwrap(), 0);
+    shake(&client, &server).await.1.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_or_broken_file_leaves_the_lists_in_force() {
+    let (pki, crls) = Pki::with_crls();
+    let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(&dir, &pki.revoke(&[&bad]));
+    crls.load(&path).unwrap();
+    let broken = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
+    let error = crls.load(&write(&dir, broken)).unwrap_err();
+    assert!(
+        matches!(error, CrlError::Malformed { index: 0, .. }),
+        "{error:?}"
+    );
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(crls.load(&path), Err(CrlError::Read { .. })));
+    assert_eq!(
+        shake(&bad, &good).await.1.unwrap_err().reason(),
+        Reason::CertRevoked
+    );
+}
+
+#[tokio::test]
+async fn a_followed_file_takes_effect_when_it_appears_and_changes() {
+    let (pki, crls) = Pki::with_crls();
+    let (good, bad) = (Arc::new(pki.cert(&id("good"))), pki.cert(&id("bad")));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca-crl.pem");
+    let mut changes = crls.changes();
+    let _follow = spawn_abortable("follow", crls.clone().follow(path));
+    write(&dir, &pki.revoke(&[&bad]));
+    tokio::time::timeout(Duration::from_secs(20), changes.changed())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(shake(&bad, &good).await.1.is_err());
+    // Kubernetes replaces files by renaming.
+    let next = dir.path().join("next");
+    std::fs::write(&next, "").unwrap();
+    std::fs::rename(&next, dir.path().join("ca-crl.pem")).unwrap();
+    let version = *changes.borrow_and_update();
+    until("another load", || *crls.changes().borrow() > version).await;
+    shake(&bad, &good).await.1.unwrap();
+}

@@ -1,0 +1,258 @@
+use std::{sync::Arc, time::Duration};
+
+use ambit_model::Identity;
+use ambit_testkit::{CsrAnswer, CsrServer, Pki};
+use ambit_tls::{
+    CaClient, CallHeaders, CertificateRequest, ChainError, CsrClient, CsrClientOptions, FetchError,
+    RootCa, TlsSettings, TokenSource,
+    grpc::{ChannelConfig, channel},
+};
+
+fn id() -> Identity {
+    Identity::new("td", "ns", "sa")
+}
+
+fn config(server: &CsrServer, roots: RootCa) -> ChannelConfig {
+    ChannelConfig {
+        address: format!("https://localhost:{}", server.address.port()),
+        roots,
+        alternative_name: None,
+        tls: TlsSettings::default(),
+    }
+}
+
+fn client_with(config: &ChannelConfig) -> CsrClient {
+    let token = TokenSource::Literal("a.b.c".to_owned());
+    let headers = CallHeaders::new(Some(token), Some("c1"), [("x-tenant", "t")]).unwrap();
+    let options = CsrClientOptions {
+        timeout: Duration::from_secs(5),
+        ..Default::default()
+    };
+    CsrClient::new(
+        channel(config).unwrap(),
+        headers,
+        TlsSettings::default(),
+        options,
+    )
+}
+
+async fn start() -> (Arc<Pki>, CsrServer, CsrClient) {
+    let pki = Arc::new(Pki::new());
+    let server = CsrServer::start(pki.clone()).await;
+    let client = client_with(&config(&server, pki.root_ca()));
+    (pki, server, client)
+}
+
+#[tokio::test]
+async fn a_certificate_is_fetched_as_the_contract_says() {
+    let (pki, server, client) = start().await;
+    let cert = client.fetch(&id()).await.unwrap();
+    assert_eq!(cert.identity(), &id());
+    assert_eq!(cert.chain().len(), 2);
+    assert_eq!(cert.roots(), pki.cert(&id()).roots());
+    let seen = &server.seen()[0];
+    assert_eq!(
+        seen.impersonated.as_deref(),
+        Some("spiffe://td/ns/ns/sa/sa")
+    );
+    assert_eq!(seen.validity, 86_400);
+    assert_eq!(seen.headers.get("authorization").unwrap(), "Bearer a.b.c");
+    assert_eq!(seen.headers.get("clusterid").unwrap(), "c1");
+    assert_eq!(seen.headers.get("x-tenant").unwrap(), "t");
+    client.fetch(&id()).await.unwrap();
+    assert_ne!(
+        server.seen()[0].csr,
+        server.seen()[1].csr,
+        "a new key each time"
+    );
+}
+
+#[tokio::test]
+async fn a_client_for_itself_names_nobody() {
+    let (pki, server, _) = start().await;
+    let channel = channel(&config(&server, pki.root_ca())).unwrap();
+    let options = CsrClientOptions {
+        impersonate: false,
+        ..Default::default()
+    };
+    let headers = CallHeaders::default();
+    let client = CsrClient::new(channel, headers, TlsSettings::default(), options);
+    server.answer_next(CsrAnswer::For(id()));
+    client.fetch(&id()).await.unwrap();
+    assert_eq!(server.seen()[0].impersonated, None);
+    assert!(server.seen()[0].headers.get("authorization").is_none());
+}
+
+#[tokio::test]
+async fn unusable_answers_are_refused_with_the_reason() {
+    let (pki, server, client) = start().await;
+    let other = Identity::new("td", "ns", "other");
+    let request = CertificateRequest::new(&id()).unwrap();
+    let for_another_key = pki.answer(&request.pem, &id(), Duration::from_secs(60));
+    let leaf = for_another_key[0].clone();
+    let two_leaves = [format!("{leaf}{leaf}"), for_another_key[2].clone()].to_vec();
+    let foreign_root = vec![
+        leaf.clone(),
+        for_another_key[1].clone(),
+        Pki::new().root_pem(),
+    ];
+    let missing_intermediate = vec![leaf.clone(), for_another_key[2].clone()];
+    let huge = vec![leaf.clone(), for_another_key[2].repeat(1000)];
+    for (answer, expected) in [
+        (CsrAnswer::Chain(vec![]), "the certificate chain is empty"),
+        (
+            CsrAnswer::Chain(vec![leaf.clone()]),
+            "the certificate chain has 1 entry, so it has no root",
+        ),
+        (
+            CsrAnswer::Chain(two_leaves),
+            "entry 0 of the certificate chain holds 2 certificates",
+        ),
+        (
+            CsrAnswer::Chain(vec!["nonsense".to_owned(), leaf.clone()]),
+            "entry 0 of the certificate chain is not a PEM certificate",
+        ),
+        (
+            CsrAnswer::Chain(vec![leaf, String::new()]),
+            "entry 1 of the certificate chain is not a PEM certificate",
+        ),
+        (
+            CsrAnswer::Chain(foreign_root),
+            "does not verify against its own roots",
+        ),
+        (
+            CsrAnswer::Chain(missing_intermediate),
+            "does not verify against its own roots",
+        ),
+        (CsrAnswer::Chain(huge), "more than 256 certificates"),
+        (
+            CsrAnswer::Chain(for_another_key),
+            "the private key does not fit the certificate",
+        ),
+        (
+            CsrAnswer::For(other),
+            "the certificate is for spiffe://td/ns/ns/sa/other, requested was \
+             spiffe://td/ns/ns/sa/sa",
+        ),
+    ] {
+        server.answer_next(answer);
+        let error = client.fetch(&id()).await.unwrap_err();
+        let FetchError::Answer(error) = error else {
+            panic!("{error:?}")
+        };
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    client
+        .fetch(&id())
+        .await
+        .expect("and the next good one is taken");
+}
+
+#[tokio::test]
+async fn the_cas_own_words_reach_the_caller() {
+    let (_pki, server, client) = start().await;
+    server.answer_next(CsrAnswer::Error(tonic::Status::unauthenticated(
+        "not on this node",
+    )));
+    let error = client.fetch(&id()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the CA answered Unauthenticated: not on this node"
+    );
+}
+
+#[tokio::test]
+async fn a_silent_ca_is_given_up() {
+    let (pki, server, _) = start().await;
+    let channel = channel(&config(&server, pki.root_ca())).unwrap();
+    let options = CsrClientOptions {
+        timeout: Duration::from_millis(50),
+        ..CsrClientOptions::default()
+    };
+    let client = CsrClient::new(
+        channel,
+        CallHeaders::default(),
+        TlsSettings::default(),
+        options,
+    );
+    server.answer_next(CsrAnswer::Silence);
+    assert!(matches!(
+        client.fetch(&id()).await,
+        Err(FetchError::TimedOut(_))
+    ));
+}
+
+#[tokio::test]
+async fn a_server_of_another_root_or_name_is_not_called() {
+    let (pki, server, _) = start().await;
+    let stranger = client_with(&config(&server, Pki::new().root_ca()));
+    let error = stranger.fetch(&id()).await.unwrap_err();
+    assert!(matches!(error, FetchError::Status(_)), "{error:?}");
+    // By a name that is not in the certificate, and then with the name that is.
+    let mut config = config(&server, pki.root_ca());
+    config.address = format!("https://127.0.0.2:{}", server.address.port());
+    assert!(client_with(&config).fetch(&id()).await.is_err());
+    assert!(server.seen().is_empty());
+    config.address = format!("127.0.0.1:{}", server.address.port());
+    client_with(&config).fetch(&id()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_alternative_name_is_accepted() {
+    let pki = Arc::new(Pki::new());
+    let listener = tokio::net::TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let server = CsrServer::start_on(pki.clone(), listener);
+    let mut config = config(&server, pki.root_ca());
+    config.address = format!("https://127.0.0.2:{}", server.address.port());
+    let error = client_with(&config).fetch(&id()).await.unwrap_err();
+    assert!(matches!(error, FetchError::Status(_)), "{error:?}");
+    config.alternative_name = Some("localhost".to_owned());
+    client_with(&config).fetch(&id()).await.unwrap();
+}
+
+#[tokio::test]
+async fn roots_are_read_again_at_each_connection() {
+    let pki = Arc::new(Pki::new());
+    let server = CsrServer::start(pki.clone()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("root-cert.pem");
+    let client = client_with(&config(&server, RootCa::File(path.clone())));
+    let error = client.fetch(&id()).await.unwrap_err();
+    assert!(error.to_string().contains("root-cert.pem"), "{error}");
+    std::fs::write(&path, Pki::new().root_pem()).unwrap();
+    client.fetch(&id()).await.unwrap_err();
+    std::fs::write(&path, pki.root_pem()).unwrap();
+    client.fetch(&id()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_found_again() {
+    let pki = Arc::new(Pki::new());
+    // A runtime of its own ends the server's connections too.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let server = runtime.spawn(CsrServer::start(pki.clone())).await.unwrap();
+    let client = client_with(&config(&server, pki.root_ca()));
+    client.fetch(&id()).await.unwrap();
+    let address = server.address;
+    runtime.shutdown_background();
+    client.fetch(&id()).await.unwrap_err();
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    let _server = CsrServer::start_on(pki, socket.listen(16).unwrap());
+    let mut attempts = 0;
+    while client.fetch(&id()).await.is_err() {
+        attempts += 1;
+        assert!(attempts < 10);
+    }
+}
+
+#[test]
+fn errors_keep_their_causes() {
+    let error = FetchError::from(ChainError::NoRoot(1));
+    assert_eq!(error.to_string(), "the CA's answer cannot be used");
+    assert!(std::error::Error::source(&error).is_some());
+}

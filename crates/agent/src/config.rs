@@ -253,7 +253,11 @@ mod tests {
     #[test]
     fn selectors_are_read_as_yaml() {
         let yaml = "- podSelector:\n    matchLabels: {a: b}\n- namespaceSelector: {}\n";
-        assert!(args(&["--enablement-selector", yaml]).settings().is_ok());
+        assert!(
+            args(&[&format!("--enablement-selector={yaml}")])
+                .settings()
+                .is_ok()
+        );
         for wrong in [
             "a: b",
             "- podSelctor: {}",
@@ -261,7 +265,9 @@ mod tests {
             "- podSelector: {matchExpressions: [{key: a, operator: Gt}]}",
         ] {
             assert!(
-                args(&["--enablement-selector", wrong]).settings().is_err(),
+                args(&[&format!("--enablement-selector={wrong}")])
+                    .settings()
+                    .is_err(),
                 "{wrong}"
             );
         }

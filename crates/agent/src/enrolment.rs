@@ -384,6 +384,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Next::Step(step) => {
                 let id = StepId(self.next_step);
                 self.next_step += 1;
+                pod.maybe_served |= matches!(step, Step::Announce { .. });
                 pod.busy = Some(Busy {
                     id,
                     step: step.clone(),

@@ -76,7 +76,11 @@ pub(super) struct Pod<N> {
     pub(super) netns_since: Option<Instant>,
     /// Another namespace that a scan has seen once.
     pub(super) suspect: Option<N>,
+    /// A proxy has acknowledged the pod in `netns`, as this.
     pub(super) announced: Option<WorkloadInfo>,
+    /// A proxy may serve the pod, in whatever namespace: an announcement has been made, successful
+    /// or not, and not been withdrawn.
+    pub(super) maybe_served: bool,
     pub(super) rules: Rules,
     pub(super) probes: Option<Vec<IpAddr>>,
     /// `None`: not known.
@@ -99,6 +103,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             netns_since: None,
             suspect: None,
             announced: None,
+            maybe_served: false,
             rules: if was_there {
                 Rules::Unknown
             } else {
@@ -205,7 +210,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
             return Next::Step(self.write_status(Status::None));
         }
-        if self.announced.is_some() {
+        if self.maybe_served {
             return match self.linger_until {
                 Some(until) if until > now => Next::Wait,
                 _ => Next::Step(Step::Withdraw),
@@ -218,7 +223,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
             return Next::Step(self.write_status(Status::None));
         }
-        if self.announced.is_some() {
+        if self.maybe_served {
             return Next::Step(Step::Withdraw);
         }
         self.next_probes_gone()
@@ -285,7 +290,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             Step::ReleaseRules { netns } => {
                 if self.netns.as_ref() == Some(&netns) {
                     self.rules = Rules::None;
-                    self.linger_until = self.announced.as_ref().map(|_| now + LINGER);
+                    self.linger_until = self.maybe_served.then(|| now + LINGER);
                 }
             }
             Step::UpsertProbes { addresses } => self.probes = Some(addresses),
@@ -293,6 +298,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             Step::WriteStatus { status, .. } => self.status = Some(status),
             Step::Withdraw => {
                 self.announced = None;
+                self.maybe_served = false;
                 self.linger_until = None;
             }
         }

@@ -1,1 +1,865 @@
+use std::{collections::VecDeque, time::Duration};
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::predicate::EnablementSelector;
+
+/// The machine, a kernel made of records, and a clock.
+struct World {
+    machine: Enrolment<u32>,
+    now: Instant,
+    /// Namespaces that a scan finds.
+    running: BTreeMap<PodUid, u32>,
+    /// What stands: rules by namespace, pods at the proxy, probes, status.
+    rules: BTreeSet<u32>,
+    served: BTreeMap<PodUid, u32>,
+    probes: BTreeMap<PodUid, Vec<IpAddr>>,
+    status: BTreeMap<String, Status>,
+    /// Steps of this kind fail.
+    failing: Option<&'static str>,
+    /// Work not done yet.
+    undone: VecDeque<Effect<u32>>,
+    log: Vec<String>,
+    replies: BTreeMap<u64, Reply>,
+    membership: BTreeMap<ArcStr, bool>,
+    pruned: Option<BTreeSet<PodName>>,
+    held: Vec<PodUid>,
+    zds_open: bool,
+}
+
+const AMBIENT: &[(&str, &str)] = &[("istio.io/dataplane-mode", "ambient")];
+const NONE: &[(&str, &str)] = &[("istio.io/dataplane-mode", "none")];
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect()
+}
+
+fn pod(uid: &str, ip: &str) -> PodView {
+    PodView {
+        uid: uid.into(),
+        name: PodName {
+            name: uid.split('#').next().unwrap().into(),
+            namespace: "shop".into(),
+            service_account: "sa".into(),
+        },
+        addresses: ip.parse().into_iter().collect(),
+        ..PodView::default()
+    }
+}
+
+fn which(name: &str, uid: Option<&str>) -> WhichPod {
+    WhichPod {
+        namespace: "shop".into(),
+        name: name.into(),
+        uid: uid.map(Into::into),
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let enablement = Enablement::new(Vec::<EnablementSelector>::new(), [], "istio-system");
+        let settings = Settings {
+            enablement: enablement.unwrap(),
+            redirection: RedirectionSpec::default(),
+        };
+        Self {
+            machine: Enrolment::new(settings),
+            now: Instant::now(),
+            running: BTreeMap::new(),
+            rules: BTreeSet::new(),
+            served: BTreeMap::new(),
+            probes: BTreeMap::new(),
+            status: BTreeMap::new(),
+            failing: None,
+            undone: VecDeque::new(),
+            log: Vec::new(),
+            replies: BTreeMap::new(),
+            membership: BTreeMap::new(),
+            pruned: None,
+            held: Vec::new(),
+            zds_open: false,
+        }
+    }
+
+    /// A namespace `shop` with these labels, these pods in it, all told at the start.
+    fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
+        let mut world = Self::new();
+        world.namespace(namespace);
+        for pod in pods {
+            world.source(SourceEvent::Pod(pod));
+        }
+        world.source(SourceEvent::Synced);
+        world.settle();
+        world
+    }
+
+    fn event(&mut self, event: Event<u32>) {
+        let effects = self.machine.on_event(event, self.now);
+        self.undone.extend(effects);
+    }
+
+    fn source(&mut self, event: SourceEvent) {
+        self.event(Event::Source(event));
+    }
+
+    fn namespace(&mut self, with: &[(&str, &str)]) {
+        self.source(SourceEvent::Namespace("shop".into(), labels(with)));
+    }
+
+    fn cni_add(&mut self, request: u64, name: &str, netns: u32, ip: &str) {
+        let addresses = ip.parse().into_iter().collect();
+        let add = CniAdd {
+            pod: which(name, None),
+            netns,
+            addresses,
+        };
+        self.event(Event::CniAdd(RequestId(request), add));
+    }
+
+    /// Carries out one piece of work; false if there is none.
+    fn work(&mut self) -> bool {
+        let Some(effect) = self.undone.pop_front() else {
+            return false;
+        };
+        match effect {
+            Effect::Step { uid, id, step } => {
+                let name = self.carry_out(&uid, &step);
+                let failed = self.failing == Some(name.as_str());
+                let result = if failed {
+                    Err(format!("{name} fails"))
+                } else {
+                    Ok(())
+                };
+                self.event(Event::StepDone { uid, id, result });
+            }
+            Effect::Scan(wanted) => {
+                self.log.push("scan".to_owned());
+                let found = wanted.iter().filter_map(|wanted| {
+                    let netns = self.running.get(&wanted.uid)?;
+                    Some((wanted.uid.clone(), *netns))
+                });
+                let found = found.collect();
+                self.event(Event::Scanned(found));
+            }
+            Effect::Answer(request, reply) => {
+                assert_eq!(
+                    self.replies.insert(request.0, reply),
+                    None,
+                    "answered twice"
+                );
+            }
+            Effect::Hold(uid) => {
+                assert!(!self.zds_open, "held after the snapshot may have been sent");
+                self.held.push(uid);
+            }
+            Effect::OpenZds => self.zds_open = true,
+            Effect::WriteMembership(membership) => self.membership = membership,
+            Effect::SetProbeMembers(members) => {
+                self.log.push(format!("probe members {}", members.len()));
+            }
+            Effect::PruneStatus(keep) => self.pruned = Some(keep),
+        }
+        true
+    }
+
+    /// Does what a step says, unless it fails, and checks what must never be.
+    fn carry_out(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
+        let name = match step {
+            Step::Announce { .. } => "announce",
+            Step::ApplyRules { .. } => "apply",
+            Step::UpsertProbes { .. } => "probe",
+            Step::WriteStatus {
+                status: Status::None,
+                ..
+            } => "status none",
+            Step::WriteStatus {
+                status: Status::Pending,
+                ..
+            } => "status pending",
+            Step::WriteStatus {
+                status: Status::Enabled,
+                ..
+            } => "status enabled",
+            Step::ReleaseRules { .. } => "release",
+            Step::Withdraw => "withdraw",
+            Step::RemoveProbes => "unprobe",
+        };
+        self.log.push(format!("{uid} {name}"));
+        if self.failing == Some(name) {
+            return name.to_owned();
+        }
+        match step {
+            Step::Announce { netns, .. } => {
+                self.served.insert(uid.clone(), *netns);
+            }
+            Step::ApplyRules { netns, .. } => {
+                assert_eq!(self.served.get(uid), Some(netns), "rules before listeners");
+                self.rules.insert(*netns);
+            }
+            Step::UpsertProbes { addresses } => {
+                self.probes.insert(uid.clone(), addresses.clone());
+            }
+            Step::WriteStatus { pod, status } => {
+                self.status.insert(pod.to_string(), *status);
+            }
+            Step::ReleaseRules { netns } => {
+                self.rules.remove(netns);
+            }
+            Step::Withdraw => {
+                self.served.remove(uid);
+            }
+            Step::RemoveProbes => {
+                self.probes.remove(uid);
+            }
+        }
+        name.to_owned()
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            if !self.work() {
+                return;
+            }
+        }
+        panic!("never settles: {:?}", &self.log[self.log.len() - 20..]);
+    }
+
+    /// Lets time pass, with ticks where they are wanted.
+    fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        self.settle();
+        for _ in 0..10_000 {
+            match self.machine.deadline() {
+                Some(deadline) if deadline <= end => {
+                    self.now = deadline.max(self.now);
+                    self.event(Event::Tick);
+                    self.settle();
+                }
+                _ => {
+                    self.now = end;
+                    return;
+                }
+            }
+        }
+        panic!(
+            "ticks without end: {:?}",
+            &self.log[self.log.len().saturating_sub(20)..]
+        );
+    }
+
+    fn take_log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+
+    fn captured(&self, uid: &str, netns: u32) -> bool {
+        let name = uid.split('#').next().unwrap();
+        self.served.get(uid) == Some(&netns)
+            && self.rules.contains(&netns)
+            && self.status.get(&format!("shop/{name}")) == Some(&Status::Enabled)
+    }
+}
+
+#[test]
+fn a_starting_pod_gets_listeners_rules_probes_and_only_then_an_answer() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.take_log();
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    for expected in ["web announce", "web apply", "web probe"] {
+        assert!(world.replies.is_empty());
+        assert!(world.work());
+        assert_eq!(world.log.last().unwrap(), expected);
+    }
+    world.settle();
+    assert_eq!(world.replies[&1], Reply::Done);
+    assert_eq!(world.take_log().last().unwrap(), "web status enabled");
+    assert_eq!(world.probes["web"], ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+    // Once more, as runtimes do: nothing is left to do.
+    world.cni_add(2, "web", 7, "10.0.0.7");
+    world.settle();
+    assert_eq!(world.replies[&2], Reply::Done);
+    assert_eq!(world.take_log(), [""; 0]);
+}
+
+#[test]
+fn a_running_pod_is_captured_when_its_namespace_gets_the_label_and_released_when_it_goes() {
+    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.take_log();
+    world.namespace(AMBIENT);
+    world.settle();
+    assert!(world.captured("web", 7));
+    let log = world.take_log();
+    assert_eq!(
+        log,
+        [
+            "scan",
+            "web announce",
+            "web apply",
+            "web probe",
+            "web status enabled"
+        ]
+    );
+    world.namespace(&[]);
+    world.settle();
+    assert_eq!(
+        world.take_log(),
+        ["web release", "web status none"],
+        "listeners stay a while"
+    );
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.take_log(), ["web withdraw", "web unprobe"]);
+    // Again, as often as they like.
+    world.namespace(AMBIENT);
+    world.settle();
+    assert!(world.captured("web", 7));
+}
+
+#[test]
+fn a_pods_own_label_takes_it_out_and_brings_it_in() {
+    let mut out = pod("web", "10.0.0.7");
+    out.labels = labels(NONE);
+    let mut world = World::started(AMBIENT, vec![out.clone()]);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(60));
+    assert!(world.served.is_empty() && world.rules.is_empty());
+    out.labels.clear();
+    world.source(SourceEvent::Pod(out.clone()));
+    world.settle();
+    assert!(world.captured("web", 7));
+    out.labels = labels(NONE);
+    world.source(SourceEvent::Pod(out));
+    world.pass(Duration::from_secs(5));
+    assert!(world.served.is_empty() && world.rules.is_empty() && world.probes.is_empty());
+}
+
+#[test]
+fn pods_in_the_nodes_namespace_are_left_alone() {
+    let mut host = pod("web", "10.0.0.7");
+    host.host_network = true;
+    let mut world = World::started(AMBIENT, vec![host]);
+    world.running.insert("web".into(), 7);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.pass(Duration::from_secs(60));
+    assert!(matches!(world.replies[&1], Reply::Refused(_)));
+    assert!(world.served.is_empty() && world.rules.is_empty());
+}
+
+#[test]
+fn the_plugin_may_come_before_the_source() {
+    let mut world = World::started(AMBIENT, vec![]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.pass(Duration::from_secs(1));
+    assert!(world.replies.is_empty());
+    world.source(SourceEvent::Pod(pod("web", "")));
+    world.settle();
+    assert_eq!(world.replies[&1], Reply::Done);
+    // And if the source never comes, the answer says so, in time for an Istio plugin.
+    world.cni_add(2, "other", 8, "10.0.0.8");
+    world.pass(Duration::from_secs(5));
+    assert!(matches!(&world.replies[&2], Reply::TryLater(why) if why.contains("shop/other")));
+}
+
+#[test]
+fn a_call_before_the_source_is_complete_waits() {
+    let mut world = World::new();
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(pod("web", "")));
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    assert!(world.replies.is_empty() && world.log.is_empty());
+    world.source(SourceEvent::Synced);
+    world.settle();
+    assert_eq!(world.replies[&1], Reply::Done);
+    let mut world = World::new();
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.pass(Duration::from_secs(5));
+    assert!(matches!(world.replies[&1], Reply::TryLater(_)));
+}
+
+#[test]
+fn a_new_pod_of_an_old_name_is_told_apart_by_its_uid() {
+    let mut world = World::started(AMBIENT, vec![pod("web#1", "10.0.0.7")]);
+    let add = CniAdd {
+        pod: which("web", Some("web#2")),
+        netns: 8,
+        addresses: vec![],
+    };
+    world.event(Event::CniAdd(RequestId(1), add));
+    world.settle();
+    assert!(world.replies.is_empty());
+    world.source(SourceEvent::PodGone("web#1".into()));
+    world.source(SourceEvent::Pod(pod("web#2", "")));
+    world.settle();
+    assert_eq!(world.replies[&1], Reply::Done);
+    assert!(world.captured("web#2", 8));
+}
+
+#[test]
+fn a_new_sandbox_of_the_same_uid_replaces_the_old_one() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.cni_add(2, "web", 8, "10.0.0.8");
+    world.settle();
+    assert_eq!(world.replies[&2], Reply::Done);
+    assert!(world.captured("web", 8));
+    assert_eq!(world.probes["web"], ["10.0.0.8".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_new_sandbox_wins_over_steps_under_way_for_the_old_one() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.failing = Some("apply");
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    assert!(world.work(), "announced in 7");
+    world.cni_add(2, "web", 8, "10.0.0.8");
+    world.failing = None;
+    world.settle();
+    assert!(world.captured("web", 8));
+    assert_eq!(
+        (&world.replies[&1], &world.replies[&2]),
+        (&Reply::Done, &Reply::Done)
+    );
+}
+
+#[test]
+fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
+    for (failing, retryable) in [("announce", true), ("apply", false), ("probe", false)] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.failing = Some(failing);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.settle();
+        let text = match (&world.replies[&1], retryable) {
+            (Reply::TryLater(text), true) | (Reply::Failed(text), false) => text,
+            other => panic!("{failing}: {other:?}"),
+        };
+        assert!(
+            text.contains("shop/web") && text.contains(failing),
+            "{text}"
+        );
+        // The sandbox is torn down; nothing goes on in it.
+        world.take_log();
+        world.pass(Duration::from_secs(60));
+        assert!(world.take_log().iter().all(|line| line == "scan"));
+        world.failing = None;
+        world.cni_add(2, "web", 8, "10.0.0.8");
+        world.settle();
+        assert_eq!(world.replies[&2], Reply::Done);
+        assert!(world.captured("web", 8));
+    }
+}
+
+#[test]
+fn a_running_pod_that_cannot_be_captured_is_pending_and_tried_again() {
+    for failing in ["announce", "apply", "probe"] {
+        let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+        world.running.insert("web".into(), 7);
+        world.failing = Some(failing);
+        world.namespace(AMBIENT);
+        world.pass(Duration::from_secs(3));
+        assert!(!world.captured("web", 7));
+        let tries = world
+            .take_log()
+            .iter()
+            .filter(|line| line.ends_with(failing))
+            .count();
+        assert!((3..10).contains(&tries), "{failing}: {tries}");
+        world.failing = None;
+        world.pass(Duration::from_secs(20));
+        assert!(world.captured("web", 7), "{failing}");
+    }
+}
+
+#[test]
+fn what_failed_for_want_of_a_proxy_is_done_as_soon_as_one_comes() {
+    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.failing = Some("announce");
+    world.namespace(AMBIENT);
+    world.pass(Duration::from_secs(100));
+    world.failing = None;
+    world.event(Event::ProxySynced);
+    world.settle();
+    assert!(world.captured("web", 7));
+}
+
+#[test]
+fn a_captured_pod_whose_rules_cannot_be_mended_is_not_called_captured() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.failing = Some("apply");
+    world.event(Event::Reconcile);
+    world.settle();
+    assert_eq!(world.status["shop/web"], Status::Pending);
+    world.failing = None;
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.status["shop/web"], Status::Enabled);
+}
+
+#[test]
+fn a_status_that_cannot_be_written_is_tried_again_without_hurry() {
+    for failing in ["status enabled", "status pending"] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.failing = Some(failing);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.pass(Duration::from_secs(10));
+        assert_eq!(
+            world.replies[&1],
+            Reply::Done,
+            "the pod is captured all the same"
+        );
+        world.failing = None;
+        world.pass(Duration::from_secs(20));
+        assert!(world.captured("web", 7));
+    }
+}
+
+#[test]
+fn drift_is_looked_for_regularly() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.rules.clear();
+    world.event(Event::Reconcile);
+    world.settle();
+    assert!(world.captured("web", 7));
+    assert!(world.log.contains(&"probe members 1".to_owned()) || !world.log.is_empty());
+}
+
+#[test]
+fn a_pod_that_ends_or_is_deleted_leaves_nothing() {
+    let ended = PodView {
+        terminal: true,
+        addresses: vec![],
+        ..pod("web", "")
+    };
+    for last in [SourceEvent::Pod(ended), SourceEvent::PodGone("web".into())] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.settle();
+        world.take_log();
+        world.source(last);
+        world.settle();
+        assert_eq!(
+            world.take_log(),
+            ["web status none", "web withdraw", "web unprobe"]
+        );
+        assert_eq!(world.machine.counts(), Counts::default());
+    }
+}
+
+#[test]
+fn failing_removals_are_tried_until_they_succeed() {
+    for failing in ["status none", "withdraw", "unprobe"] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.settle();
+        world.failing = Some(failing);
+        world.source(SourceEvent::PodGone("web".into()));
+        world.pass(Duration::from_secs(5));
+        world.failing = None;
+        world.pass(Duration::from_secs(20));
+        assert!(
+            world.served.is_empty() && world.probes.is_empty(),
+            "{failing}"
+        );
+        assert!(world.machine.uids().is_empty());
+    }
+}
+
+#[test]
+fn a_failing_release_keeps_the_listeners() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.failing = Some("release");
+    world.namespace(&[]);
+    world.pass(Duration::from_secs(30));
+    assert!(world.served.contains_key("web") && world.rules.contains(&7));
+    world.failing = None;
+    world.pass(Duration::from_secs(30));
+    assert!(world.served.is_empty() && world.rules.is_empty());
+}
+
+#[test]
+fn an_agent_that_starts_again_finds_everything_and_leaves_what_stands() {
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    world.rules.insert(7);
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
+    world.source(SourceEvent::Synced);
+    assert!(!world.zds_open);
+    world.settle();
+    assert!(world.zds_open && world.captured("web", 7));
+    assert_eq!(world.pruned, Some(BTreeSet::from([pod("web", "").name])));
+    assert_eq!(world.held, [""; 0]);
+}
+
+#[test]
+fn proxies_are_let_in_only_after_the_pods_found_are_announced() {
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
+    world.source(SourceEvent::Pod(pod("kata", "10.0.0.8")));
+    world.source(SourceEvent::Synced);
+    while !world.log.contains(&"scan".to_owned()) {
+        assert!(world.work());
+    }
+    let order: Vec<_> = world
+        .undone
+        .iter()
+        .map(|effect| match effect {
+            Effect::Step {
+                step: Step::Announce { .. },
+                ..
+            } => "announce",
+            Effect::Hold(_) => "hold",
+            Effect::OpenZds => "open",
+            _ => "other",
+        })
+        .filter(|kind| *kind != "other")
+        .collect();
+    assert_eq!(order.last(), Some(&"open"));
+    assert!(order.contains(&"announce") && order.contains(&"hold"));
+}
+
+#[test]
+fn what_an_agent_before_us_left_in_a_pod_outside_the_mesh_is_taken_away() {
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    world.rules.insert(7);
+    world.namespace(&[]);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
+    world.source(SourceEvent::Synced);
+    world.settle();
+    assert!(world.rules.is_empty());
+    assert_eq!(world.pruned, Some(BTreeSet::new()));
+}
+
+#[test]
+fn a_namespace_that_changed_without_the_plugin_is_believed_at_the_second_sight() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.pass(Duration::from_secs(1));
+    // A process of the old sandbox is seen once, the right one afterwards.
+    world.running.insert("web".into(), 6);
+    world.event(Event::Reconcile);
+    assert!(world.work());
+    while !world.undone.is_empty() {
+        world.work();
+    }
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(5));
+    assert!(world.captured("web", 7));
+    // After a reboot of the sandbox it is another for good.
+    world.running.insert("web".into(), 8);
+    world.event(Event::Reconcile);
+    world.pass(Duration::from_secs(5));
+    assert!(world.captured("web", 8));
+}
+
+#[test]
+fn a_pod_that_cannot_be_found_is_looked_for_again_and_found() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.pass(Duration::from_secs(600));
+    let scans = world.take_log().len();
+    assert!((10..60).contains(&scans), "{scans} scans in ten minutes");
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(31));
+    assert!(world.captured("web", 7));
+}
+
+#[test]
+fn addresses_that_change_are_told_everywhere() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.take_log();
+    let mut both = pod("web", "10.0.0.7");
+    both.addresses.push("fd00::7".parse().unwrap());
+    world.source(SourceEvent::Pod(both.clone()));
+    world.settle();
+    assert_eq!(world.probes["web"], both.addresses);
+    assert_eq!(world.take_log(), ["web announce", "web probe"]);
+    world.source(SourceEvent::Pod(both));
+    world.settle();
+    assert_eq!(world.take_log(), [""; 0], "an unchanged pod costs nothing");
+}
+
+#[test]
+fn the_plugins_addresses_hold_until_the_status_has_new_ones() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.6")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    // Still the address of the sandbox before.
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.6")));
+    world.settle();
+    assert_eq!(world.probes["web"], ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
+    world.settle();
+    assert_eq!(world.probes["web"], ["10.0.0.8".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn membership_is_answered_by_labels() {
+    let mut out = pod("out", "");
+    out.labels = labels(NONE);
+    let mut world = World::started(AMBIENT, vec![pod("web", ""), out]);
+    for (request, name, expected) in [(1, "web", true), (2, "out", false)] {
+        world.event(Event::IsMember(RequestId(request), which(name, None)));
+        world.settle();
+        assert_eq!(world.replies[&request], Reply::Member(expected));
+    }
+    // Not known: in a mesh namespace that is a reason to wait, in another one not.
+    world.event(Event::IsMember(RequestId(3), which("new", None)));
+    world.pass(Duration::from_secs(5));
+    assert!(matches!(world.replies[&3], Reply::TryLater(_)));
+    let mut world = World::started(&[], vec![]);
+    world.event(Event::IsMember(RequestId(4), which("new", None)));
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.replies[&4], Reply::Member(false));
+}
+
+#[test]
+fn the_membership_file_knows_namespaces_and_pods_that_opt_in() {
+    let mut world = World::started(&[], vec![]);
+    assert_eq!(world.membership, BTreeMap::from([("shop".into(), false)]));
+    let mut opted = pod("web", "");
+    opted.labels = labels(AMBIENT);
+    world.source(SourceEvent::Pod(opted));
+    world.settle();
+    assert_eq!(world.membership, BTreeMap::from([("shop".into(), true)]));
+    world.source(SourceEvent::PodGone("web".into()));
+    world.settle();
+    assert_eq!(world.membership, BTreeMap::from([("shop".into(), false)]));
+    world.namespace(AMBIENT);
+    world.settle();
+    assert_eq!(world.membership, BTreeMap::from([("shop".into(), true)]));
+}
+
+#[test]
+fn an_annotation_that_cannot_be_followed_is_named_and_holds_up_no_other_pod() {
+    let mut bad = pod("bad", "");
+    bad.annotations = labels(&[("istio.io/reroute-virtual-interfaces", "no such name")]);
+    let mut world = World::started(AMBIENT, vec![bad, pod("web", "")]);
+    world.cni_add(1, "bad", 6, "10.0.0.6");
+    world.cni_add(2, "web", 7, "10.0.0.7");
+    world.settle();
+    assert!(matches!(&world.replies[&1], Reply::Refused(why) if why.contains("no such name")));
+    assert_eq!(world.replies[&2], Reply::Done);
+}
+
+#[test]
+fn calls_that_wait_are_bounded() {
+    let mut world = World::started(AMBIENT, vec![]);
+    for request in 0..2000 {
+        world.cni_add(request, "nobody", 7, "");
+    }
+    world.settle();
+    assert_eq!(world.replies.len(), 2000 - 1024);
+    assert!(
+        world
+            .replies
+            .values()
+            .all(|reply| matches!(reply, Reply::TryLater(_)))
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Label(bool),
+    OptOut(bool),
+    Add(u32),
+    Work(u8),
+    Pass(u8),
+    Reconcile,
+    Fail(Option<&'static str>),
+    ProxySynced,
+    Ended,
+}
+
+fn any_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        any::<bool>().prop_map(Move::Label),
+        any::<bool>().prop_map(Move::OptOut),
+        (1..4u32).prop_map(Move::Add),
+        (1..5u8).prop_map(Move::Work),
+        (0..100u8).prop_map(Move::Pass),
+        Just(Move::Reconcile),
+        prop_oneof![
+            Just(None),
+            Just(Some("announce")),
+            Just(Some("apply")),
+            Just(Some("release")),
+            Just(Some("status enabled")),
+            Just(Some("withdraw")),
+        ]
+        .prop_map(Move::Fail),
+        Just(Move::ProxySynced),
+        Just(Move::Ended),
+    ]
+}
+
+proptest! {
+    /// Whatever happened in whatever order: once nothing fails any more, the pod is where its
+    /// labels say, in its newest namespace, and every call has one answer.
+    #[test]
+    fn every_order_of_events_ends_where_the_labels_say(
+        moves in proptest::collection::vec(any_move(), 0..40),
+        label: bool,
+    ) {
+        let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+        world.running.insert("web".into(), 1);
+        let mut view = pod("web", "10.0.0.7");
+        let mut requests = 0;
+        for one in moves {
+            match one {
+                Move::Label(on) => world.namespace(if on { AMBIENT } else { &[] }),
+                Move::OptOut(on) => {
+                    view.labels = labels(if on { NONE } else { &[] });
+                    world.source(SourceEvent::Pod(view.clone()));
+                }
+                Move::Add(netns) => {
+                    requests += 1;
+                    world.running.insert("web".into(), netns);
+                    world.cni_add(requests, "web", netns, "10.0.0.7");
+                }
+                Move::Work(times) => for _ in 0..times { world.work(); },
+                Move::Pass(tenths) => world.pass(Duration::from_millis(u64::from(tenths) * 100)),
+                Move::Reconcile => world.event(Event::Reconcile),
+                Move::Fail(what) => world.failing = what,
+                Move::ProxySynced => world.event(Event::ProxySynced),
+                Move::Ended => {
+                    // The node is rebooted into a new sandbox that nobody tells of.
+                    let next = world.running.get("web").map_or(1, |netns| netns % 3 + 1);
+                    world.running.insert("web".into(), next);
+                }
+            }
+        }
+        world.failing = None;
+        view.labels.clear();
+        world.source(SourceEvent::Pod(view));
+        world.namespace(if label { AMBIENT } else { &[] });
+        world.pass(Duration::from_secs(40));
+        for _ in 0..3 {
+            world.event(Event::Reconcile);
+            world.pass(Duration::from_secs(40));
+        }
+        prop_assert_eq!(world.replies.len(), usize::try_from(requests).unwrap());
+        let netns = world.running["web"];
+        if label {
+            prop_assert!(world.captured("web", netns), "{:?}", world.log);
+        } else {
+            prop_assert!(world.served.is_empty());
+            prop_assert!(world.probes.is_empty());
+            prop_assert_ne!(world.status.get("shop/web"), Some(&Status::Enabled));
+        }
+    }
+}

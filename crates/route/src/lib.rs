@@ -25,3 +25,6 @@ pub use rand::RngCore;
 pub use record::WorkloadRef;
 pub use services::EndpointView;
 pub use table::{MeshTable, TableConfig, TableSize, WorkloadChange};
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,692 @@
+//! The contract's meaning case by case, then against a naive reference.
 
+use std::net::IpAddr;
+
+use ambit_model::{
+    Action, ArcStr, Authorization, Clause, Identity, Match, PolicyKey, Scope, ServiceAccountMatch,
+    StringMatch, Workload,
+};
+use ipnet::IpNet;
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+
+fn exact(text: &str) -> Vec<StringMatch> {
+    vec![StringMatch::Exact(text.into())]
+}
+
+fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization {
+    Authorization {
+        name: name.into(),
+        namespace: "ns".into(),
+        scope: Scope::Namespace,
+        action,
+        rules,
+        dry_run: false,
+    }
+}
+
+/// One rule of one clause of one match.
+fn when(m: Match) -> Vec<Vec<Clause>> {
+    vec![vec![vec![m]]]
+}
+
+fn principal(account: &str) -> Match {
+    Match {
+        principals: exact(&format!("td/ns/clients/sa/{account}")),
+        ..Match::default()
+    }
+}
+
+fn destination() -> Workload {
+    Workload {
+        namespace: "ns".into(),
+        ..Workload::default()
+    }
+}
+
+fn from(account: &str) -> Connection {
+    Connection {
+        source: Some(Identity::new("td", "clients", account)),
+        source_ip: "10.0.0.1".parse().unwrap(),
+        destination: "10.0.0.2:8080".parse().unwrap(),
+    }
+}
+
+fn plaintext() -> Connection {
+    Connection {
+        source: None,
+        ..from("x")
+    }
+}
+
+fn set(policies: Vec<Authorization>) -> PolicySet {
+    let mut set = PolicySet::new(MissingPolicies::Refuse);
+    for policy in policies {
+        set.insert(policy);
+    }
+    set
+}
+
+fn key(name: &str) -> PolicyKey {
+    PolicyKey {
+        namespace: "ns".into(),
+        name: name.into(),
+    }
+}
+
+#[test]
+fn without_policies_everything_is_allowed() {
+    let decision = set(vec![]).evaluate(&destination(), &plaintext());
+    assert!(decision.allowed);
+    assert_eq!(decision.why, Why::NoPolicies);
+}
+
+#[test]
+fn an_allow_policy_allows_its_matches_and_nothing_else() {
+    let set = set(vec![policy("p", Action::Allow, when(principal("a")))]);
+    let allowed = set.evaluate(&destination(), &from("a"));
+    assert!(allowed.allowed);
+    assert_eq!(allowed.decided_by, Some(key("p")));
+    assert_eq!(allowed.to_string(), "allowed by: ns/p");
+    for connection in [from("b"), plaintext()] {
+        let denied = set.evaluate(&destination(), &connection);
+        assert!(!denied.allowed);
+        assert_eq!(denied.to_string(), "allow policies exist, but none allowed");
+    }
+}
+
+#[test]
+fn a_deny_policy_comes_first() {
+    let set = set(vec![
+        policy("allow", Action::Allow, when(principal("a"))),
+        policy("deny", Action::Deny, when(principal("a"))),
+    ]);
+    let decision = set.evaluate(&destination(), &from("a"));
+    assert!(!decision.allowed);
+    assert_eq!(decision.to_string(), "explicitly denied by: ns/deny");
+}
+
+#[test]
+fn deny_policies_alone_leave_the_rest_allowed() {
+    let set = set(vec![policy("deny", Action::Deny, when(principal("a")))]);
+    let decision = set.evaluate(&destination(), &from("b"));
+    assert!(decision.allowed);
+    assert_eq!(decision.why, Why::NoAllowPolicies);
+}
+
+#[test]
+fn a_policy_without_rules_never_matches_but_counts() {
+    let nothing = set(vec![policy("p", Action::Allow, vec![])]);
+    assert_eq!(
+        nothing.evaluate(&destination(), &from("a")).why,
+        Why::NoneAllowed
+    );
+    let nothing = set(vec![policy("p", Action::Deny, vec![])]);
+    assert!(nothing.evaluate(&destination(), &from("a")).allowed);
+}
+
+#[test]
+fn empty_rules_and_clauses_match_and_empty_matches_do_not() {
+    let matches = |rules| matches_policy(&policy("p", Action::Allow, rules), &plaintext());
+    assert!(!matches(vec![]));
+    assert!(matches(vec![vec![]]));
+    assert!(matches(vec![vec![vec![]]]));
+    assert!(!matches(vec![vec![vec![Match::default()]]]));
+    assert!(!matches(vec![vec![vec![], vec![Match::default()]]]));
+}
+
+#[test]
+fn rules_or_clauses_and_matches_or_fields_and_values_or() {
+    let port = |port| Match {
+        destination_ports: vec![port],
+        ..Match::default()
+    };
+    let matches = |rules| matches_policy(&policy("p", Action::Allow, rules), &from("a"));
+    // Rules OR.
+    assert!(matches(vec![vec![vec![port(1)]], vec![vec![port(8080)]]]));
+    // Clauses AND.
+    assert!(!matches(vec![vec![vec![port(1)], vec![port(8080)]]]));
+    assert!(matches(vec![vec![vec![principal("a")], vec![port(8080)]]]));
+    // Matches OR.
+    assert!(matches(vec![vec![vec![port(1), port(8080)]]]));
+    // Fields AND.
+    assert!(!matches(when(Match {
+        destination_ports: vec![1],
+        ..principal("a")
+    })));
+    // Values OR.
+    assert!(matches(when(Match {
+        destination_ports: vec![1, 8080],
+        ..Match::default()
+    })));
+    assert_eq!(
+        matching_rule(
+            &policy(
+                "p",
+                Action::Allow,
+                vec![vec![vec![port(1)]], vec![vec![port(8080)]]]
+            ),
+            &from("a")
+        ),
+        Some(1)
+    );
+}
+
+#[test]
+fn without_an_identity_positive_fields_fail_and_negative_ones_hold() {
+    let any = vec![StringMatch::Presence([])];
+    let account = ServiceAccountMatch {
+        namespace: "n".into(),
+        service_account: "s".into(),
+    };
+    for (positive, m) in [
+        (
+            true,
+            Match {
+                principals: any.clone(),
+                ..Match::default()
+            },
+        ),
+        (
+            true,
+            Match {
+                namespaces: any.clone(),
+                ..Match::default()
+            },
+        ),
+        (
+            true,
+            Match {
+                service_accounts: vec![account.clone()],
+                ..Match::default()
+            },
+        ),
+        (
+            false,
+            Match {
+                not_principals: any.clone(),
+                ..Match::default()
+            },
+        ),
+        (
+            false,
+            Match {
+                not_namespaces: any,
+                ..Match::default()
+            },
+        ),
+        (
+            false,
+            Match {
+                not_service_accounts: vec![account],
+                ..Match::default()
+            },
+        ),
+    ] {
+        let policy = policy("p", Action::Deny, when(m));
+        assert_eq!(
+            matches_policy(&policy, &plaintext()),
+            !positive,
+            "{policy:?}"
+        );
+    }
+}
+
+#[test]
+fn strict_mutual_tls_denies_plaintext_only() {
+    let m = Match {
+        not_principals: vec![StringMatch::Presence([])],
+        ..Match::default()
+    };
+    let set = set(vec![policy("strict", Action::Deny, when(m))]);
+    assert!(!set.evaluate(&destination(), &plaintext()).allowed);
+    assert!(set.evaluate(&destination(), &from("a")).allowed);
+}
+
+#[test]
+fn texts_compare_exactly_by_prefix_by_suffix_and_by_presence() {
+    let matches = |matcher: StringMatch| {
+        let m = Match {
+            principals: vec![matcher],
+            ..Match::default()
+        };
+        matches_policy(&policy("p", Action::Allow, when(m)), &from("a"))
+    };
+    assert!(matches(StringMatch::Exact("td/ns/clients/sa/a".into())));
+    assert!(!matches(StringMatch::Exact(
+        "spiffe://td/ns/clients/sa/a".into()
+    )));
+    assert!(matches(StringMatch::Prefix("td/ns/clients/".into())));
+    assert!(matches(StringMatch::Suffix("/sa/a".into())));
+    assert!(!matches(StringMatch::Suffix("/sa".into())));
+    assert!(matches(StringMatch::Presence([])));
+}
+
+#[test]
+fn addresses_match_by_prefix_and_family() {
+    let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+    let matches = |m| matches_policy(&policy("p", Action::Allow, when(m)), &from("a"));
+    assert!(matches(Match {
+        source_ips: nets(&["10.0.0.0/24"]),
+        ..Match::default()
+    }));
+    assert!(!matches(Match {
+        source_ips: nets(&["10.0.1.0/24", "::/0"]),
+        ..Match::default()
+    }));
+    assert!(matches(Match {
+        destination_ips: nets(&["10.0.0.2/32"]),
+        ..Match::default()
+    }));
+    assert!(!matches(Match {
+        not_destination_ips: nets(&["0.0.0.0/0"]),
+        ..Match::default()
+    }));
+}
+
+#[test]
+fn scopes_reach_whom_they_should() {
+    let with = |scope, namespace: &str, names: &[&str]| {
+        let deny = Authorization {
+            scope,
+            namespace: namespace.into(),
+            ..policy("p", Action::Deny, vec![vec![]])
+        };
+        let destination = Workload {
+            authorization_policies: names.iter().map(|name| ArcStr::from(*name)).collect(),
+            ..destination()
+        };
+        !set(vec![deny]).evaluate(&destination, &from("a")).allowed
+    };
+    assert!(with(Scope::Global, "root", &[]));
+    assert!(with(Scope::Namespace, "ns", &[]));
+    assert!(!with(Scope::Namespace, "other", &[]));
+    assert!(!with(Scope::WorkloadSelector, "ns", &[]));
+    assert!(with(Scope::WorkloadSelector, "ns", &["ns/p"]));
+}
+
+#[test]
+fn a_named_policy_that_is_not_known_refuses_unless_told_otherwise() {
+    let destination = Workload {
+        authorization_policies: vec!["ns/coming".into()],
+        ..destination()
+    };
+    let decision = set(vec![]).evaluate(&destination, &from("a"));
+    assert!(!decision.allowed);
+    assert!(decision.to_string().contains("ns/coming"), "{decision}");
+    let lenient = PolicySet::new(MissingPolicies::Ignore);
+    assert!(lenient.evaluate(&destination, &from("a")).allowed);
+}
+
+#[test]
+fn dry_run_policies_report_and_decide_nothing() {
+    let dry = |name, action| Authorization {
+        dry_run: true,
+        ..policy(name, action, vec![vec![]])
+    };
+    let set = set(vec![dry("d", Action::Deny), dry("a", Action::Allow)]);
+    let decision = set.evaluate(&destination(), &from("a"));
+    assert!(decision.allowed);
+    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert_eq!(
+        decision.dry_run,
+        [
+            DryRun {
+                policy: key("d"),
+                action: Action::Deny
+            },
+            DryRun {
+                policy: key("a"),
+                action: Action::Allow
+            },
+        ]
+    );
+}
+
+#[test]
+fn a_change_says_whom_it_concerns() {
+    let mut set = set(vec![]);
+    let global = Authorization {
+        scope: Scope::Global,
+        ..policy("p", Action::Deny, vec![vec![]])
+    };
+    assert_eq!(set.insert(global.clone()), Affects::Everybody);
+    assert_eq!(set.insert(global.clone()), Affects::Nobody);
+    let selector = Authorization {
+        scope: Scope::WorkloadSelector,
+        ..global
+    };
+    let both = set.insert(selector);
+    assert!(both.concerns(&destination()));
+    assert!(!set.is_empty() && set.evaluate(&destination(), &from("a")).allowed);
+    let naming = Workload {
+        authorization_policies: vec!["ns/p".into()],
+        ..destination()
+    };
+    let gone = set.remove_named("ns/p");
+    assert!(gone.concerns(&naming) && !gone.concerns(&destination()));
+    assert_eq!(set.remove_named("ns/p"), Affects::Nobody);
+    assert_eq!(set.remove_named("nonsense"), Affects::Nobody);
+    assert!(set.is_empty());
+}
+
+#[test]
+fn an_explanation_shows_every_policy_that_applies() {
+    let set = set(vec![
+        policy(
+            "allow",
+            Action::Allow,
+            vec![vec![vec![principal("x")]], vec![vec![principal("a")]]],
+        ),
+        policy("deny", Action::Deny, when(principal("b"))),
+        Authorization {
+            namespace: "other".into(),
+            ..policy("far", Action::Deny, vec![vec![]])
+        },
+    ]);
+    let destination = Workload {
+        authorization_policies: vec!["ns/gone".into()],
+        ..destination()
+    };
+    let explanation = set.explain(&destination, &from("a"));
+    assert!(!explanation.decision.allowed);
+    assert_eq!(explanation.missing, ["ns/gone"]);
+    let seen: Vec<_> = explanation
+        .policies
+        .iter()
+        .map(|verdict| (verdict.policy.name.as_str(), verdict.outcome))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("deny", Outcome::NoMatch),
+            ("allow", Outcome::Matches { rule: 1 })
+        ]
+    );
+}
+
+#[test]
+fn very_many_policies_are_decided_by_looking_at_few_rules() {
+    let rules = |number: usize| {
+        (0..10)
+            .flat_map(|rule| when(principal(&format!("p{number}-{rule}"))))
+            .collect()
+    };
+    let set = set((0..10_000)
+        .map(|number| policy(&format!("p{number}"), Action::Allow, rules(number)))
+        .collect());
+    let decision = set.evaluate(&destination(), &from("p9999-9"));
+    assert_eq!(decision.decided_by, Some(key("p9999")));
+    assert!(!set.evaluate(&destination(), &from("nobody")).allowed);
+}
+
+// === a naive reference ===
+
+fn word() -> impl Strategy<Value = String> {
+    prop_oneof![
+        Just("a".to_owned()),
+        Just("b".to_owned()),
+        Just("ab".to_owned())
+    ]
+}
+
+fn matcher(text: impl Strategy<Value = String>) -> impl Strategy<Value = StringMatch> {
+    (text, 0..4usize).prop_map(|(text, kind)| match kind {
+        0 => StringMatch::Prefix(text.into()),
+        1 => StringMatch::Suffix(text.into()),
+        2 => StringMatch::Presence([]),
+        _ => StringMatch::Exact(text.into()),
+    })
+}
+
+fn spiffe() -> impl Strategy<Value = String> {
+    (word(), word()).prop_map(|(ns, sa)| format!("td/ns/{ns}/sa/{sa}"))
+}
+
+fn net() -> impl Strategy<Value = IpNet> {
+    (0..4u8, prop_oneof![Just(0u8), Just(24), Just(32)])
+        .prop_map(|(last, length)| IpNet::new(IpAddr::from([10, 0, 0, last]), length).unwrap())
+}
+
+fn few<T: std::fmt::Debug>(strategy: impl Strategy<Value = T>) -> impl Strategy<Value = Vec<T>> {
+    (prop::bool::weighted(0.25), vec(strategy, 1..3))
+        .prop_map(|(set, values)| if set { values } else { Vec::new() })
+}
+
+fn account() -> impl Strategy<Value = ServiceAccountMatch> {
+    (word(), word()).prop_map(|(namespace, account)| ServiceAccountMatch {
+        namespace: namespace.into(),
+        service_account: account.into(),
+    })
+}
+
+prop_compose! {
+    fn any_match()(
+        namespaces in few(matcher(word())),
+        not_namespaces in few(matcher(word())),
+        principals in few(matcher(spiffe())),
+        not_principals in few(matcher(spiffe())),
+        service_accounts in few(account()),
+        not_service_accounts in few(account()),
+        (source_ips, not_source_ips) in (few(net()), few(net())),
+        (destination_ips, not_destination_ips) in (few(net()), few(net())),
+        (destination_ports, not_destination_ports) in (few(1..4u16), few(1..4u16)),
+    ) -> Match {
+        Match {
+            namespaces, not_namespaces, principals, not_principals, service_accounts,
+            not_service_accounts, source_ips, not_source_ips, destination_ips,
+            not_destination_ips, destination_ports, not_destination_ports,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_policy()(
+        name in 0..8u8,
+        namespace in word(),
+        scope in 0..3usize,
+        deny in any::<bool>(),
+        dry_run in prop::bool::weighted(0.2),
+        rules in vec(vec(vec(any_match(), 0..3), 0..3), 0..3),
+    ) -> Authorization {
+        Authorization {
+            name: format!("p{name}").into(),
+            namespace: namespace.into(),
+            scope: [Scope::Global, Scope::Namespace, Scope::WorkloadSelector][scope],
+            action: if deny { Action::Deny } else { Action::Allow },
+            rules,
+            dry_run,
+        }
+    }
+}
+
+prop_compose! {
+    fn any_connection()(
+        source in option::weighted(0.8, (word(), word())),
+        (from, to, port) in (0..4u8, 0..4u8, 1..4u16),
+    ) -> Connection {
+        Connection {
+            source: source.map(|(ns, sa)| Identity::new("td", ns, sa)),
+            source_ip: IpAddr::from([10, 0, 0, from]),
+            destination: (IpAddr::from([10, 0, 0, to]), port).into(),
+        }
+    }
+}
+
+/// The contract's sentences, one after the other, without any index.
+fn naive(policies: &[Authorization], destination: &Workload, connection: &Connection) -> bool {
+    let named = &destination.authorization_policies;
+    let is = |name: &ArcStr, policy: &Authorization| *name == policy.key().to_string();
+    if named
+        .iter()
+        .any(|name| !policies.iter().any(|policy| is(name, policy)))
+    {
+        return false;
+    }
+    let applicable: Vec<_> = policies
+        .iter()
+        .filter(|policy| {
+            !policy.dry_run
+                && (policy.scope == Scope::Global
+                    || (policy.scope == Scope::Namespace
+                        && policy.namespace == destination.namespace)
+                    || named.iter().any(|name| is(name, policy)))
+        })
+        .collect();
+    let of = |action| {
+        applicable
+            .iter()
+            .filter(move |policy| policy.action == action)
+    };
+    if of(Action::Deny).any(|policy| naive_policy(policy, connection)) {
+        return false;
+    }
+    let mut allow = of(Action::Allow).peekable();
+    allow.peek().is_none() || allow.any(|policy| naive_policy(policy, connection))
+}
+
+fn naive_policy(policy: &Authorization, c: &Connection) -> bool {
+    let text = |wanted: &[StringMatch], actual: Option<String>| match actual {
+        Some(actual) => wanted.iter().any(|wanted| match wanted {
+            StringMatch::Exact(text) => actual == text.as_str(),
+            StringMatch::Prefix(text) => actual.starts_with(text.as_str()),
+            StringMatch::Suffix(text) => actual.ends_with(text.as_str()),
+            StringMatch::Presence([]) => !actual.is_empty(),
+        }),
+        None => false,
+    };
+    let one = |m: &Match| {
+        let namespace = || c.source.as_ref().map(|id| id.namespace.to_string());
+        let principal = || {
+            c.source
+                .as_ref()
+                .map(|id| id.to_string().strip_prefix("spiffe://").unwrap().to_owned())
+        };
+        let account = |wanted: &[ServiceAccountMatch]| {
+            c.source.as_ref().is_some_and(|id| {
+                wanted.iter().any(|w| {
+                    (&w.namespace, &w.service_account) == (&id.namespace, &id.service_account)
+                })
+            })
+        };
+        let ip = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
+        let port = |ports: &[u16]| ports.contains(&c.destination.port());
+        let mut fields = Vec::new();
+        let mut field = |set: bool, positive: bool, any: bool| {
+            if set {
+                fields.push(any == positive);
+            }
+        };
+        field(
+            !m.namespaces.is_empty(),
+            true,
+            text(&m.namespaces, namespace()),
+        );
+        field(
+            !m.not_namespaces.is_empty(),
+            false,
+            text(&m.not_namespaces, namespace()),
+        );
+        field(
+            !m.principals.is_empty(),
+            true,
+            text(&m.principals, principal()),
+        );
+        field(
+            !m.not_principals.is_empty(),
+            false,
+            text(&m.not_principals, principal()),
+        );
+        field(
+            !m.service_accounts.is_empty(),
+            true,
+            account(&m.service_accounts),
+        );
+        field(
+            !m.not_service_accounts.is_empty(),
+            false,
+            account(&m.not_service_accounts),
+        );
+        field(
+            !m.source_ips.is_empty(),
+            true,
+            ip(&m.source_ips, c.source_ip),
+        );
+        field(
+            !m.not_source_ips.is_empty(),
+            false,
+            ip(&m.not_source_ips, c.source_ip),
+        );
+        let to = c.destination.ip();
+        field(
+            !m.destination_ips.is_empty(),
+            true,
+            ip(&m.destination_ips, to),
+        );
+        field(
+            !m.not_destination_ips.is_empty(),
+            false,
+            ip(&m.not_destination_ips, to),
+        );
+        field(
+            !m.destination_ports.is_empty(),
+            true,
+            port(&m.destination_ports),
+        );
+        field(
+            !m.not_destination_ports.is_empty(),
+            false,
+            port(&m.not_destination_ports),
+        );
+        !fields.is_empty() && fields.into_iter().all(|holds| holds)
+    };
+    policy.rules.iter().any(|rule| {
+        rule.iter()
+            .all(|clause| clause.is_empty() || clause.iter().any(one))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn decisions_are_those_of_the_naive_reference(
+        policies in vec(any_policy(), 0..8),
+        removed in vec(any::<prop::sample::Index>(), 0..3),
+        named in vec(0..8u8, 0..3),
+        namespace in word(),
+        connections in vec(any_connection(), 1..8),
+    ) {
+        let mut set = PolicySet::new(MissingPolicies::Refuse);
+        let mut known: Vec<Authorization> = Vec::new();
+        for policy in policies {
+            known.retain(|other| other.key() != policy.key());
+            known.push(policy.clone());
+            set.insert(policy);
+        }
+        for index in removed {
+            if !known.is_empty() {
+                let policy = known.remove(index.index(known.len()));
+                set.remove(&policy.key());
+            }
+        }
+        let destination = Workload {
+            namespace: namespace.as_str().into(),
+            authorization_policies:
+                named.iter().map(|name| format!("{namespace}/p{name}").into()).collect(),
+            ..Workload::default()
+        };
+        for connection in connections {
+            let decision = set.evaluate(&destination, &connection);
+            prop_assert_eq!(decision.allowed, naive(&known, &destination, &connection));
+            // Whoever is named as having decided has indeed matched.
+            if let Some(key) = &decision.decided_by {
+                let policy = set.by_name(&key.to_string()).unwrap();
+                prop_assert!(matches_policy(policy, &connection));
+                prop_assert_eq!(policy.action == Action::Allow, decision.allowed);
+            }
+            prop_assert_eq!(&set.explain(&destination, &connection).decision, &decision);
+        }
+    }
+}

@@ -224,6 +224,18 @@ impl ClientConnection {
             )
     }
 
+    /// Opens a tunnel on this very connection.
+    ///
+    /// # Errors
+    /// When the peer refuses it, or the connection fails.
+    pub async fn tunnel(
+        &self,
+        authority: Uri,
+        headers: HeaderMap,
+    ) -> Result<(Tunnel, response::Parts), TunnelError> {
+        open_tunnel(self.lease(), authority, headers).await
+    }
+
     /// Reserves a place for one tunnel.
     pub(crate) fn lease(&self) -> (SendRequest<Bytes>, Lease) {
         (self.send.clone(), Lease::take(&self.shared))

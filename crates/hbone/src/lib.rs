@@ -21,4 +21,4 @@ pub use pool::{Pool, PoolKey};
 pub use relay::{Ended, Meter, RelayError, relay_plain, relay_tunnel};
 pub use server::{Incoming, ServeError};
 pub use settings::Settings;
-pub use tunnel::Tunnel;
+pub use tunnel::{Tunnel, TunnelIo};

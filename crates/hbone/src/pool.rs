@@ -215,15 +215,15 @@ impl Pool {
                 source,
             })
     }
+}
 
-    /// Forgets connections that take no more tunnels, and the entry when it is empty.
-    fn sweep(&self, key: &PoolKey) {
-        let mut state = self.state.lock();
-        if let Some(entry) = state.entries.get_mut(key) {
-            entry.connections.retain_mut(ClientConnection::is_open);
-            if entry.connections.is_empty() && entry.dialing == 0 && entry.waiters.is_empty() {
-                state.entries.remove(key);
-            }
+/// Forgets connections that take no more tunnels, and the entry when it is empty.
+fn sweep(state: &Mutex<State>, key: &PoolKey) {
+    let mut state = state.lock();
+    if let Some(entry) = state.entries.get_mut(key) {
+        entry.connections.retain_mut(ClientConnection::is_open);
+        if entry.connections.is_empty() && entry.dialing == 0 && entry.waiters.is_empty() {
+            state.entries.remove(key);
         }
     }
 }
@@ -249,16 +249,21 @@ impl Dialing<'_> {
             Err(error) => {
                 let error = Arc::new(error);
                 self.settle(None, &Err(error.clone()));
-                self.pool.sweep(self.key);
+                sweep(&self.pool.state, self.key);
                 Err(TunnelError::Dial(error))
             }
             Ok((connection, driver)) => {
                 let place = connection.lease();
-                let (pool, key) = (self.pool.clone(), self.key.clone());
+                // The connection outlives a pool that is dropped, but does not keep it.
+                let (pool, key) = (Arc::downgrade(&self.pool.state), self.key.clone());
                 drop(ambit_rt::spawn("hbone connection", async move {
-                    let swept = (pool.clone(), key.clone());
-                    driver.run(move || swept.0.sweep(&swept.1)).await;
-                    pool.sweep(&key);
+                    let sweep = || {
+                        if let Some(state) = pool.upgrade() {
+                            sweep(&state, &key);
+                        }
+                    };
+                    driver.run(sweep).await;
+                    sweep();
                 }));
                 self.settle(Some(connection), &Ok(()));
                 Ok(place)
@@ -286,7 +291,7 @@ impl Drop for Dialing<'_> {
     fn drop(&mut self) {
         if !self.done {
             self.settle(None, &Ok(()));
-            self.pool.sweep(self.key);
+            sweep(&self.pool.state, self.key);
         }
     }
 }

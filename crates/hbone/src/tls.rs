@@ -6,11 +6,15 @@ use rustls::{
     ClientConfig, ServerConfig,
     pki_types::{CertificateDer, IpAddr, ServerName},
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// An established TLS connection.
-pub type TlsStream = tokio_rustls::TlsStream<TcpStream>;
+pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<IO>;
 
 /// A handshake that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +42,11 @@ impl HandshakeError {
 ///
 /// # Errors
 /// When the handshake fails or takes too long.
-pub async fn connect(
-    socket: TcpStream,
+pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
+    socket: IO,
     config: Arc<ClientConfig>,
     limit: Duration,
-) -> Result<TlsStream, HandshakeError> {
+) -> Result<TlsStream<IO>, HandshakeError> {
     let nobody = ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()));
     match timeout(limit, TlsConnector::from(config).connect(nobody, socket)).await {
         Ok(Ok(stream)) => expect_h2(stream.into()),
@@ -55,11 +59,11 @@ pub async fn connect(
 ///
 /// # Errors
 /// When the handshake fails or takes too long.
-pub async fn accept(
-    socket: TcpStream,
+pub async fn accept<IO: AsyncRead + AsyncWrite + Unpin>(
+    socket: IO,
     config: Arc<ServerConfig>,
     limit: Duration,
-) -> Result<TlsStream, HandshakeError> {
+) -> Result<TlsStream<IO>, HandshakeError> {
     match timeout(limit, TlsAcceptor::from(config).accept(socket)).await {
         Ok(Ok(stream)) => expect_h2(stream.into()),
         Ok(Err(error)) => Err(HandshakeError::Tls(error)),
@@ -68,11 +72,11 @@ pub async fn accept(
 }
 
 /// The peer's certificates, its own first.
-pub fn peer_certificates(stream: &TlsStream) -> &[CertificateDer<'static>] {
+pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static>] {
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-fn expect_h2(stream: TlsStream) -> Result<TlsStream, HandshakeError> {
+fn expect_h2<IO>(stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
         Ok(stream)
     } else {

@@ -1,7 +1,14 @@
 //! One tunnel: an HTTP/2 stream that carries a connection's bytes.
 
-use bytes::Bytes;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
 use h2::{RecvStream, SendStream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::client::Lease;
 
@@ -26,5 +33,81 @@ impl Tunnel {
     /// Resets the stream, telling the peer that the connection behind it broke.
     pub fn reset(&mut self) {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
+    }
+
+    /// The tunnel as a byte stream, for a protocol of its own inside it.
+    pub fn into_io(self) -> TunnelIo {
+        TunnelIo {
+            tunnel: self,
+            received: Bytes::new(),
+        }
+    }
+}
+
+/// See [`Tunnel::into_io`].
+#[derive(Debug)]
+pub struct TunnelIo {
+    tunnel: Tunnel,
+    received: Bytes,
+}
+
+impl AsyncRead for TunnelIo {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { tunnel, received } = self.get_mut();
+        while received.is_empty() {
+            match ready!(tunnel.recv.poll_data(cx)) {
+                None => return Poll::Ready(Ok(())),
+                Some(Ok(bytes)) => *received = bytes,
+                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+            }
+        }
+        let n = received.len().min(buf.remaining());
+        buf.put_slice(received.get(..n).unwrap_or_default());
+        received.advance(n);
+        // Fails only for more than was received.
+        let _credited = tunnel.recv.flow_control().release_capacity(n);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for TunnelIo {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let send = &mut self.get_mut().tunnel.send;
+        if buf.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        send.reserve_capacity(buf.len());
+        let capacity = loop {
+            match send.capacity() {
+                0 => match ready!(send.poll_capacity(cx)) {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                    None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+                },
+                capacity => break capacity,
+            }
+        };
+        let n = capacity.min(buf.len());
+        let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
+        send.send_data(piece, false).map_err(io::Error::other)?;
+        Poll::Ready(Ok(n))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The connection sends by itself.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = self.get_mut().tunnel.send.send_data(Bytes::new(), true);
+        Poll::Ready(ended.map_err(io::Error::other))
     }
 }

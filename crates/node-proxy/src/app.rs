@@ -1,0 +1,352 @@
+//! The process: puts the parts together, runs them, and ends them in order.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_rt::{
+    DrainMode, Env, Readiness, Shutdown, drain,
+    http::{self, ServerOptions},
+    logging::{self, LogHandle},
+};
+use ambit_telemetry::{Metrics, XdsTermination};
+use ambit_tls::{
+    CallHeaders, Certificates, CertificatesOptions, Crls, CsrClient, CsrClientOptions, RootCa,
+    TlsSettings, TokenSource,
+    grpc::{self, ChannelConfig},
+};
+use ambit_xds::{Ending, Handler, NodeInfo};
+use anyhow::Context as _;
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::{
+    admin::{Admin, respond_metrics, respond_readiness},
+    config::{Config, LocalXds, Upstream},
+    local_xds,
+    pod::Proxy,
+    pods::{Enrolment, Served},
+    state::{AddressDemand, IdentityEvent, SharedState, StateConfig, follow_identities},
+    workers::Workers,
+};
+
+/// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
+///
+/// # Errors
+/// When the process cannot start; what fails later is retried and logged.
+pub fn run(env: &Env) -> anyhow::Result<()> {
+    let logs = logging::init(env).context("cannot set up logging")?;
+    ambit_rt::limits::raise_open_files();
+    let config = Config::from_env(env)?;
+    check_privileges(&config)?;
+    let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
+    let result = runtime.block_on(run_with(env, config, logs));
+    // A blocking task, a DNS lookup for instance, must not hold the process.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    logging::flush(Duration::from_secs(1));
+    result
+}
+
+/// Fails now, with the reason, rather than at the first pod.
+fn check_privileges(config: &Config) -> anyhow::Result<()> {
+    let here =
+        ambit_sys::netns::Netns::current().context("cannot see the own network namespace")?;
+    here.run(|| ())
+        .context("cannot enter network namespaces: is CAP_SYS_ADMIN granted?")?;
+    let spec = ambit_sys::socket::OutboundSpec {
+        mark: config.packet_mark,
+        ..Default::default()
+    };
+    ambit_sys::socket::outbound(None, ([127, 0, 0, 1], 1).into(), &spec)
+        .context("cannot mark sockets: is CAP_NET_ADMIN granted?")?;
+    Ok(())
+}
+
+async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<()> {
+    let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
+    let readiness = Readiness::new();
+    let state_ready = readiness.pending("state manager");
+    let proxy_ready = readiness.pending("proxy");
+    let pods_ready = readiness.pending("workload proxy manager");
+    let mut registry = Registry::default();
+    let metrics = Arc::new(Metrics::register(
+        &mut registry,
+        env.get("ISTIO_META_ISTIO_VERSION"),
+    ));
+    let deadline = config.self_termination_deadline;
+
+    let (state, demands) = shared_state(&config);
+    let static_config = load_local(&config, &state)?;
+    let certificates = certificates(env, &config)?;
+    ambit_rt::spawn("identities", prefetch(state.clone(), certificates.clone()));
+    let synced = move || state_ready.ready();
+    if config.local_xds.is_some() || config.xds.address.is_none() {
+        synced();
+    } else {
+        let follower = Follower {
+            state: state.clone(),
+            metrics: metrics.clone(),
+            synced,
+        };
+        follow_control_plane(env, &config, follower, demands)?;
+    }
+
+    let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);
+    ambit_rt::metrics::register_process(&mut registry);
+    ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    let proxy = Arc::new(Proxy {
+        config,
+        state,
+        certificates,
+        metrics,
+    });
+    let enrolment = Enrolment::new(proxy.clone(), workers.clone(), pods_ready);
+    let served = enrolment.served();
+    let admin = Admin {
+        proxy: proxy.clone(),
+        served: served.clone(),
+        logs: Some(logs),
+        quit: shutdown.trigger(),
+        static_config,
+    };
+    let (servers, watcher) = drain::channel();
+    serve_http(admin, registry, readiness, &watcher).await?;
+    let enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
+    proxy_ready.ready();
+    tracing::info!(workers = workers.count(), node = %proxy.config.local_node, "serving");
+
+    let cause = shutdown.wait().await;
+    tracing::info!(cause, ?deadline, "draining");
+    drop(enrolment);
+    drain_pods(&served, deadline).await;
+    servers.start(DrainMode::graceful(Duration::from_secs(1)));
+    Ok(())
+}
+
+fn shared_state(config: &Config) -> (SharedState, Option<mpsc::Receiver<AddressDemand>>) {
+    let state = StateConfig {
+        node: config.local_node.clone(),
+        network: config.network.clone(),
+        cluster_id: config.cluster_id.clone(),
+        trust_domain: config.trust_domain.clone(),
+        preferred_service_namespace: config.preferred_service_namespace.clone(),
+        missing_policies: if config.missing_policy_allow {
+            ambit_authz::MissingPolicies::Ignore
+        } else {
+            ambit_authz::MissingPolicies::Refuse
+        },
+    };
+    if config.xds_on_demand {
+        let (state, demands) = SharedState::on_demand(state);
+        (state, Some(demands))
+    } else {
+        (SharedState::new(state), None)
+    }
+}
+
+/// The mesh from a file or variable, if it comes from one.
+fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
+    match &config.local_xds {
+        None => Ok(Value::Null),
+        Some(LocalXds::Text(text)) => {
+            let mesh = local_xds::parse(text).context("LOCAL_XDS")?;
+            mesh.apply_to(state);
+            Ok(Value::String("LOCAL_XDS".to_owned()))
+        }
+        Some(LocalXds::Path(path)) => {
+            let mesh = local_xds::read(path).context("LOCAL_XDS_PATH")?;
+            mesh.apply_to(state);
+            ambit_rt::spawn(
+                "local xds",
+                local_xds::follow(path.clone(), mesh, state.clone()),
+            );
+            Ok(Value::String(path.display().to_string()))
+        }
+    }
+}
+
+fn channel_config(upstream: &Upstream) -> Option<ChannelConfig> {
+    Some(ChannelConfig {
+        address: upstream.address.clone()?,
+        roots: RootCa::from_setting(&upstream.root),
+        alternative_name: upstream.alternative_name.clone(),
+        tls: TlsSettings::default(),
+    })
+}
+
+fn token(config: &Config) -> Option<TokenSource> {
+    config.auth_token.as_deref().map(TokenSource::from_setting)
+}
+
+fn certificates(env: &Env, config: &Config) -> anyhow::Result<Certificates> {
+    let mut settings = TlsSettings::from_env(env)?;
+    if let Some(path) = &config.crl_path {
+        let lists = Crls::new();
+        if let Err(error) = lists.load(path) {
+            tracing::warn!(%error, "no certificate revocation lists yet");
+        }
+        ambit_rt::spawn("revocation lists", lists.clone().follow(path.clone()));
+        settings = settings.with_crls(lists);
+    }
+    let upstream = channel_config(&config.ca)
+        .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
+    let upstream = ChannelConfig {
+        tls: settings.clone(),
+        ..upstream
+    };
+    let headers = CallHeaders::from_env(env, "CA_HEADER_", token(config), &config.cluster_id)?;
+    let client = CsrClient::new(
+        grpc::channel(&upstream).context("CA_ADDRESS")?,
+        headers,
+        settings,
+        CsrClientOptions {
+            ttl: config.secret_ttl,
+            ..CsrClientOptions::default()
+        },
+    );
+    Ok(Certificates::start(
+        Arc::new(client),
+        CertificatesOptions::default(),
+    ))
+}
+
+/// Fetches certificates ahead of use, and forgets those of identities that left the node.
+async fn prefetch(state: SharedState, certificates: Certificates) {
+    follow_identities(state, |event| match event {
+        IdentityEvent::Appeared(identity) => certificates.prefetch(&identity),
+        IdentityEvent::Gone(identity) => certificates.forget(&identity),
+    })
+    .await;
+}
+
+/// Keeps the state as the control plane tells it.
+struct Follower<F> {
+    state: SharedState,
+    metrics: Arc<Metrics>,
+    synced: F,
+}
+
+impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
+    fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
+        self.state.apply(batch);
+    }
+
+    fn ready(&self) {
+        (self.synced)();
+    }
+
+    fn received(&self, type_url: &str, bytes: usize) {
+        self.metrics
+            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+
+    fn ended(&self, ending: Ending) {
+        self.metrics.xds_terminated(match ending {
+            Ending::ConnectFailed => XdsTermination::ConnectionError,
+            Ending::Transient => XdsTermination::Reconnect,
+            Ending::Refused => XdsTermination::Error,
+            Ending::Closed => XdsTermination::Complete,
+        });
+    }
+}
+
+fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
+    env: &Env,
+    config: &Config,
+    follower: Follower<F>,
+    demands: Option<mpsc::Receiver<AddressDemand>>,
+) -> anyhow::Result<()> {
+    let upstream = channel_config(&config.xds).context("XDS_ADDRESS is empty")?;
+    let node = NodeInfo {
+        name: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        ip: config.local_ip,
+        node_name: config.local_node.to_string(),
+        proxy_metadata: config.proxy_metadata.clone(),
+    };
+    let options = ambit_xds::ClientOptions {
+        channel: grpc::channel(&upstream).context("XDS_ADDRESS")?,
+        address: upstream.address.clone(),
+        headers: CallHeaders::from_env(env, "XDS_HEADER_", token(config), &config.cluster_id)?,
+        node: node.to_wire(env)?,
+        on_demand: config.xds_on_demand,
+    };
+    let client = ambit_xds::Client::new(options, follower, demands);
+    ambit_rt::spawn("xds", client.run());
+    Ok(())
+}
+
+async fn serve_http(
+    admin: Admin,
+    registry: Registry,
+    readiness: Readiness,
+    drain: &ambit_rt::DrainWatcher,
+) -> anyhow::Result<()> {
+    let config = &admin.proxy.config;
+    let any = |port| -> SocketAddr {
+        let ip = if config.ipv6_enabled && std::path::Path::new("/proc/net/if_inet6").exists() {
+            std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)
+        } else {
+            std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED)
+        };
+        (ip, port).into()
+    };
+    let admin_listener = http::bind(([127, 0, 0, 1], config.admin_port).into(), "admin").await?;
+    let stats_listener = http::bind(any(config.stats_port), "metrics").await?;
+    let readiness_listener = http::bind(any(config.readiness_port), "readiness").await?;
+    let admin = Arc::new(admin);
+    let registry = Arc::new(registry);
+    ambit_rt::spawn(
+        "admin server",
+        http::serve(
+            "admin",
+            admin_listener,
+            ServerOptions::loopback(),
+            drain.clone(),
+            move |r| {
+                let admin = admin.clone();
+                async move { admin.respond(&r) }
+            },
+        ),
+    );
+    let options = ServerOptions::default();
+    ambit_rt::spawn(
+        "metrics server",
+        http::serve(
+            "metrics",
+            stats_listener,
+            options,
+            drain.clone(),
+            move |r| {
+                let registry = registry.clone();
+                async move { respond_metrics(&registry, &r) }
+            },
+        ),
+    );
+    ambit_rt::spawn(
+        "readiness server",
+        http::serve(
+            "readiness",
+            readiness_listener,
+            options,
+            drain.clone(),
+            move |r| {
+                let readiness = readiness.clone();
+                async move { respond_readiness(&readiness, &r) }
+            },
+        ),
+    );
+    Ok(())
+}
+
+/// Lets all pods' connections finish, each until the deadline.
+async fn drain_pods(served: &Served, deadline: Duration) {
+    let draining: Vec<_> = served
+        .pods()
+        .into_iter()
+        .map(|pod| ambit_rt::spawn("pod drain", async move { pod.finish(Some(deadline)).await }))
+        .collect();
+    for pod in draining {
+        // A drain that panicked has said so.
+        let _panicked = pod.await;
+    }
+}

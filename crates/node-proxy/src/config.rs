@@ -1,0 +1,358 @@
+//! The environment, read once and typed: exactly the variables Istio's node proxy reads.
+//!
+//! Every error names its variable. Deviations of ours are variables that start with `AMBIT_`.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use ambit_hbone::Settings;
+use ambit_model::{ArcStr, PROXY_MARK, PodName};
+use ambit_rt::{Env, EnvError, drain::termination_deadline};
+use ambit_sys::socket::{Keepalive, Transparent, Tuning};
+use serde::Serialize;
+
+mod mesh;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+pub use mesh::MeshConfigError;
+
+/// Where the shared trust root is mounted.
+const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
+/// Where the projected token is mounted.
+const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+/// Mesh configuration file.
+pub(crate) const MESH_CONFIG: &str = "./etc/istio/config/mesh";
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A variable's text.
+    #[error(transparent)]
+    Variable(#[from] EnvError),
+    /// `PROXY_CONFIG` or the mesh configuration file.
+    #[error(transparent)]
+    Mesh(#[from] MeshConfigError),
+    /// Two variables that exclude each other.
+    #[error("{0} and {1} cannot both be set")]
+    Exclusive(&'static str, &'static str),
+    /// A mode we do not have.
+    #[error("PROXY_MODE=dedicated is not supported: only the shared mode is")]
+    Dedicated,
+    /// xDS without TLS.
+    #[error("{variable}={address:?}: only https is supported, plain http is refused")]
+    PlainHttp {
+        /// The variable.
+        variable: &'static str,
+        /// Its text.
+        address: String,
+    },
+    /// Nothing to do.
+    #[error("ENABLE_PROXY=false leaves nothing to run")]
+    NothingToRun,
+}
+
+/// The address, trust anchors and name of a control plane service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Upstream {
+    /// `https://host:port`; `None` turns the client off.
+    pub address: Option<String>,
+    /// A path, PEM text or `SYSTEM`.
+    pub root: String,
+    /// Another name it may have.
+    pub alternative_name: Option<String>,
+}
+
+/// Where the mesh comes from when not from a control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum LocalXds {
+    /// `LOCAL_XDS_PATH`.
+    Path(PathBuf),
+    /// `LOCAL_XDS`: the text itself.
+    Text(String),
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: the proxy's own.
+    #[serde(flatten)]
+    pub own: PodName,
+    /// `NODE_NAME`.
+    pub local_node: ArcStr,
+    /// `INSTANCE_IP`.
+    pub local_ip: Option<IpAddr>,
+    /// `TRUST_DOMAIN`.
+    pub trust_domain: ArcStr,
+    /// `NETWORK`.
+    pub network: ArcStr,
+    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
+    pub cluster_id: ArcStr,
+    /// `CLUSTER_DOMAIN`.
+    pub cluster_domain: ArcStr,
+    /// `PREFERED_SERVICE_NAMESPACE`.
+    pub preferred_service_namespace: Option<ArcStr>,
+    /// `INPOD_UDS`.
+    pub inpod_uds: PathBuf,
+    /// `INPOD_PORT_REUSE`.
+    pub inpod_port_reuse: bool,
+    /// `PACKET_MARK`.
+    pub packet_mark: Option<u32>,
+    /// `IPV6_ENABLED`.
+    pub ipv6_enabled: bool,
+    /// `ENABLE_ORIG_SRC`.
+    #[serde(skip)]
+    pub original_source: Transparent,
+    /// `XDS_ADDRESS` and companions.
+    pub xds: Upstream,
+    /// `CA_ADDRESS` and companions.
+    pub ca: Upstream,
+    /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
+    #[serde(skip)]
+    pub auth_token: Option<String>,
+    /// `XDS_ON_DEMAND`.
+    pub xds_on_demand: bool,
+    /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
+    pub local_xds: Option<LocalXds>,
+    /// `SECRET_TTL`.
+    pub secret_ttl: Duration,
+    /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
+    #[serde(skip)]
+    pub tuning: Tuning,
+    /// `HTTP2_*`, `POOL_*`.
+    #[serde(skip)]
+    pub http2: Settings,
+    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`.
+    pub self_termination_deadline: Duration,
+    /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
+    /// go on. Not set: until they end.
+    pub unenrolled_drain: Option<Duration>,
+    /// Worker threads.
+    pub num_worker_threads: usize,
+    /// `LOCALHOST_APP_TUNNEL`.
+    pub localhost_app_tunnel: bool,
+    /// `ENABLE_RESPONSE_BAGGAGE`.
+    pub response_baggage: bool,
+    /// `AUTHZ_POLICY_INFO_LOGGING`.
+    pub authz_policy_info_logging: bool,
+    /// `AMBIT_MISSING_POLICY_ALLOW`: a workload that names an unknown policy is served as if it did
+    /// not name it (Istio's behaviour), instead of refused.
+    pub missing_policy_allow: bool,
+    /// `CRL_PATH`.
+    pub crl_path: Option<PathBuf>,
+    /// Admin server's port, on the loopback address.
+    pub admin_port: u16,
+    /// Metrics server's port.
+    pub stats_port: u16,
+    /// Readiness server's port.
+    pub readiness_port: u16,
+    /// Node metadata for the control plane.
+    #[serde(skip)]
+    pub proxy_metadata: Vec<(String, String)>,
+}
+
+impl Config {
+    /// Reads the environment, and the mesh configuration file if there is one.
+    ///
+    /// # Errors
+    /// When a value cannot be used; the error names it.
+    pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
+        let mesh = mesh::read(env)?;
+        check_mode(env)?;
+        let text = |name: &str| ArcStr::from(env.get(name).unwrap_or_default());
+        let grace = env.parse("TERMINATION_GRACE_PERIOD_SECONDS", "a number of seconds")?;
+        let local_xds = match (env.get("LOCAL_XDS_PATH"), env.get("LOCAL_XDS")) {
+            (Some(_), Some(_)) => {
+                return Err(ConfigError::Exclusive("LOCAL_XDS_PATH", "LOCAL_XDS"));
+            }
+            (Some(path), None) => Some(LocalXds::Path(path.into())),
+            (None, Some(text)) => Some(LocalXds::Text(text.to_owned())),
+            (None, None) => None,
+        };
+        Ok(Self {
+            own: PodName {
+                name: text("POD_NAME"),
+                namespace: text("POD_NAMESPACE"),
+                service_account: text("SERVICE_ACCOUNT"),
+            },
+            local_node: text("NODE_NAME"),
+            local_ip: env.parse("INSTANCE_IP", "an IP address")?,
+            trust_domain: env.text("TRUST_DOMAIN", "cluster.local").into(),
+            network: text("NETWORK"),
+            cluster_id: first(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
+            cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
+            preferred_service_namespace: env
+                .get("PREFERED_SERVICE_NAMESPACE")
+                .filter(|text| !text.is_empty())
+                .map(Into::into),
+            inpod_uds: env
+                .text("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
+                .into(),
+            inpod_port_reuse: env.flag("INPOD_PORT_REUSE")?.unwrap_or(true),
+            packet_mark: Some(env.parse("PACKET_MARK", "a number")?.unwrap_or(PROXY_MARK)),
+            ipv6_enabled: env.flag("IPV6_ENABLED")?.unwrap_or(true),
+            original_source: match env.flag("ENABLE_ORIG_SRC")? {
+                None => Transparent::BestEffort,
+                Some(true) => Transparent::Required,
+                Some(false) => Transparent::Off,
+            },
+            xds: upstream(env, "XDS", mesh.discovery_address.as_deref())?,
+            ca: upstream(env, "CA", mesh.discovery_address.as_deref())?,
+            auth_token: auth_token(env),
+            xds_on_demand: env.flag("XDS_ON_DEMAND")?.unwrap_or(false),
+            local_xds,
+            secret_ttl: env
+                .duration("SECRET_TTL")?
+                .unwrap_or(Duration::from_secs(24 * 3600)),
+            tuning: tuning(env)?,
+            http2: http2(env)?,
+            self_termination_deadline: termination_deadline(
+                env.duration("CONNECTION_TERMINATION_DEADLINE")?,
+                grace,
+            ),
+            unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
+            num_worker_threads: threads::workers(env, mesh.concurrency)?,
+            localhost_app_tunnel: env.flag("LOCALHOST_APP_TUNNEL")?.unwrap_or(true),
+            response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
+            authz_policy_info_logging: env.flag("AUTHZ_POLICY_INFO_LOGGING")?.unwrap_or(false),
+            missing_policy_allow: env.flag("AMBIT_MISSING_POLICY_ALLOW")?.unwrap_or(false),
+            crl_path: env
+                .get("CRL_PATH")
+                .filter(|path| !path.is_empty())
+                .map(Into::into),
+            admin_port: mesh.proxy_admin_port.unwrap_or(15000),
+            stats_port: mesh.stats_port.unwrap_or(15020),
+            readiness_port: 15021,
+            proxy_metadata: mesh.proxy_metadata.into_iter().collect(),
+        })
+    }
+}
+
+fn check_mode(env: &Env) -> Result<(), ConfigError> {
+    match env.get("PROXY_MODE") {
+        None | Some("" | "shared") => {}
+        Some("dedicated") => return Err(ConfigError::Dedicated),
+        Some(other) => {
+            return Err(ConfigError::Variable(EnvError {
+                variable: "PROXY_MODE".to_owned(),
+                value: other.to_owned(),
+                expected: "shared or dedicated",
+            }));
+        }
+    }
+    if env.flag("ENABLE_PROXY")? == Some(false) {
+        return Err(ConfigError::NothingToRun);
+    }
+    Ok(())
+}
+
+fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
+    names
+        .iter()
+        .find_map(|name| env.get(name).filter(|text| !text.is_empty()))
+        .unwrap_or(default)
+        .into()
+}
+
+fn upstream(
+    env: &Env,
+    prefix: &'static str,
+    discovery_address: Option<&str>,
+) -> Result<Upstream, ConfigError> {
+    let (variable, root, alternative) = match prefix {
+        "CA" => ("CA_ADDRESS", "CA_ROOT_CA", "ALT_CA_HOSTNAME"),
+        _ => ("XDS_ADDRESS", "XDS_ROOT_CA", "ALT_XDS_HOSTNAME"),
+    };
+    let in_kubernetes = env.get("KUBERNETES_SERVICE_HOST").is_some();
+    let default = match discovery_address {
+        Some(address) => address,
+        None if in_kubernetes => "https://istiod.istio-system.svc:15012",
+        None => "https://localhost:15012",
+    };
+    let address = match env.text(variable, default) {
+        empty if empty.is_empty() => None,
+        address if address.starts_with("http://") => {
+            return Err(ConfigError::PlainHttp { variable, address });
+        }
+        address if address.starts_with("https://") => Some(address),
+        address => Some(format!("https://{address}")),
+    };
+    Ok(Upstream {
+        address,
+        root: env.text(root, DEFAULT_ROOT),
+        alternative_name: env
+            .get(alternative)
+            .filter(|t| !t.is_empty())
+            .map(str::to_owned),
+    })
+}
+
+fn auth_token(env: &Env) -> Option<String> {
+    match env.get("AUTH_TOKEN") {
+        Some(token) => Some(token.to_owned()).filter(|token| !token.is_empty()),
+        None => std::path::Path::new(DEFAULT_TOKEN)
+            .exists()
+            .then(|| DEFAULT_TOKEN.to_owned()),
+    }
+}
+
+fn tuning(env: &Env) -> Result<Tuning, ConfigError> {
+    let time = env
+        .duration("KEEPALIVE_TIME")?
+        .unwrap_or(Duration::from_secs(180));
+    let interval = env
+        .duration("KEEPALIVE_INTERVAL")?
+        .unwrap_or(Duration::from_secs(180));
+    let retries = env.parse("KEEPALIVE_RETRIES", "a number")?.unwrap_or(9);
+    let keepalive = Keepalive {
+        time,
+        interval,
+        retries,
+    };
+    Ok(Tuning {
+        keepalive: env
+            .flag("KEEPALIVE_ENABLED")?
+            .unwrap_or(true)
+            .then_some(keepalive),
+        user_timeout: env
+            .flag("USER_TIMEOUT_ENABLED")?
+            .unwrap_or(false)
+            .then(|| time + interval.saturating_mul(retries)),
+    })
+}
+
+fn http2(env: &Env) -> Result<Settings, ConfigError> {
+    let defaults = Settings::default();
+    let bytes = |name: &str, max: u32, default: u32| -> Result<u32, ConfigError> {
+        let value: Option<u32> = env.parse(name, "a number of bytes")?;
+        match value {
+            Some(value) if value < 16_384 || value > max => Err(ConfigError::Variable(EnvError {
+                variable: name.to_owned(),
+                value: value.to_string(),
+                expected: "a number of bytes that HTTP/2 allows, at least 16384",
+            })),
+            value => Ok(value.unwrap_or(default)),
+        }
+    };
+    let window = (1 << 31) - 1;
+    Ok(Settings {
+        stream_window: bytes("HTTP2_STREAM_WINDOW_SIZE", window, defaults.stream_window)?,
+        connection_window: bytes(
+            "HTTP2_CONNECTION_WINDOW_SIZE",
+            window,
+            defaults.connection_window,
+        )?,
+        frame_size: bytes("HTTP2_FRAME_SIZE", (1 << 24) - 1, defaults.frame_size)?,
+        max_streams: env
+            .parse("POOL_MAX_STREAMS_PER_CONNECTION", "a number above 0")?
+            .map_or(defaults.max_streams, |n: std::num::NonZeroU16| {
+                usize::from(n.get())
+            }),
+        idle_release: env
+            .duration("POOL_UNUSED_RELEASE_TIMEOUT")?
+            .unwrap_or(defaults.idle_release),
+        ..defaults
+    })
+}

@@ -1,0 +1,79 @@
+use super::*;
+
+fn config(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    Config::from_env(&Env::from_pairs(pairs.iter().copied()))
+}
+
+#[test]
+fn the_defaults_are_the_contract_s() {
+    let config = config(&[]).unwrap();
+    assert_eq!(
+        config.xds.address.as_deref(),
+        Some("https://localhost:15012")
+    );
+    assert_eq!(
+        config.inpod_uds,
+        PathBuf::from("/var/run/ztunnel/ztunnel.sock")
+    );
+    assert_eq!(config.packet_mark, Some(0x539));
+    assert_eq!(config.cluster_id, "Kubernetes");
+    assert_eq!(
+        (config.admin_port, config.stats_port, config.readiness_port),
+        (15000, 15020, 15021)
+    );
+    assert_eq!(config.self_termination_deadline, Duration::from_secs(5));
+    assert_eq!(config.http2, Settings::default());
+    assert_eq!(config.tuning.user_timeout, None);
+}
+
+#[test]
+fn addresses_get_their_scheme_and_http_is_refused() {
+    let with = |address: &str| config(&[("XDS_ADDRESS", address)]);
+    let address = with("istiod:15012").unwrap().xds.address;
+    assert_eq!(address.as_deref(), Some("https://istiod:15012"));
+    assert_eq!(with("").unwrap().xds.address, None);
+    assert!(matches!(
+        with("http://istiod:15010"),
+        Err(ConfigError::PlainHttp { .. })
+    ));
+    let in_cluster = config(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).unwrap();
+    assert_eq!(
+        in_cluster.ca.address.as_deref(),
+        Some("https://istiod.istio-system.svc:15012")
+    );
+}
+
+#[test]
+fn the_proxy_configuration_is_read_and_the_environment_wins() {
+    let yaml =
+        "discoveryAddress: a:1\nstatsPort: 1\nconcurrency: 3\nproxyMetadata: {CLUSTER_ID: c}";
+    let read = config(&[("PROXY_CONFIG", yaml)]).unwrap();
+    assert_eq!(read.xds.address.as_deref(), Some("https://a:1"));
+    assert_eq!((read.stats_port, read.num_worker_threads), (1, 3));
+    assert_eq!(
+        read.proxy_metadata,
+        [("CLUSTER_ID".to_owned(), "c".to_owned())]
+    );
+    let read = config(&[("PROXY_CONFIG", yaml), ("XDS_ADDRESS", "b:2")]).unwrap();
+    assert_eq!(read.xds.address.as_deref(), Some("https://b:2"));
+}
+
+#[test]
+fn errors_name_the_variable() {
+    for (name, value) in [
+        ("PACKET_MARK", "x"),
+        ("SECRET_TTL", "1 day"),
+        ("IPV6_ENABLED", "maybe"),
+        ("HTTP2_FRAME_SIZE", "1"),
+        ("POOL_MAX_STREAMS_PER_CONNECTION", "0"),
+        ("INSTANCE_IP", "10.0.0"),
+        ("PROXY_MODE", "solo"),
+        ("ZTUNNEL_WORKER_THREADS", "many"),
+        ("PROXY_CONFIG", "statsPort: [1]"),
+    ] {
+        let error = config(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(name), "{name}: {error}");
+    }
+    let both = [("LOCAL_XDS_PATH", "a"), ("LOCAL_XDS", "b")];
+    assert!(matches!(config(&both), Err(ConfigError::Exclusive(..))));
+}

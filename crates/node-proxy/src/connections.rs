@@ -1,0 +1,275 @@
+//! The open connections of one pod: what `/config_dump` shows, what a policy change re-checks, what
+//! a deadline cuts.
+//!
+//! A connection holds its [`Tracked`] for as long as it is open and waits on it for being cut, so a
+//! decision taken on any thread reaches the thread that owns the connection.
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+
+use ambit_authz::Connection as Peer;
+use ambit_model::Reason;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+/// Why a connection was ended by the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Cut {
+    /// A policy, or what policies select by, changed, and it may not go on.
+    #[error("connection closed due to policy change")]
+    Policy,
+    /// The deadline of a drain passed, or the pod's proxy was stopped at once.
+    #[error("connection closed due to connection drain")]
+    Drain,
+}
+
+impl Cut {
+    /// The low-cardinality cause.
+    pub fn reason(self) -> Reason {
+        match self {
+            Self::Policy => Reason::Deny,
+            Self::Drain => Reason::Connect,
+        }
+    }
+}
+
+/// Which way a connection goes, seen from the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the pod.
+    Inbound,
+    /// From the pod.
+    Outbound,
+}
+
+/// What is shown of a connection.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Shown {
+    /// The client's address.
+    pub src: SocketAddr,
+    /// What it dialled.
+    pub original_dst: String,
+    /// What it was connected to.
+    pub actual_dst: String,
+    /// `HBONE` or `TCP`.
+    pub protocol: &'static str,
+}
+
+#[derive(Debug)]
+struct Entry {
+    way: Way,
+    shown: Shown,
+    /// What policies look at; inbound only.
+    peer: Option<Peer>,
+    cut: oneshot::Sender<Cut>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: HashMap<u64, Entry>,
+    next: u64,
+}
+
+/// See the module. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Connections(Arc<Mutex<Inner>>);
+
+/// One open connection; dropping it takes it off the list.
+#[derive(Debug)]
+pub struct Tracked {
+    list: Connections,
+    id: u64,
+    cut: oneshot::Receiver<Cut>,
+}
+
+/// The dump of one pod's connections.
+#[derive(Debug, Default, Serialize)]
+pub struct ConnectionDump {
+    inbound: Vec<Shown>,
+    outbound: Vec<Shown>,
+}
+
+impl Connections {
+    /// Takes a connection to the pod onto the list. To be called before it is authorized, so that no
+    /// change can fall between the two.
+    pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
+        self.track(Way::Inbound, shown, Some(peer))
+    }
+
+    /// Takes a connection from the pod onto the list.
+    pub fn outbound(&self, shown: Shown) -> Tracked {
+        self.track(Way::Outbound, shown, None)
+    }
+
+    fn track(&self, way: Way, shown: Shown, peer: Option<Peer>) -> Tracked {
+        let (cut, receiver) = oneshot::channel();
+        let mut inner = self.0.lock();
+        let id = inner.next;
+        inner.next += 1;
+        inner.entries.insert(
+            id,
+            Entry {
+                way,
+                shown,
+                peer,
+                cut,
+            },
+        );
+        Tracked {
+            list: self.clone(),
+            id,
+            cut: receiver,
+        }
+    }
+
+    /// How many are open.
+    pub fn len(&self) -> usize {
+        self.0.lock().entries.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Cuts those connections to the pod that `allowed` does not allow any more. Returns how many.
+    pub fn recheck(&self, mut allowed: impl FnMut(&Peer) -> bool) -> usize {
+        self.cut_where(Cut::Policy, |entry| {
+            entry.peer.as_ref().is_some_and(|peer| !allowed(peer))
+        })
+    }
+
+    /// Cuts all. Returns how many.
+    pub fn cut_all(&self, why: Cut) -> usize {
+        self.cut_where(why, |_| true)
+    }
+
+    fn cut_where(&self, why: Cut, mut which: impl FnMut(&Entry) -> bool) -> usize {
+        let mut inner = self.0.lock();
+        let cut: Vec<_> = inner.entries.extract_if(|_, entry| which(entry)).collect();
+        drop(inner);
+        let count = cut.len();
+        for (_, entry) in cut {
+            // One that is just ending by itself does not listen any more.
+            let _ended = entry.cut.send(why);
+        }
+        count
+    }
+
+    /// What is open now.
+    pub fn dump(&self) -> ConnectionDump {
+        let mut dump = ConnectionDump::default();
+        for entry in self.0.lock().entries.values() {
+            let list = match entry.way {
+                Way::Inbound => &mut dump.inbound,
+                Way::Outbound => &mut dump.outbound,
+            };
+            list.push(entry.shown.clone());
+        }
+        dump.inbound.sort_by_key(|shown| shown.src);
+        dump.outbound.sort_by_key(|shown| shown.src);
+        dump
+    }
+}
+
+impl Tracked {
+    /// Runs `work` unless the connection is cut first.
+    ///
+    /// # Errors
+    /// The reason it was cut.
+    pub async fn unless_cut<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Cut> {
+        tokio::select! {
+            biased;
+            cut = &mut self.cut => Err(cut.unwrap_or(Cut::Drain)),
+            done = work => Ok(done),
+        }
+    }
+
+    /// To tell more of it while it is being waited on.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            list: self.list.clone(),
+            id: self.id,
+        }
+    }
+}
+
+/// Tells more of a connection on the list.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    list: Connections,
+    id: u64,
+}
+
+impl Handle {
+    /// Where it is connected to and how (`HBONE`, `TCP`), once that is known.
+    pub fn connected_to(&self, actual_dst: String, protocol: &'static str) {
+        if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
+            entry.shown.actual_dst = actual_dst;
+            entry.shown.protocol = protocol;
+        }
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.list.0.lock().entries.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(port: u16) -> Shown {
+        Shown {
+            src: ([10, 0, 0, 1], port).into(),
+            original_dst: "10.0.0.2:80".into(),
+            actual_dst: String::new(),
+            protocol: "TCP",
+        }
+    }
+
+    fn peer(port: u16) -> Peer {
+        Peer {
+            source: None,
+            source_ip: [10, 0, 0, 1].into(),
+            destination: ([10, 0, 0, 2], port).into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_recheck_cuts_just_what_is_not_allowed_any_more() {
+        let list = Connections::default();
+        let mut allowed = list.inbound(shown(1), peer(80));
+        let mut denied = list.inbound(shown(2), peer(81));
+        let mut outgoing = list.outbound(shown(3));
+        assert_eq!(list.recheck(|peer| peer.destination.port() == 80), 1);
+        let pending = std::future::pending::<()>();
+        assert_eq!(denied.unless_cut(pending).await, Err(Cut::Policy));
+        assert_eq!(allowed.unless_cut(async { 1 }).await, Ok(1));
+        assert_eq!(outgoing.unless_cut(async { 1 }).await, Ok(1));
+        assert_eq!(list.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn ended_connections_are_off_the_list() {
+        let list = Connections::default();
+        let first = list.outbound(shown(1));
+        let mut second = list.outbound(shown(2));
+        second
+            .handle()
+            .connected_to("10.0.0.9:15008".into(), "HBONE");
+        assert_eq!(list.dump().outbound.len(), 2);
+        assert_eq!(list.dump().outbound[1].actual_dst, "10.0.0.9:15008");
+        drop(first);
+        assert_eq!(list.cut_all(Cut::Drain), 1);
+        assert_eq!(
+            second.unless_cut(std::future::pending::<()>()).await,
+            Err(Cut::Drain)
+        );
+        drop(second);
+        assert!(list.is_empty());
+    }
+}

@@ -1,0 +1,109 @@
+//! A tunnel inside a tunnel: to another network, through its gateway.
+//!
+//! The outer tunnel ends at the gateway, which passes the inner one's bytes on; only the far end
+//! reads the inner one. Inner connections are not shared.
+
+use std::net::SocketAddr;
+
+use ambit_codec::Baggage;
+use ambit_hbone::{DialError, Meter, RelayError, Tunnel, TunnelError, client, relay_tunnel, tls};
+use ambit_model::{Identity, Reason};
+use ambit_route::InnerTunnel;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use tokio::net::TcpStream;
+
+use crate::pod::Pod;
+
+const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
+
+/// The inner tunnel could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InnerError {
+    #[error("the inner tunnel's authority cannot be sent")]
+    Authority(#[from] http::uri::InvalidUri),
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+}
+
+impl InnerError {
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self::Authority(_) => Reason::Connect,
+            Self::Dial(error) => error.reason(),
+            Self::Tunnel(error) => error.reason(),
+        }
+    }
+}
+
+/// An established inner tunnel; the task that drives its connection ends with it.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    tunnel: Tunnel,
+    _driver: ambit_rt::AbortOnDrop<()>,
+}
+
+impl Inner {
+    /// Opens one within `outer`. Also says who the far end proved to be.
+    pub(crate) async fn open(
+        pod: &Pod,
+        outer: Tunnel,
+        inner: &InnerTunnel,
+        addr: SocketAddr,
+        mut headers: HeaderMap,
+    ) -> Result<(Self, Option<Identity>), InnerError> {
+        let authority = Uri::try_from(inner.authority.as_str())?;
+        let certificate = pod
+            .proxy
+            .certificates
+            .get(&pod.identity)
+            .await
+            .map_err(|error| DialError::Prepare {
+                text: "no certificate",
+                reason: error.reason(),
+                source: Box::new(error),
+            })?;
+        let config = certificate
+            .client_config(&inner.expected)
+            .map_err(|error| DialError::Prepare {
+                text: "the certificate cannot be used",
+                reason: Reason::IdentityError,
+                source: Box::new(error),
+            })?;
+        if let Ok(network) = HeaderValue::from_str(&pod.proxy.config.network) {
+            headers.insert(FORWARDED_NETWORK, network);
+        }
+        let settings = &pod.proxy.config.http2;
+        let stream = tls::connect(outer.into_io(), config, settings.handshake_timeout)
+            .await
+            .map_err(|source| DialError::Tls { addr, source })?;
+        let far = ambit_tls::peer_identity(tls::peer_certificates(&stream));
+        let (connection, driver) = client::handshake(stream, settings)
+            .await
+            .map_err(|source| DialError::Http2 { addr, source })?;
+        let driver = ambit_rt::spawn_abortable("inner hbone connection", driver.run(|| {}));
+        let (tunnel, answer) = connection.tunnel(authority, headers).await?;
+        let described = answer
+            .headers
+            .get("baggage")
+            .and_then(|baggage| Baggage::parse(baggage.as_bytes()).ok());
+        tracing::debug!(?described, "the far end of the inner tunnel");
+        Ok((
+            Self {
+                tunnel,
+                _driver: driver,
+            },
+            far,
+        ))
+    }
+
+    /// Copies until both directions have ended.
+    pub(crate) async fn relay<M: Meter>(
+        &mut self,
+        app: &mut TcpStream,
+        meter: M,
+    ) -> Result<(), RelayError> {
+        relay_tunnel(app, &mut self.tunnel, meter).await
+    }
+}

@@ -1,0 +1,275 @@
+//! One pod's proxy: who the pod is, what all its workers share.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use ambit_codec::Baggage;
+use ambit_model::{
+    ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName, Workload,
+};
+use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
+use ambit_sys::{
+    netns::Netns,
+    socket::{self, ListenSpec, OutboundSpec, SocketError},
+};
+use ambit_telemetry::{Metrics, Party};
+use ambit_tls::Certificates;
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    config::Config,
+    connections::{Connections, Cut},
+    state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
+};
+
+/// What all pods' proxies share.
+#[derive(Debug)]
+pub struct Proxy {
+    /// The environment.
+    pub config: Config,
+    /// What is known of the mesh.
+    pub state: SharedState,
+    /// The pods' certificates.
+    pub certificates: Certificates,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The pod as its own proxy knows it.
+#[derive(Debug)]
+pub struct Local {
+    /// Its record.
+    pub workload: Arc<Workload>,
+    /// Its name in metrics.
+    pub party: Arc<Party>,
+    /// What it says of itself on tunnels.
+    pub baggage: Option<HeaderValue>,
+    /// Whether the record is the control plane's, with the policies that select the pod, or made
+    /// from the enrolment alone.
+    pub is_known: bool,
+}
+
+impl Local {
+    fn new(workload: Workload, is_known: bool) -> Self {
+        Self {
+            party: Arc::new(Party::destination(&workload)),
+            baggage: HeaderValue::from_str(&Baggage::of(&workload).encode()).ok(),
+            workload: Arc::new(workload),
+            is_known,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LocalCache {
+    changes: watch::Receiver<u64>,
+    addresses: Vec<IpAddr>,
+    local: Option<Arc<Local>>,
+}
+
+/// The listeners of one pod for one worker.
+#[derive(Debug)]
+pub struct PodListeners {
+    /// 15001.
+    pub outbound: std::net::TcpListener,
+    /// 15006.
+    pub plaintext: std::net::TcpListener,
+    /// 15008.
+    pub hbone: std::net::TcpListener,
+}
+
+/// One pod's proxy. Its tasks run on the workers; this is what they share.
+#[derive(Debug)]
+pub struct Pod {
+    /// Kubernetes' uid.
+    pub uid: ArcStr,
+    /// Its name.
+    pub name: PodName,
+    /// Whose certificate it has.
+    pub identity: Identity,
+    /// Where its sockets live.
+    pub netns: Netns,
+    /// Whether connections to the application may come from the client's address.
+    pub spoofs: bool,
+    /// What is common to all pods.
+    pub proxy: Arc<Proxy>,
+    /// What is open.
+    pub connections: Connections,
+    drain: Drain,
+    cache: Mutex<LocalCache>,
+}
+
+impl Pod {
+    /// Opens the pod's listeners, one set a worker, and makes its proxy.
+    ///
+    /// # Errors
+    /// When any listener cannot be opened; none is left open then.
+    pub fn open(
+        proxy: Arc<Proxy>,
+        uid: ArcStr,
+        name: PodName,
+        addresses: Vec<IpAddr>,
+        netns: Netns,
+        workers: usize,
+    ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
+        let config = &proxy.config;
+        let mut spoofs = true;
+        let mut open = |port| {
+            let spec = ListenSpec {
+                ipv6: config.ipv6_enabled,
+                reuse_port: config.inpod_port_reuse || workers > 1,
+                transparent: config.original_source,
+                ..ListenSpec::of_pod(port, config.packet_mark)
+            };
+            let listening = socket::listen(Some(&netns), &spec)?;
+            spoofs &= listening.transparent;
+            Ok(listening.listener)
+        };
+        let listeners = (0..workers.max(1))
+            .map(|_| {
+                Ok(PodListeners {
+                    outbound: open(OUTBOUND_PORT)?,
+                    plaintext: open(INBOUND_PLAINTEXT_PORT)?,
+                    hbone: open(HBONE_PORT)?,
+                })
+            })
+            .collect::<Result<Vec<_>, SocketError>>()?;
+        let identity = Identity {
+            trust_domain: config.trust_domain.clone(),
+            namespace: name.namespace.clone(),
+            service_account: name.service_account.clone(),
+        };
+        let changes = proxy.state.watch_pod(&name);
+        let (drain, _watcher) = drain::channel();
+        let pod = Arc::new(Self {
+            uid,
+            identity,
+            netns,
+            spoofs,
+            connections: Connections::default(),
+            drain,
+            cache: Mutex::new(LocalCache {
+                changes,
+                addresses,
+                local: None,
+            }),
+            name,
+            proxy,
+        });
+        Ok((pod, listeners))
+    }
+
+    /// The enrolment told more of the pod.
+    pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
+        let mut cache = self.cache.lock();
+        cache.addresses = addresses;
+        cache.local = None;
+    }
+
+    /// The pod as known now: the control plane's record, or one made from the enrolment, with
+    /// `peer_ip` (the address the pod itself connects from) if the enrolment named none.
+    pub fn local(&self, peer_ip: Option<IpAddr>) -> Arc<Local> {
+        let mut cache = self.cache.lock();
+        if cache.changes.has_changed().unwrap_or(false) {
+            cache.changes.mark_unchanged();
+            cache.local = None;
+        }
+        if let Some(local) = &cache.local {
+            return local.clone();
+        }
+        let state = &self.proxy.state;
+        let known = state.local_workload(&self.name);
+        let is_known = known.is_some();
+        let workload = known.map_or_else(
+            || {
+                let given = cache.addresses.iter().copied();
+                let addresses: Vec<IpAddr> = if cache.addresses.is_empty() {
+                    peer_ip.into_iter().collect()
+                } else {
+                    given.collect()
+                };
+                state.synthesize(&self.name, &addresses)
+            },
+            Arc::unwrap_or_clone,
+        );
+        let local = Arc::new(Local::new(workload, is_known));
+        cache.local = Some(local.clone());
+        local
+    }
+
+    /// The control plane's record of the pod, waiting for it at most five seconds: connections to
+    /// the pod are not decided without it.
+    pub async fn known_local(&self) -> Option<Arc<Local>> {
+        let local = self.local(None);
+        if local.is_known {
+            return Some(local);
+        }
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        self.proxy
+            .state
+            .wait_for_workload(&self.name, deadline)
+            .await?;
+        Some(self.local(None)).filter(|local| local.is_known)
+    }
+
+    /// What sockets of the pod need; `source` is an address to spoof.
+    pub fn outbound_spec(&self, source: Option<IpAddr>) -> OutboundSpec {
+        let config = &self.proxy.config;
+        OutboundSpec {
+            mark: config.packet_mark,
+            source,
+            tuning: config.tuning,
+        }
+    }
+
+    /// Notices the end of the pod's proxy.
+    pub fn drain_watcher(&self) -> DrainWatcher {
+        self.drain.watcher()
+    }
+
+    /// Takes nothing new from now on; what is open goes on until it ends, or is cut after `limit`.
+    /// Ends when nothing is open any more.
+    pub async fn finish(&self, limit: Option<Duration>) {
+        // "Until they end": the watcher needs a date, and a century is never.
+        let limit = limit.unwrap_or(Duration::from_secs(100 * 365 * 24 * 3600));
+        let deadline = Instant::now() + limit;
+        self.drain.start(DrainMode::Graceful { deadline });
+        let mut ended = self.drain.watcher();
+        let finish = self.drain.finish(DrainMode::Graceful { deadline });
+        tokio::select! {
+            _left = finish => {}
+            // A stricter announcement may follow.
+            () = ended.cut() => {}
+        }
+        self.connections.cut_all(Cut::Drain);
+    }
+
+    /// Cuts everything now.
+    pub fn stop_now(&self) {
+        self.drain.start(DrainMode::Immediate);
+        self.connections.cut_all(Cut::Drain);
+    }
+
+    /// Re-checks the connections to the pod at every change that concerns them, until the pod's
+    /// proxy is gone.
+    pub async fn enforce_changes(self: Arc<Self>) {
+        let mut changes = self.cache.lock().changes.clone();
+        let pod = Arc::downgrade(&self);
+        drop(self);
+        while changes.changed().await.is_ok() {
+            let Some(pod) = pod.upgrade() else { return };
+            let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
+                // The record is gone: nothing new is let in; what was allowed stays until it ends.
+                continue;
+            };
+            let state = &pod.proxy.state;
+            let cut = pod
+                .connections
+                .recheck(|peer| state.authorize(&workload, peer).allowed);
+            if cut > 0 {
+                tracing::info!(pod = %pod.name, connections = cut, "policy change closed connections");
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The pods served: carries out what the enrolment protocol decides.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_model::ArcStr;
+use ambit_rt::{Backoff, ReadyTask};
+use ambit_sys::{
+    netns::Netns,
+    seqpacket::{Received, SeqPacket},
+};
+use ambit_wire::zds_codec::{decode_request, encode_ack, encode_hello};
+use ambit_zds::{
+    Ack, Generation, MAX_RECORD, PodUid, ProxyEffect, ProxyEvent, ProxySide, StopReason,
+    WorkloadInfo,
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::{
+    pod::{Pod, Proxy},
+    report::chain,
+    workers::Workers,
+};
+
+/// What is served now, for dumps and for the end of the process.
+#[derive(Clone, Debug, Default)]
+pub struct Served(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    up: BTreeMap<PodUid, (Generation, Arc<Pod>)>,
+    pending: BTreeMap<PodUid, WorkloadInfo>,
+}
+
+impl Served {
+    /// The pods whose listeners stand.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.0
+            .lock()
+            .up
+            .values()
+            .map(|(_, pod)| pod.clone())
+            .collect()
+    }
+
+    /// `workloadState` of a dump: by pod uid.
+    pub fn dump(&self) -> Value {
+        let inner = self.0.lock();
+        let up = inner.up.iter().map(|(uid, (_, pod))| {
+            let connections = pod.connections.dump();
+            let state = json!({"state": "Up", "info": pod.name, "connections": connections});
+            (uid.to_string(), state)
+        });
+        let pending = inner.pending.iter().map(|(uid, info)| {
+            (
+                uid.to_string(),
+                json!({"state": "Pending", "info": info.pod}),
+            )
+        });
+        Value::Object(pending.chain(up).collect())
+    }
+}
+
+/// Dials the agent, and serves the pods it names.
+#[derive(Debug)]
+pub struct Enrolment {
+    proxy: Arc<Proxy>,
+    workers: Arc<Workers>,
+    side: ProxySide<Netns>,
+    served: Served,
+    ready: ReadyTask,
+    path: PathBuf,
+}
+
+/// A connection to the agent that ended, or could not be made.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error("cannot connect to {path}")]
+    Connect {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the agent closed the connection")]
+    Closed,
+    #[error("cannot exchange records with the agent")]
+    Exchange(#[source] io::Error),
+    #[error("left the agent, which broke the protocol")]
+    Protocol,
+}
+
+impl Enrolment {
+    /// Serves nothing yet. `ready` follows whether all pods of a complete snapshot are served.
+    pub fn new(proxy: Arc<Proxy>, workers: Arc<Workers>, ready: ReadyTask) -> Self {
+        let path = proxy.config.inpod_uds.clone();
+        Self {
+            proxy,
+            workers,
+            side: ProxySide::new(),
+            served: Served::default(),
+            ready,
+            path,
+        }
+    }
+
+    /// What is served.
+    pub fn served(&self) -> Served {
+        self.served.clone()
+    }
+
+    /// Runs until the task is dropped. While the agent is away the pods go on being served.
+    pub async fn run(mut self) {
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(15), 0.2);
+        loop {
+            let error = match SeqPacket::connect(&self.path).await {
+                Ok(link) => {
+                    let began = Instant::now();
+                    let error = self.follow(&link).await;
+                    if began.elapsed() > Duration::from_secs(5) {
+                        backoff.reset();
+                    }
+                    error
+                }
+                Err(source) => LinkError::Connect {
+                    path: self.path.clone(),
+                    source,
+                },
+            };
+            tracing::info!(
+                error = chain(&error),
+                "not connected to the node agent; the pods served go on"
+            );
+            let _none = self.react(ProxyEvent::Disconnected);
+            let wait = backoff.next_delay(rand::random());
+            self.wait_ticking(wait).await;
+        }
+    }
+
+    /// Waits; pods that could not be started are tried again meanwhile.
+    async fn wait_ticking(&mut self, wait: Duration) {
+        let until = tokio::time::Instant::now() + wait;
+        loop {
+            let tick = self.side.deadline().map(tokio::time::Instant::from_std);
+            match tick.filter(|tick| *tick < until) {
+                Some(tick) => {
+                    tokio::time::sleep_until(tick).await;
+                    let _none = self.react(ProxyEvent::Tick);
+                }
+                None => return tokio::time::sleep_until(until).await,
+            }
+        }
+    }
+
+    async fn follow(&mut self, link: &SeqPacket) -> LinkError {
+        if let Err(error) = link.send(&encode_hello(), None).await {
+            return LinkError::Exchange(error);
+        }
+        tracing::info!(path = %self.path.display(), "connected to the node agent");
+        let mut reply = self.react(ProxyEvent::Connected);
+        let mut buffer = [0; MAX_RECORD];
+        loop {
+            for ack in reply.acks.drain(..) {
+                if let Err(error) = link.send(&encode_ack(&ack), None).await {
+                    return LinkError::Exchange(error);
+                }
+            }
+            if reply.disconnect {
+                return LinkError::Protocol;
+            }
+            let tick = self.side.deadline().map(tokio::time::Instant::from_std);
+            let event = tokio::select! {
+                received = link.recv(&mut buffer) => match received {
+                    Ok(Received { len: 0, fd: None }) => return LinkError::Closed,
+                    Ok(Received { len, fd }) => {
+                        event(buffer.get(..len).unwrap_or_default(), fd)
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        ProxyEvent::Malformed(error.to_string())
+                    }
+                    Err(error) => return LinkError::Exchange(error),
+                },
+                () = sleep_until(tick) => ProxyEvent::Tick,
+            };
+            reply = self.react(event);
+        }
+    }
+
+    /// Gives an event to the protocol and does what it says, which may lead to further events.
+    fn react(&mut self, event: ProxyEvent<Netns>) -> Reply {
+        let mut reply = Reply::default();
+        let mut events = std::collections::VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for effect in self.side.on_event(event, Instant::now()) {
+                match effect {
+                    ProxyEffect::Start {
+                        uid,
+                        generation,
+                        info,
+                        netns,
+                    } => {
+                        events.push_back(self.start(uid, generation, &info, netns));
+                    }
+                    ProxyEffect::Update { uid, info, .. } => {
+                        if let Some((_, pod)) = self.served.0.lock().up.get(&uid) {
+                            pod.update_addresses(info.addresses);
+                        }
+                    }
+                    ProxyEffect::Stop {
+                        uid,
+                        generation,
+                        reason,
+                    } => {
+                        self.stop(&uid, generation, reason);
+                    }
+                    ProxyEffect::Reply(ack) => reply.acks.push(ack),
+                    ProxyEffect::Disconnect => reply.disconnect = true,
+                }
+            }
+        }
+        self.ready.set(self.side.is_ready());
+        let pending: BTreeMap<_, _> = self
+            .side
+            .pending()
+            .map(|(uid, info, _)| (uid.clone(), info.clone()))
+            .collect();
+        let metrics = &self.proxy.metrics;
+        let mut served = self.served.0.lock();
+        metrics
+            .pending_proxies
+            .set(i64::try_from(pending.len()).unwrap_or(i64::MAX));
+        metrics
+            .active_proxies
+            .set(i64::try_from(served.up.len()).unwrap_or(i64::MAX));
+        served.pending = pending;
+        drop(served);
+        reply
+    }
+
+    fn start(
+        &self,
+        uid: ArcStr,
+        generation: Generation,
+        info: &WorkloadInfo,
+        netns: Netns,
+    ) -> ProxyEvent<Netns> {
+        let opened = Pod::open(
+            self.proxy.clone(),
+            uid.clone(),
+            info.pod.clone(),
+            info.addresses.clone(),
+            netns,
+            self.workers.count(),
+        );
+        let (pod, listeners) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let error = chain(&error);
+                tracing::warn!(pod = %info.pod, %uid, error, "cannot start the pod's proxy");
+                return ProxyEvent::StartFailed {
+                    uid,
+                    generation,
+                    error,
+                };
+            }
+        };
+        self.workers.serve(&pod, listeners);
+        // The certificate is wanted with the first connection; it need not wait for xDS.
+        self.proxy.certificates.prefetch(&pod.identity);
+        ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
+        tracing::info!(pod = %pod.name, %uid, "serving the pod");
+        self.proxy.metrics.proxies_started.inc();
+        self.served
+            .0
+            .lock()
+            .up
+            .insert(uid.clone(), (generation, pod));
+        ProxyEvent::Started { uid, generation }
+    }
+
+    fn stop(&self, uid: &PodUid, generation: Generation, reason: StopReason) {
+        let pod = {
+            let mut served = self.served.0.lock();
+            match served.up.get(uid) {
+                Some((current, _)) if *current == generation => {
+                    served.up.remove(uid).map(|(_, pod)| pod)
+                }
+                _ => None,
+            }
+        };
+        let Some(pod) = pod else { return };
+        self.proxy.metrics.proxies_stopped.inc();
+        tracing::info!(pod = %pod.name, %uid, ?reason, "no longer serving the pod");
+        match reason {
+            // Nothing can live in a namespace that was replaced.
+            StopReason::Replaced => pod.stop_now(),
+            // The pod may only have left the mesh: its connections go on until they end. If the pod
+            // is gone its connections end with it, by reset or by the tunnels' pings.
+            StopReason::Deleted | StopReason::NotInSnapshot => {
+                let limit = self.proxy.config.unenrolled_drain;
+                ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Reply {
+    acks: Vec<Ack>,
+    disconnect: bool,
+}
+
+fn event(record: &[u8], fd: Option<std::os::fd::OwnedFd>) -> ProxyEvent<Netns> {
+    let request = match decode_request(record) {
+        Ok(request) => request,
+        Err(error) => return ProxyEvent::Malformed(chain(&error)),
+    };
+    match fd.map(Netns::from_fd).transpose() {
+        Ok(netns) => ProxyEvent::Request(request, netns),
+        Err(error) => ProxyEvent::Malformed(format!("the descriptor is unusable: {error}")),
+    }
+}
+
+async fn sleep_until(tick: Option<tokio::time::Instant>) {
+    match tick {
+        Some(tick) => tokio::time::sleep_until(tick).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,207 @@
+//! What is told of one connection: its line in the access log, its counts in the metrics.
+
+use std::{
+    error::Error,
+    fmt::Write as _,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use ambit_hbone::Meter;
+use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
+use ambit_telemetry::{
+    AccessLog, ConnectionMetrics, Direction, Metrics, Party, Reporter, SecurityPolicy, ServiceName,
+    SocketGuard, TrafficLabels,
+};
+
+use crate::pod::Local;
+
+/// One connection's report. Written when dropped, with what was known by then.
+pub struct Report {
+    log: AccessLog,
+    counts: Option<ConnectionMetrics>,
+    labels: TrafficLabels,
+    metrics: Arc<Metrics>,
+    from_app: AtomicU64,
+    to_app: AtomicU64,
+    began: Instant,
+    error: Option<(String, Reason)>,
+    _socket: SocketGuard,
+}
+
+impl std::fmt::Debug for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Report")
+            .field("log", &self.log)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Report {
+    /// Of a connection from the pod `local` to `dst`.
+    pub fn outbound(
+        metrics: &Arc<Metrics>,
+        local: &Local,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Self {
+        let mut log = AccessLog::new(Direction::Outbound, src, dst);
+        fill_source(&mut log, &local.workload);
+        let labels = TrafficLabels {
+            reporter: Reporter::Source,
+            source: Some(local.party.clone()),
+            destination: None,
+            service: None,
+            security: SecurityPolicy::Unknown,
+        };
+        Self::new(metrics, log, labels)
+    }
+
+    /// Of a connection from `src` to the pod `local`.
+    pub fn inbound(
+        metrics: &Arc<Metrics>,
+        local: &Local,
+        src: SocketAddr,
+        dst: SocketAddr,
+    ) -> Self {
+        let mut log = AccessLog::new(Direction::Inbound, src, dst);
+        fill_destination(&mut log, &local.workload);
+        let labels = TrafficLabels {
+            reporter: Reporter::Destination,
+            source: None,
+            destination: Some(local.party.clone()),
+            service: None,
+            security: SecurityPolicy::Unknown,
+        };
+        Self::new(metrics, log, labels)
+    }
+
+    fn new(metrics: &Arc<Metrics>, log: AccessLog, labels: TrafficLabels) -> Self {
+        Self {
+            log,
+            counts: None,
+            _socket: metrics.socket(labels.reporter),
+            labels,
+            metrics: metrics.clone(),
+            from_app: AtomicU64::new(0),
+            to_app: AtomicU64::new(0),
+            began: Instant::now(),
+            error: None,
+        }
+    }
+
+    /// The service that was addressed.
+    pub fn service(&mut self, service: &Service) {
+        self.log.dst_service = Some(service.hostname.clone());
+        self.labels.service = Some(ServiceName::from(service));
+    }
+
+    /// The workload at the other end of a connection from the pod.
+    pub fn destination(&mut self, workload: &Workload) {
+        fill_destination(&mut self.log, workload);
+        self.labels.destination = Some(Arc::new(Party::destination(workload)));
+    }
+
+    /// The workload at the other end of a connection to the pod. Its identity is shown only when
+    /// mTLS proved it.
+    pub fn source(&mut self, workload: &Workload, proven: Option<&Identity>) {
+        fill_source(&mut self.log, workload);
+        self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
+    }
+
+    /// Its two ends are known to each other by certificates.
+    pub fn mutual_tls(&mut self, source: Option<&Identity>, destination: Option<&Identity>) {
+        self.log.src_identity = source.cloned();
+        self.log.dst_identity = destination.cloned();
+        self.labels.security = SecurityPolicy::MutualTls;
+    }
+
+    /// It goes through a tunnel: the tunnel's peer, and the address inside.
+    pub fn tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
+        self.log.dst = peer;
+        self.log.dst_hbone = Some(inside);
+    }
+
+    /// It is established.
+    pub fn opened(&mut self) {
+        self.counts = Some(self.metrics.traffic().open(&self.labels));
+        self.log.opened();
+    }
+
+    /// It failed.
+    pub fn failed(&mut self, error: &dyn Error, reason: Reason) {
+        self.error = Some((chain(error), reason));
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        let reason = self
+            .error
+            .as_ref()
+            .map_or(Reason::None, |(_, reason)| *reason);
+        match self.counts.take() {
+            Some(counts) => counts.close(reason),
+            None => self.metrics.traffic().series(&self.labels).fail(reason),
+        }
+        let error = self.error.as_ref().map(|(text, _)| text.as_str());
+        let (sent, received) = (self.from_app.load(Relaxed), self.to_app.load(Relaxed));
+        self.log
+            .complete(sent, received, self.began.elapsed(), error);
+    }
+}
+
+impl Meter for Report {
+    fn from_app(&self, bytes: u64) {
+        self.from_app.fetch_add(bytes, Relaxed);
+        match (&self.counts, self.labels.reporter) {
+            (Some(counts), Reporter::Source) => counts.received(bytes),
+            (Some(counts), Reporter::Destination) => counts.sent(bytes),
+            (None, _) => {}
+        }
+    }
+
+    fn to_app(&self, bytes: u64) {
+        self.to_app.fetch_add(bytes, Relaxed);
+        match (&self.counts, self.labels.reporter) {
+            (Some(counts), Reporter::Source) => counts.sent(bytes),
+            (Some(counts), Reporter::Destination) => counts.received(bytes),
+            (None, _) => {}
+        }
+    }
+}
+
+/// An error with all its causes, those that only repeat the outer one left out.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, ": {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+fn known(text: &ArcStr) -> Option<ArcStr> {
+    (!text.is_empty()).then(|| text.clone())
+}
+
+fn fill_source(log: &mut AccessLog, workload: &Workload) {
+    log.src_workload = known(&workload.name);
+    log.src_namespace = known(&workload.namespace);
+    log.src_cluster = known(&workload.cluster_id);
+}
+
+fn fill_destination(log: &mut AccessLog, workload: &Workload) {
+    log.dst_workload = known(&workload.name);
+    log.dst_namespace = known(&workload.namespace);
+    log.dst_cluster = known(&workload.cluster_id);
+}

@@ -62,9 +62,15 @@ pub enum CloseReason {
 
 #[derive(Debug)]
 enum Phase<N> {
-    AwaitHello { until: Instant },
+    AwaitHello {
+        until: Instant,
+    },
     Idle,
-    AwaitAck { until: Instant, request: Request, netns: Option<N> },
+    AwaitAck {
+        until: Instant,
+        request: Request,
+        netns: Option<N>,
+    },
     Closed,
 }
 
@@ -78,7 +84,12 @@ pub struct AgentSide<N> {
 impl<N: Clone> AgentSide<N> {
     /// A connection accepted now.
     pub fn new(now: Instant) -> Self {
-        Self { phase: Phase::AwaitHello { until: now + HELLO_WITHIN }, queue: VecDeque::new() }
+        Self {
+            phase: Phase::AwaitHello {
+                until: now + HELLO_WITHIN,
+            },
+            queue: VecDeque::new(),
+        }
     }
 
     /// As what the next record is to be read.
@@ -177,7 +188,8 @@ impl<N: Clone> AgentSide<N> {
             .map_or(0, |end| end + 1);
         let mut index = 0;
         self.queue.retain(|(request, _)| {
-            let keep = index < after || !matches!(request, Request::Add { uid: of, .. } if of == uid);
+            let keep =
+                index < after || !matches!(request, Request::Add { uid: of, .. } if of == uid);
             index += 1;
             keep
         });
@@ -187,9 +199,15 @@ impl<N: Clone> AgentSide<N> {
         if !matches!(self.phase, Phase::Idle) {
             return Vec::new();
         }
-        let Some((request, netns)) = self.queue.pop_front() else { return Vec::new() };
+        let Some((request, netns)) = self.queue.pop_front() else {
+            return Vec::new();
+        };
         let effect = AgentEffect::Send(request.clone(), netns.clone());
-        self.phase = Phase::AwaitAck { until: now + ANSWER_WITHIN, request, netns };
+        self.phase = Phase::AwaitAck {
+            until: now + ANSWER_WITHIN,
+            request,
+            netns,
+        };
         vec![effect]
     }
 

@@ -15,6 +15,4 @@ mod registry;
 pub use agent::{AgentEffect, AgentSide, CloseReason, Expect};
 pub use message::{Ack, MAX_ACK_TEXT, MAX_RECORD, PodUid, Request, WorkloadInfo, clipped};
 pub use proxy::{Generation, ProxyEffect, ProxyEvent, ProxySide, RETRY_PENDING, StopReason};
-pub use registry::{
-    ConnectionId, DeliverError, Registry, RegistryEffect, RegistryEvent, Ticket,
-};
+pub use registry::{ConnectionId, DeliverError, Registry, RegistryEffect, RegistryEvent, Ticket};

@@ -103,10 +103,15 @@ pub enum StopReason {
 #[derive(Debug)]
 enum Life {
     /// The start is under way; the error is that of the start before, if that failed.
-    Starting { failed: Option<String> },
+    Starting {
+        failed: Option<String>,
+    },
     Up,
     /// Could not be started; tried again at this time.
-    Pending { retry_at: Instant, error: String },
+    Pending {
+        retry_at: Instant,
+        error: String,
+    },
 }
 
 #[derive(Debug)]
@@ -137,7 +142,12 @@ pub struct ProxySide<N> {
 
 impl<N> Default for ProxySide<N> {
     fn default() -> Self {
-        Self { pods: BTreeMap::new(), link: Link::Down, answering: None, next_generation: 0 }
+        Self {
+            pods: BTreeMap::new(),
+            link: Link::Down,
+            answering: None,
+            next_generation: 0,
+        }
     }
 }
 
@@ -149,16 +159,16 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     /// Whether the snapshot has arrived on the connection that stands and no pod is pending.
     pub fn is_ready(&self) -> bool {
-        matches!(self.link, Link::Live)
-            && self.pending().next().is_none()
+        matches!(self.link, Link::Live) && self.pending().next().is_none()
     }
 
     /// Pods that could not be started, and why.
     pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
         self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
-            Life::Pending { error, .. } | Life::Starting { failed: Some(error) } => {
-                Some((uid, &pod.info, error.as_str()))
-            }
+            Life::Pending { error, .. }
+            | Life::Starting {
+                failed: Some(error),
+            } => Some((uid, &pod.info, error.as_str())),
             Life::Starting { failed: None } | Life::Up => None,
         })
     }
@@ -206,22 +216,30 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             ProxyEvent::Request(request, netns) => self.on_request(request, netns),
             ProxyEvent::Malformed(what) => self.refuse(&what),
             ProxyEvent::Started { uid, generation } => self.on_started(&uid, generation),
-            ProxyEvent::StartFailed { uid, generation, error } => {
-                self.on_failed(&uid, generation, error, now)
-            }
+            ProxyEvent::StartFailed {
+                uid,
+                generation,
+                error,
+            } => self.on_failed(&uid, generation, error, now),
             ProxyEvent::Tick => self.retry(now),
         }
     }
 
     fn on_request(&mut self, request: Request, netns: Option<N>) -> Vec<ProxyEffect<N>> {
         match (request, netns) {
-            (Request::Add { uid, info: Some(info) }, Some(netns)) => self.add(uid, info, netns),
+            (
+                Request::Add {
+                    uid,
+                    info: Some(info),
+                },
+                Some(netns),
+            ) => self.add(uid, info, netns),
             (Request::Add { uid, info: None }, _) => {
                 self.refuse(&format!("the add of {uid} says nothing about the workload"))
             }
-            (Request::Add { uid, .. }, None) => {
-                self.refuse(&format!("the add of {uid} came without a network namespace"))
-            }
+            (Request::Add { uid, .. }, None) => self.refuse(&format!(
+                "the add of {uid} came without a network namespace"
+            )),
             (_, Some(_)) => self.refuse("a descriptor came with a request that is not an add"),
             (Request::Keep { uid }, None) => match &mut self.link {
                 Link::Snapshot(named) => {
@@ -251,7 +269,11 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                         let generation = pod.generation;
                         if changed {
                             pod.info = info.clone();
-                            effects.push(ProxyEffect::Update { uid, generation, info });
+                            effects.push(ProxyEffect::Update {
+                                uid,
+                                generation,
+                                info,
+                            });
                         }
                         if matches!(pod.life, Life::Up) {
                             effects.push(ProxyEffect::Reply(Ok(())));
@@ -274,9 +296,19 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         let life = Life::Starting { failed: None };
         self.pods.insert(
             uid.clone(),
-            Served { info: info.clone(), netns: netns.clone(), generation, life },
+            Served {
+                info: info.clone(),
+                netns: netns.clone(),
+                generation,
+                life,
+            },
         );
-        effects.push(ProxyEffect::Start { uid, generation, info, netns });
+        effects.push(ProxyEffect::Start {
+            uid,
+            generation,
+            info,
+            netns,
+        });
         effects
     }
 
@@ -285,7 +317,11 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         if let Link::Snapshot(named) = &mut self.link {
             // What runs is stopped when the snapshot ends: until then nothing is taken away.
             named.remove(uid);
-            if self.pods.get(uid).is_some_and(|pod| matches!(pod.life, Life::Pending { .. })) {
+            if self
+                .pods
+                .get(uid)
+                .is_some_and(|pod| matches!(pod.life, Life::Pending { .. }))
+            {
                 self.pods.remove(uid);
             }
         } else {
@@ -300,8 +336,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             Link::Snapshot(named) => named,
             Link::Live | Link::Down => return self.refuse("a second end of the snapshot"),
         };
-        let unnamed: Vec<PodUid> =
-            self.pods.keys().filter(|uid| !named.contains(*uid)).cloned().collect();
+        let unnamed: Vec<PodUid> = self
+            .pods
+            .keys()
+            .filter(|uid| !named.contains(*uid))
+            .cloned()
+            .collect();
         let mut effects = Vec::new();
         for uid in unnamed {
             self.stop(&uid, StopReason::NotInSnapshot, &mut effects);
@@ -311,7 +351,9 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn stop(&mut self, uid: &PodUid, reason: StopReason, effects: &mut Vec<ProxyEffect<N>>) {
-        let Some(pod) = self.pods.remove(uid) else { return };
+        let Some(pod) = self.pods.remove(uid) else {
+            return;
+        };
         if !matches!(pod.life, Life::Pending { .. }) {
             effects.push(ProxyEffect::Stop {
                 uid: uid.clone(),
@@ -338,20 +380,31 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     ) -> Vec<ProxyEffect<N>> {
         let text = format!("failure to start proxy : {error}");
         if let Some(pod) = self.current(uid, generation) {
-            pod.life = Life::Pending { retry_at: now + RETRY_PENDING, error };
+            pod.life = Life::Pending {
+                retry_at: now + RETRY_PENDING,
+                error,
+            };
         }
         self.answer(generation, Err(text))
     }
 
     fn current(&mut self, uid: &PodUid, generation: Generation) -> Option<&mut Served<N>> {
-        self.pods.get_mut(uid).filter(|pod| pod.generation == generation)
+        self.pods
+            .get_mut(uid)
+            .filter(|pod| pod.generation == generation)
     }
 
     fn answer(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
-        if self.answering.take_if(|awaited| *awaited == generation).is_none() {
+        if self
+            .answering
+            .take_if(|awaited| *awaited == generation)
+            .is_none()
+        {
             return Vec::new();
         }
-        vec![ProxyEffect::Reply(ack.map_err(|text| clipped(&text, MAX_ACK_TEXT).to_owned()))]
+        vec![ProxyEffect::Reply(
+            ack.map_err(|text| clipped(&text, MAX_ACK_TEXT).to_owned()),
+        )]
     }
 
     fn retry(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
@@ -364,7 +417,9 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             let generation = Generation(self.next_generation);
             self.next_generation += 1;
             pod.generation = generation;
-            pod.life = Life::Starting { failed: Some(error) };
+            pod.life = Life::Starting {
+                failed: Some(error),
+            };
             effects.push(ProxyEffect::Start {
                 uid: uid.clone(),
                 generation,

@@ -138,7 +138,11 @@ pub struct Registry<N> {
 
 impl<N> Default for Registry<N> {
     fn default() -> Self {
-        Self { pods: BTreeMap::new(), links: BTreeMap::new(), open: BTreeMap::new() }
+        Self {
+            pods: BTreeMap::new(),
+            links: BTreeMap::new(),
+            open: BTreeMap::new(),
+        }
     }
 }
 
@@ -150,12 +154,17 @@ impl<N: Clone + PartialEq> Registry<N> {
 
     /// Proxies connected that have said hello.
     pub fn connected(&self) -> usize {
-        self.links.values().filter(|link| link.side.is_open()).count()
+        self.links
+            .values()
+            .filter(|link| link.side.is_open())
+            .count()
     }
 
     /// As what the next record of a connection is to be read.
     pub fn expects(&self, connection: ConnectionId) -> Expect {
-        self.links.get(&connection).map_or(Expect::Nothing, |link| link.side.expects())
+        self.links
+            .get(&connection)
+            .map_or(Expect::Nothing, |link| link.side.expects())
     }
 
     /// When [`RegistryEvent::Tick`] is wanted.
@@ -169,7 +178,10 @@ impl<N: Clone + PartialEq> Registry<N> {
         let mut effects = Vec::new();
         match event {
             RegistryEvent::Accepted(connection) => {
-                let link = Link { side: AgentSide::new(now), told: BTreeMap::new() };
+                let link = Link {
+                    side: AgentSide::new(now),
+                    told: BTreeMap::new(),
+                };
                 self.links.insert(connection, link);
             }
             RegistryEvent::Hello(connection) => self.on_hello(connection, now, &mut effects),
@@ -177,14 +189,24 @@ impl<N: Clone + PartialEq> Registry<N> {
                 self.drive(connection, now, &mut effects, |side| side.on_ack(ack, now));
             }
             RegistryEvent::Unexpected(connection, what) => {
-                self.drive(connection, now, &mut effects, |side| side.on_unexpected(what));
+                self.drive(connection, now, &mut effects, |side| {
+                    side.on_unexpected(what)
+                });
             }
             RegistryEvent::Closed(connection) => self.remove(connection, now, &mut effects),
-            RegistryEvent::Add { ticket, uid, info, netns } => {
+            RegistryEvent::Add {
+                ticket,
+                uid,
+                info,
+                netns,
+            } => {
                 self.add(ticket, uid, info, netns, now, &mut effects);
             }
             RegistryEvent::Hold(uid) => {
-                let unknown = || Pod { info: WorkloadInfo::default(), netns: None };
+                let unknown = || Pod {
+                    info: WorkloadInfo::default(),
+                    netns: None,
+                };
                 self.pods.entry(uid).or_insert_with(unknown);
             }
             RegistryEvent::Del { ticket, uid } => self.del(ticket, uid, now, &mut effects),
@@ -194,7 +216,11 @@ impl<N: Clone + PartialEq> Registry<N> {
     }
 
     fn newest(&self) -> Option<ConnectionId> {
-        self.links.iter().rev().find(|(_, link)| link.side.is_open()).map(|(id, _)| *id)
+        self.links
+            .iter()
+            .rev()
+            .find(|(_, link)| link.side.is_open())
+            .map(|(id, _)| *id)
     }
 
     fn on_hello(
@@ -203,14 +229,21 @@ impl<N: Clone + PartialEq> Registry<N> {
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        let snapshot: Vec<_> = self.pods.iter().map(|(uid, pod)| pod_request(uid, pod)).collect();
+        let snapshot: Vec<_> = self
+            .pods
+            .iter()
+            .map(|(uid, pod)| pod_request(uid, pod))
+            .collect();
         if let Some(link) = self.links.get_mut(&connection) {
-            let named = self.pods.iter().filter_map(|(uid, pod)| {
-                Some((uid.clone(), pod.netns.clone()?))
-            });
+            let named = self
+                .pods
+                .iter()
+                .filter_map(|(uid, pod)| Some((uid.clone(), pod.netns.clone()?)));
             link.told = named.collect();
         }
-        self.drive(connection, now, effects, |side| side.on_hello(snapshot, now));
+        self.drive(connection, now, effects, |side| {
+            side.on_hello(snapshot, now)
+        });
     }
 
     fn add(
@@ -224,12 +257,22 @@ impl<N: Clone + PartialEq> Registry<N> {
     ) {
         let before = self.pods.insert(
             uid.clone(),
-            Pod { info: info.clone(), netns: Some(netns.clone()) },
+            Pod {
+                info: info.clone(),
+                netns: Some(netns.clone()),
+            },
         );
-        if before.and_then(|pod| pod.netns).is_some_and(|old| old != netns) {
+        if before
+            .and_then(|pod| pod.netns)
+            .is_some_and(|old| old != netns)
+        {
             self.withdraw(&uid, effects);
         }
-        let open = Open { uid: uid.clone(), until: now + DELIVER_WITHIN, order: Order::Add };
+        let open = Open {
+            uid: uid.clone(),
+            until: now + DELIVER_WITHIN,
+            order: Order::Add,
+        };
         self.open.insert(ticket, open);
         if let Some(newest) = self.newest() {
             self.send_add(newest, uid, info, netns, now, effects);
@@ -248,8 +291,13 @@ impl<N: Clone + PartialEq> Registry<N> {
         if let Some(link) = self.links.get_mut(&connection) {
             link.told.insert(uid.clone(), netns.clone());
         }
-        let request = Request::Add { uid, info: Some(info) };
-        self.drive(connection, now, effects, |side| side.enqueue(request, Some(netns), now));
+        let request = Request::Add {
+            uid,
+            info: Some(info),
+        };
+        self.drive(connection, now, effects, |side| {
+            side.enqueue(request, Some(netns), now)
+        });
     }
 
     fn del(
@@ -273,13 +321,22 @@ impl<N: Clone + PartialEq> Registry<N> {
             return;
         }
         let order = Order::Del(ids.clone());
-        self.open.insert(ticket, Open { uid: uid.clone(), until: now + DELIVER_WITHIN, order });
+        self.open.insert(
+            ticket,
+            Open {
+                uid: uid.clone(),
+                until: now + DELIVER_WITHIN,
+                order,
+            },
+        );
         for connection in ids {
             if let Some(link) = self.links.get_mut(&connection) {
                 link.told.remove(&uid);
             }
             let request = Request::Del { uid: uid.clone() };
-            self.drive(connection, now, effects, |side| side.enqueue(request, None, now));
+            self.drive(connection, now, effects, |side| {
+                side.enqueue(request, None, now)
+            });
         }
     }
 
@@ -299,7 +356,9 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects: &mut Vec<RegistryEffect<N>>,
         act: impl FnOnce(&mut AgentSide<N>) -> Vec<AgentEffect<N>>,
     ) {
-        let Some(link) = self.links.get_mut(&connection) else { return };
+        let Some(link) = self.links.get_mut(&connection) else {
+            return;
+        };
         for effect in act(&mut link.side) {
             match effect {
                 AgentEffect::Send(request, netns) => {
@@ -331,7 +390,11 @@ impl<N: Clone + PartialEq> Registry<N> {
                     effects.push(refused);
                 }
                 // An answer about an older namespace says nothing about the one waited for.
-                if self.pods.get(uid).is_some_and(|pod| pod.netns.as_ref() == netns) {
+                if self
+                    .pods
+                    .get(uid)
+                    .is_some_and(|pod| pod.netns.as_ref() == netns)
+                {
                     let result = ack.map_err(DeliverError::Refused);
                     self.finish(effects, |open| {
                         (open.uid == *uid && matches!(open.order, Order::Add))
@@ -407,7 +470,9 @@ impl<N: Clone + PartialEq> Registry<N> {
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        let Some(link) = self.links.get(&connection) else { return };
+        let Some(link) = self.links.get(&connection) else {
+            return;
+        };
         let missed: Vec<_> = self
             .pods
             .iter()
@@ -438,7 +503,11 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
         let nobody = self.newest().is_none();
         self.finish(effects, |open| {
-            let error = if nobody { DeliverError::NoProxy } else { DeliverError::NoAnswer };
+            let error = if nobody {
+                DeliverError::NoProxy
+            } else {
+                DeliverError::NoAnswer
+            };
             (open.until <= now).then_some(Err(error))
         });
     }
@@ -448,7 +517,13 @@ fn pod_request<N: Clone>(uid: &PodUid, pod: &Pod<N>) -> (Request, Option<N>) {
     match &pod.netns {
         Some(netns) => {
             let info = Some(pod.info.clone());
-            (Request::Add { uid: uid.clone(), info }, Some(netns.clone()))
+            (
+                Request::Add {
+                    uid: uid.clone(),
+                    info,
+                },
+                Some(netns.clone()),
+            )
         }
         None => (Request::Keep { uid: uid.clone() }, None),
     }

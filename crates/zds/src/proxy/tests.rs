@@ -1,1 +1,536 @@
+use ambit_model::PodName;
+use proptest::prelude::*;
 
+use super::*;
+
+type Effects = Vec<ProxyEffect<u32>>;
+
+/// A proxy and the agent it talks to.
+struct Pair {
+    proxy: ProxySide<u32>,
+    now: Instant,
+}
+
+fn info(name: &str) -> WorkloadInfo {
+    let pod = PodName {
+        name: name.into(),
+        namespace: "ns".into(),
+        service_account: "sa".into(),
+    };
+    WorkloadInfo {
+        pod,
+        addresses: vec![],
+    }
+}
+
+fn ack() -> ProxyEffect<u32> {
+    ProxyEffect::Reply(Ok(()))
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            proxy: ProxySide::new(),
+            now: Instant::now(),
+        }
+    }
+
+    /// Connected, with a snapshot of these pods (in namespaces 1, 2, ...) all started.
+    fn with(pods: &[&str]) -> Self {
+        let mut pair = Self::new();
+        pair.event(ProxyEvent::Connected);
+        for (netns, uid) in (1..).zip(pods) {
+            pair.add_started(uid, netns);
+        }
+        assert_eq!(pair.request(Request::SnapshotSent), [ack()]);
+        assert!(pair.proxy.is_ready());
+        pair
+    }
+
+    fn event(&mut self, event: ProxyEvent<u32>) -> Effects {
+        self.proxy.on_event(event, self.now)
+    }
+
+    fn request(&mut self, request: Request) -> Effects {
+        self.event(ProxyEvent::Request(request, None))
+    }
+
+    fn del(&mut self, uid: &str) -> Effects {
+        self.request(Request::Del { uid: uid.into() })
+    }
+
+    fn keep(&mut self, uid: &str) -> Effects {
+        self.request(Request::Keep { uid: uid.into() })
+    }
+
+    fn add(&mut self, uid: &str, netns: u32) -> Effects {
+        let add = Request::Add {
+            uid: uid.into(),
+            info: Some(info(uid)),
+        };
+        self.event(ProxyEvent::Request(add, Some(netns)))
+    }
+
+    fn add_started(&mut self, uid: &str, netns: u32) -> Generation {
+        let generation = started_by(&self.add(uid, netns), netns);
+        assert_eq!(self.started(uid, generation), [ack()]);
+        generation
+    }
+
+    fn started(&mut self, uid: &str, generation: Generation) -> Effects {
+        self.event(ProxyEvent::Started {
+            uid: uid.into(),
+            generation,
+        })
+    }
+
+    fn failed(&mut self, uid: &str, generation: Generation) -> Effects {
+        let error = "address in use".to_owned();
+        self.event(ProxyEvent::StartFailed {
+            uid: uid.into(),
+            generation,
+            error,
+        })
+    }
+
+    fn up(&self) -> Vec<&str> {
+        self.proxy.up().map(|(uid, ..)| uid.as_str()).collect()
+    }
+
+    fn pending(&self) -> Vec<&str> {
+        self.proxy.pending().map(|(uid, ..)| uid.as_str()).collect()
+    }
+
+    /// Lets the wait for the next retry pass.
+    fn tick(&mut self) -> Effects {
+        self.now = self.proxy.deadline().unwrap();
+        self.event(ProxyEvent::Tick)
+    }
+}
+
+/// The generation of the one start asked for.
+fn started_by(effects: &Effects, in_netns: u32) -> Generation {
+    let mut starts = effects.iter().filter_map(|effect| match effect {
+        ProxyEffect::Start {
+            generation, netns, ..
+        } => Some((*generation, *netns)),
+        _ => None,
+    });
+    let (generation, netns) = starts.next().expect("a start");
+    assert_eq!((netns, starts.next()), (in_netns, None));
+    generation
+}
+
+fn refused(effects: &Effects) -> &str {
+    match &effects[..] {
+        [ProxyEffect::Reply(Err(text)), ProxyEffect::Disconnect] => text,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn an_add_is_answered_once_the_listeners_stand() {
+    let mut pair = Pair::with(&[]);
+    let effects = pair.add("a", 1);
+    assert!(!effects.contains(&ack()));
+    let generation = started_by(&effects, 1);
+    assert_eq!(pair.started("a", generation), [ack()]);
+    assert_eq!(pair.up(), ["a"]);
+}
+
+#[test]
+fn adding_twice_makes_one_proxy() {
+    let mut pair = Pair::with(&["a"]);
+    assert_eq!(pair.add("a", 1), [ack()]);
+    assert_eq!(pair.up(), ["a"]);
+}
+
+#[test]
+fn a_new_namespace_replaces_the_old_proxy() {
+    let mut pair = Pair::with(&["a"]);
+    let old = pair.proxy.up().next().unwrap().2;
+    let effects = pair.add("a", 9);
+    let reason = StopReason::Replaced;
+    assert_eq!(
+        effects[0],
+        ProxyEffect::Stop {
+            uid: "a".into(),
+            generation: old,
+            reason
+        }
+    );
+    let generation = started_by(&effects, 9);
+    assert_eq!(pair.started("a", generation), [ack()]);
+}
+
+#[test]
+fn what_is_known_of_a_pod_may_change_without_a_restart() {
+    let mut pair = Pair::with(&["a"]);
+    let mut changed = info("a");
+    changed.addresses.push([10, 0, 0, 1].into());
+    let add = Request::Add {
+        uid: "a".into(),
+        info: Some(changed.clone()),
+    };
+    let effects = pair.event(ProxyEvent::Request(add, Some(1)));
+    assert!(matches!(&effects[0], ProxyEffect::Update { info, .. } if *info == changed));
+    assert_eq!(effects[1..], [ack()]);
+}
+
+#[test]
+fn a_failed_start_is_refused_kept_pending_and_tried_again() {
+    let mut pair = Pair::with(&[]);
+    let generation = started_by(&pair.add("a", 1), 1);
+    let effects = pair.failed("a", generation);
+    assert_eq!(
+        effects,
+        [ProxyEffect::Reply(Err(
+            "failure to start proxy : address in use".to_owned()
+        ))]
+    );
+    assert_eq!((pair.pending(), pair.proxy.is_ready()), (vec!["a"], false));
+    assert_eq!(pair.proxy.deadline(), Some(pair.now + RETRY_PENDING));
+    assert_eq!(pair.event(ProxyEvent::Tick), [], "not before its time");
+    let second = started_by(&pair.tick(), 1);
+    assert_eq!(pair.pending(), ["a"], "until it stands");
+    assert_eq!(pair.failed("a", second), [], "nobody waits for this answer");
+    let third = started_by(&pair.tick(), 1);
+    assert_eq!(pair.started("a", third), []);
+    assert!(pair.proxy.is_ready());
+}
+
+#[test]
+fn a_later_add_wins_over_a_pending_one() {
+    let mut pair = Pair::with(&[]);
+    let first = started_by(&pair.add("a", 1), 1);
+    pair.failed("a", first);
+    let second = started_by(&pair.add("a", 2), 2);
+    assert_eq!(pair.started("a", second), [ack()]);
+    assert_eq!(pair.proxy.deadline(), None, "nothing is retried");
+    assert_eq!((pair.up(), pair.pending()), (vec!["a"], vec![]));
+}
+
+#[test]
+fn a_retry_under_way_cannot_undo_a_later_add() {
+    let mut pair = Pair::with(&[]);
+    let first = started_by(&pair.add("a", 1), 1);
+    pair.failed("a", first);
+    let retry = started_by(&pair.tick(), 1);
+    let effects = pair.add("a", 2);
+    assert!(matches!(&effects[0], ProxyEffect::Stop { generation, .. } if *generation == retry));
+    let newest = started_by(&effects, 2);
+    assert_eq!(pair.failed("a", retry), [], "an old outcome");
+    assert_eq!(pair.started("a", newest), [ack()]);
+    assert_eq!((pair.up(), pair.pending()), (vec!["a"], vec![]));
+}
+
+#[test]
+fn an_add_of_the_same_namespace_joins_a_retry_under_way() {
+    let mut pair = Pair::with(&[]);
+    let first = started_by(&pair.add("a", 1), 1);
+    pair.failed("a", first);
+    let retry = started_by(&pair.tick(), 1);
+    assert_eq!(pair.add("a", 1), []);
+    assert_eq!(pair.started("a", retry), [ack()]);
+}
+
+#[test]
+fn deleting_clears_what_is_pending() {
+    let mut pair = Pair::with(&[]);
+    let first = started_by(&pair.add("a", 1), 1);
+    pair.failed("a", first);
+    assert_eq!(pair.del("a"), [ack()]);
+    assert!(pair.proxy.is_ready() && pair.proxy.deadline().is_none());
+}
+
+#[test]
+fn a_deleted_pod_is_stopped_and_an_unknown_one_is_no_error() {
+    let mut pair = Pair::with(&["a"]);
+    let effects = pair.del("a");
+    assert!(matches!(
+        &effects[0],
+        ProxyEffect::Stop {
+            reason: StopReason::Deleted,
+            ..
+        }
+    ));
+    assert_eq!(effects[1..], [ack()]);
+    assert_eq!(pair.del("a"), [ack()]);
+    let generation = pair.add_started("a", 1);
+    assert_eq!(pair.proxy.up().next().unwrap().2, generation);
+}
+
+#[test]
+fn a_start_that_ends_after_its_pod_is_deleted_changes_nothing() {
+    let mut pair = Pair::with(&[]);
+    let first = started_by(&pair.add("a", 1), 1);
+    pair.failed("a", first);
+    let retry = started_by(&pair.tick(), 1);
+    let effects = pair.del("a");
+    assert!(matches!(&effects[0], ProxyEffect::Stop { generation, .. } if *generation == retry));
+    assert_eq!(pair.started("a", retry), []);
+    assert_eq!(pair.up(), [""; 0]);
+}
+
+#[test]
+fn a_snapshot_stops_what_it_does_not_name() {
+    let mut pair = Pair::with(&["a", "b", "c"]);
+    pair.event(ProxyEvent::Disconnected);
+    assert_eq!(pair.up().len(), 3, "served without the agent");
+    assert!(!pair.proxy.is_ready());
+    pair.event(ProxyEvent::Connected);
+    assert_eq!(pair.add("a", 1), [ack()]);
+    assert_eq!(pair.keep("b"), [ack()]);
+    let effects = pair.request(Request::SnapshotSent);
+    assert!(matches!(&effects[0],
+        ProxyEffect::Stop { uid, reason: StopReason::NotInSnapshot, .. } if uid == "c"));
+    assert_eq!(effects[1..], [ack()]);
+    assert_eq!(pair.up(), ["a", "b"]);
+    assert!(pair.proxy.is_ready());
+}
+
+#[test]
+fn a_delete_within_the_snapshot_takes_effect_at_its_end() {
+    let mut pair = Pair::with(&["a"]);
+    pair.event(ProxyEvent::Disconnected);
+    pair.event(ProxyEvent::Connected);
+    pair.keep("a");
+    assert_eq!(pair.del("a"), [ack()]);
+    assert_eq!(pair.up(), ["a"]);
+    pair.request(Request::SnapshotSent);
+    assert_eq!(pair.up(), [""; 0]);
+}
+
+#[test]
+fn add_delete_add_within_a_snapshot_ends_with_the_pod() {
+    let mut pair = Pair::new();
+    pair.event(ProxyEvent::Connected);
+    pair.add_started("a", 1);
+    pair.del("a");
+    assert_eq!(pair.add("a", 1), [ack()]);
+    assert_eq!(pair.request(Request::SnapshotSent), [ack()]);
+    assert_eq!(pair.up(), ["a"]);
+}
+
+#[test]
+fn what_is_pending_survives_a_reconnect_if_the_snapshot_keeps_it() {
+    for keep in [true, false] {
+        let mut pair = Pair::with(&[]);
+        let first = started_by(&pair.add("a", 1), 1);
+        pair.failed("a", first);
+        pair.event(ProxyEvent::Disconnected);
+        pair.event(ProxyEvent::Connected);
+        if keep {
+            pair.keep("a");
+        }
+        assert_eq!(pair.request(Request::SnapshotSent), [ack()]);
+        assert_eq!(pair.pending(), if keep { vec!["a"] } else { vec![] });
+    }
+}
+
+#[test]
+fn an_answer_never_goes_to_another_connection() {
+    let mut pair = Pair::with(&[]);
+    let generation = started_by(&pair.add("a", 1), 1);
+    pair.event(ProxyEvent::Disconnected);
+    pair.event(ProxyEvent::Connected);
+    assert_eq!(pair.started("a", generation), []);
+    // The new connection's snapshot finds it standing.
+    assert_eq!(pair.add("a", 1), [ack()]);
+}
+
+#[test]
+fn what_breaks_the_contract_is_told_and_ends_the_connection() {
+    let no_info = Request::Add {
+        uid: "a".into(),
+        info: None,
+    };
+    let add = Request::Add {
+        uid: "a".into(),
+        info: Some(info("a")),
+    };
+    let cases: [(&str, ProxyEvent<u32>); 6] = [
+        (
+            "nothing about the workload",
+            ProxyEvent::Request(no_info, Some(1)),
+        ),
+        (
+            "without a network namespace",
+            ProxyEvent::Request(add, None),
+        ),
+        (
+            "not an add",
+            ProxyEvent::Request(Request::Del { uid: "a".into() }, Some(1)),
+        ),
+        (
+            "after the snapshot",
+            ProxyEvent::Request(Request::Keep { uid: "a".into() }, None),
+        ),
+        (
+            "second end",
+            ProxyEvent::Request(Request::SnapshotSent, None),
+        ),
+        ("garbage", ProxyEvent::Malformed("garbage".to_owned())),
+    ];
+    for (expected, event) in cases {
+        let mut pair = Pair::with(&["b"]);
+        let effects = pair.event(event);
+        let text = refused(&effects);
+        assert!(text.starts_with("failure to process message : "), "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(pair.up(), ["b"], "pods stay");
+        assert_eq!(
+            pair.del("b"),
+            [],
+            "nothing is taken from a connection given up"
+        );
+    }
+}
+
+#[test]
+fn a_request_before_the_answer_to_the_one_before_breaks_the_contract() {
+    let mut pair = Pair::with(&[]);
+    let generation = started_by(&pair.add("a", 1), 1);
+    refused(&pair.del("b"));
+    assert_eq!(
+        pair.started("a", generation),
+        [],
+        "nobody is there to hear it"
+    );
+    assert_eq!(pair.up(), ["a"]);
+}
+
+#[test]
+fn a_long_error_fits_into_a_record() {
+    let mut pair = Pair::with(&[]);
+    let generation = started_by(&pair.add("a", 1), 1);
+    let error = "é".repeat(4000);
+    let effects = pair.event(ProxyEvent::StartFailed {
+        uid: "a".into(),
+        generation,
+        error,
+    });
+    assert!(matches!(&effects[..], [ProxyEffect::Reply(Err(text))] if text.len() <= MAX_ACK_TEXT));
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Add(u8, u32),
+    Keep(u8),
+    Del(u8),
+    SnapshotSent,
+    Reconnect,
+    Tick,
+    Finish(bool),
+}
+
+fn any_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        4 => (0..3u8, 1..4u32).prop_map(|(uid, netns)| Move::Add(uid, netns)),
+        1 => (0..3u8).prop_map(Move::Keep),
+        2 => (0..3u8).prop_map(Move::Del),
+        1 => Just(Move::SnapshotSent),
+        1 => Just(Move::Reconnect),
+        1 => Just(Move::Tick),
+        4 => any::<bool>().prop_map(Move::Finish),
+    ]
+}
+
+proptest! {
+    /// Instances started and not stopped are exactly one for each pod served, each request gets at
+    /// most one answer, and a good snapshot leads to what it names.
+    #[test]
+    fn no_order_of_events_loses_or_doubles_an_instance(
+        moves in proptest::collection::vec(any_move(), 0..60),
+    ) {
+        let mut pair = Pair::new();
+        let mut alive: BTreeMap<Generation, (PodUid, u32)> = BTreeMap::new();
+        let mut starting: Vec<(PodUid, Generation)> = Vec::new();
+        let mut connected = false;
+        let mut owed = 0;
+        let mut absorb = |effects: Effects,
+                          alive: &mut BTreeMap<Generation, (PodUid, u32)>,
+                          starting: &mut Vec<(PodUid, Generation)>,
+                          connected: &mut bool,
+                          owed: &mut i32| {
+            for effect in effects {
+                match effect {
+                    ProxyEffect::Start { uid, generation, netns, .. } => {
+                        starting.push((uid.clone(), generation));
+                        assert!(alive.insert(generation, (uid, netns)).is_none());
+                    }
+                    ProxyEffect::Stop { uid, generation, .. } => {
+                        assert_eq!(alive.remove(&generation).map(|(of, _)| of), Some(uid));
+                    }
+                    ProxyEffect::Reply(_) => {
+                        *owed -= 1;
+                        assert!(*owed >= 0, "an answer to nothing");
+                    }
+                    ProxyEffect::Disconnect => {
+                        *connected = false;
+                        *owed = 0;
+                    }
+                    ProxyEffect::Update { .. } => {}
+                }
+            }
+        };
+        for one in moves {
+            let effects = match one {
+                Move::Reconnect => {
+                    owed = 0;
+                    connected = true;
+                    pair.event(ProxyEvent::Disconnected);
+                    pair.event(ProxyEvent::Connected)
+                }
+                Move::Tick => {
+                    pair.now += RETRY_PENDING;
+                    pair.event(ProxyEvent::Tick)
+                }
+                Move::Finish(ok) => {
+                    let Some((uid, generation)) = starting.pop() else { continue };
+                    if ok {
+                        pair.started(&uid, generation)
+                    } else {
+                        alive.remove(&generation);
+                        pair.failed(&uid, generation)
+                    }
+                }
+                // The agent waits for answers.
+                _ if owed > 0 || !connected => continue,
+                request => {
+                    owed += 1;
+                    match request {
+                        Move::Add(uid, netns) => pair.add(&uid.to_string(), netns),
+                        Move::Keep(uid) => pair.keep(&uid.to_string()),
+                        Move::Del(uid) => pair.del(&uid.to_string()),
+                        _ => pair.request(Request::SnapshotSent),
+                    }
+                }
+            };
+            absorb(effects, &mut alive, &mut starting, &mut connected, &mut owed);
+            let mut by_pod = BTreeSet::new();
+            for (uid, _) in alive.values() {
+                prop_assert!(by_pod.insert(uid.clone()), "two instances of {}", uid);
+            }
+            for uid in pair.up() {
+                prop_assert!(by_pod.contains(uid));
+            }
+        }
+        // A complete snapshot of one pod in namespace 7.
+        pair.event(ProxyEvent::Disconnected);
+        pair.event(ProxyEvent::Connected);
+        owed = 1;
+        let effects = pair.add("0", 7);
+        absorb(effects, &mut alive, &mut starting, &mut connected, &mut owed);
+        while let Some((uid, generation)) = starting.pop() {
+            let effects = pair.started(&uid, generation);
+            absorb(effects, &mut alive, &mut starting, &mut connected, &mut owed);
+        }
+        prop_assert_eq!(owed, 0);
+        owed = 1;
+        let effects = pair.request(Request::SnapshotSent);
+        absorb(effects, &mut alive, &mut starting, &mut connected, &mut owed);
+        prop_assert_eq!(alive.into_values().collect::<Vec<_>>(), [(PodUid::from("0"), 7)]);
+        prop_assert!(pair.proxy.is_ready());
+    }
+}

@@ -1,0 +1,536 @@
+use std::collections::VecDeque;
+
+use ambit_model::PodName;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{ProxyEffect, ProxyEvent, ProxySide};
+
+/// A node: the agent's registry, and real proxies on the other ends of its connections.
+struct Node {
+    registry: Registry<u32>,
+    now: Instant,
+    proxies: BTreeMap<u64, ProxySide<u32>>,
+    /// Records on their way to a proxy.
+    wires: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
+    /// Proxies that do not answer.
+    stuck: BTreeSet<u64>,
+    /// Proxies that cannot start pods.
+    failing: BTreeSet<u64>,
+    delivered: BTreeMap<u64, Result<(), DeliverError>>,
+    closed: BTreeMap<u64, CloseReason>,
+    synced: Vec<u64>,
+    refused: Vec<String>,
+    next_ticket: u64,
+}
+
+fn info(name: &str) -> WorkloadInfo {
+    let pod = PodName {
+        name: name.into(),
+        namespace: "ns".into(),
+        service_account: "sa".into(),
+    };
+    WorkloadInfo {
+        pod,
+        addresses: vec![],
+    }
+}
+
+impl Node {
+    fn new() -> Self {
+        Self {
+            registry: Registry::new(),
+            now: Instant::now(),
+            proxies: BTreeMap::new(),
+            wires: BTreeMap::new(),
+            stuck: BTreeSet::new(),
+            failing: BTreeSet::new(),
+            delivered: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            synced: Vec::new(),
+            refused: Vec::new(),
+            next_ticket: 0,
+        }
+    }
+
+    fn event(&mut self, event: RegistryEvent<u32>) {
+        for effect in self.registry.on_event(event, self.now) {
+            match effect {
+                RegistryEffect::Send(ConnectionId(id), request, netns) => {
+                    let is_add = matches!(request, Request::Add { .. });
+                    assert_eq!(is_add, netns.is_some(), "a descriptor belongs to an add");
+                    let wire = self.wires.get_mut(&id).expect("an open connection");
+                    wire.push_back((request, netns));
+                    assert_eq!(wire.len(), 1, "lockstep");
+                }
+                RegistryEffect::Close(ConnectionId(id), reason) => {
+                    self.wires.remove(&id);
+                    self.closed.insert(id, reason);
+                    let now = self.now;
+                    self.proxies
+                        .get_mut(&id)
+                        .unwrap()
+                        .on_event(ProxyEvent::Disconnected, now);
+                }
+                RegistryEffect::Delivered(Ticket(ticket), outcome) => {
+                    let twice = self.delivered.insert(ticket, outcome);
+                    assert_eq!(twice, None, "ticket {ticket} ended twice");
+                }
+                RegistryEffect::Refused(_, uid, text) => {
+                    self.refused.push(format!("{uid}: {text}"))
+                }
+                RegistryEffect::Synced(ConnectionId(id)) => self.synced.push(id),
+            }
+        }
+    }
+
+    fn accept(&mut self, id: u64) {
+        self.wires.insert(id, VecDeque::new());
+        self.proxies.insert(id, ProxySide::new());
+        self.event(RegistryEvent::Accepted(ConnectionId(id)));
+    }
+
+    fn hello(&mut self, id: u64) {
+        self.proxies
+            .get_mut(&id)
+            .unwrap()
+            .on_event(ProxyEvent::Connected, self.now);
+        self.event(RegistryEvent::Hello(ConnectionId(id)));
+    }
+
+    fn connect(&mut self, id: u64) {
+        self.accept(id);
+        self.hello(id);
+        self.settle();
+    }
+
+    fn disconnect(&mut self, id: u64) {
+        self.wires.remove(&id);
+        self.proxies.remove(&id);
+        self.event(RegistryEvent::Closed(ConnectionId(id)));
+    }
+
+    /// Lets one proxy take one record; false if none waits.
+    fn work(&mut self, id: u64) -> bool {
+        if self.stuck.contains(&id) {
+            return false;
+        }
+        let Some((request, netns)) = self.wires.get_mut(&id).and_then(VecDeque::pop_front) else {
+            return false;
+        };
+        let mut todo = VecDeque::from([ProxyEvent::Request(request, netns)]);
+        while let Some(event) = todo.pop_front() {
+            let effects = self.proxies.get_mut(&id).unwrap().on_event(event, self.now);
+            for effect in effects {
+                match effect {
+                    ProxyEffect::Start {
+                        uid, generation, ..
+                    } if self.failing.contains(&id) => {
+                        let error = "no".to_owned();
+                        todo.push_back(ProxyEvent::StartFailed {
+                            uid,
+                            generation,
+                            error,
+                        });
+                    }
+                    ProxyEffect::Start {
+                        uid, generation, ..
+                    } => {
+                        todo.push_back(ProxyEvent::Started { uid, generation });
+                    }
+                    ProxyEffect::Reply(ack) => {
+                        self.event(RegistryEvent::Ack(ConnectionId(id), ack));
+                    }
+                    ProxyEffect::Disconnect => panic!("the agent broke the contract"),
+                    ProxyEffect::Stop { .. } | ProxyEffect::Update { .. } => {}
+                }
+            }
+        }
+        true
+    }
+
+    fn settle(&mut self) {
+        let ids: Vec<_> = self.proxies.keys().copied().collect();
+        while ids.iter().any(|id| self.work(*id)) {}
+    }
+
+    fn add(&mut self, uid: &str, netns: u32) -> u64 {
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        self.event(RegistryEvent::Add {
+            ticket,
+            uid: uid.into(),
+            info: info(uid),
+            netns,
+        });
+        self.next_ticket
+    }
+
+    fn del(&mut self, uid: &str) -> u64 {
+        self.next_ticket += 1;
+        self.event(RegistryEvent::Del {
+            ticket: Ticket(self.next_ticket),
+            uid: uid.into(),
+        });
+        self.next_ticket
+    }
+
+    fn serves(&self, id: u64) -> Vec<&str> {
+        self.proxies[&id]
+            .up()
+            .map(|(uid, ..)| uid.as_str())
+            .collect()
+    }
+
+    fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        for _ in 0..1000 {
+            match self.registry.deadline() {
+                Some(deadline) if deadline <= end => {
+                    self.now = deadline.max(self.now);
+                    self.event(RegistryEvent::Tick);
+                    self.settle();
+                }
+                _ => {
+                    self.now = end;
+                    return;
+                }
+            }
+        }
+        panic!("ticks without end");
+    }
+}
+
+#[test]
+fn the_snapshot_comes_before_updates() {
+    let mut node = Node::new();
+    node.add("a", 1);
+    node.event(RegistryEvent::Hold("kept".into()));
+    node.accept(1);
+    node.hello(1);
+    node.add("b", 2);
+    let mut seen = Vec::new();
+    while let Some((request, _)) = node.wires[&1].front() {
+        seen.push(request.clone());
+        node.work(1);
+    }
+    let names: Vec<_> = seen
+        .iter()
+        .map(|request| match request {
+            Request::Add { uid, .. } => format!("add {uid}"),
+            Request::Keep { uid } => format!("keep {uid}"),
+            Request::Del { uid } => format!("del {uid}"),
+            Request::SnapshotSent => "sent".to_owned(),
+        })
+        .collect();
+    assert_eq!(names, ["add a", "keep kept", "sent", "add b"]);
+    assert_eq!(
+        (node.delivered[&1].clone(), node.delivered[&2].clone()),
+        (Ok(()), Ok(()))
+    );
+    assert_eq!(node.synced, [1]);
+}
+
+#[test]
+fn adds_go_to_the_newest_and_deletes_to_all() {
+    let mut node = Node::new();
+    node.connect(1);
+    let first = node.add("a", 1);
+    node.settle();
+    node.connect(2);
+    let second = node.add("b", 2);
+    node.settle();
+    assert_eq!(
+        (node.serves(1), node.serves(2)),
+        (vec!["a"], vec!["a", "b"])
+    );
+    let gone = node.del("a");
+    node.work(1);
+    assert!(
+        !node.delivered.contains_key(&gone),
+        "the other one has not answered"
+    );
+    node.settle();
+    assert_eq!((node.serves(1), node.serves(2)), (vec![], vec!["b"]));
+    for ticket in [first, second, gone] {
+        assert_eq!(node.delivered[&ticket], Ok(()));
+    }
+}
+
+#[test]
+fn a_connection_without_hello_is_not_the_newest() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.accept(2);
+    let ticket = node.add("a", 1);
+    node.settle();
+    assert_eq!(node.delivered[&ticket], Ok(()));
+    node.pass(Duration::from_secs(6));
+    assert_eq!(node.closed[&2], CloseReason::NoHello);
+    assert_eq!(node.registry.connected(), 1);
+}
+
+#[test]
+fn when_the_newest_goes_the_one_before_is_caught_up() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.connect(2);
+    node.add("a", 1);
+    node.settle();
+    node.stuck.insert(2);
+    let open = node.add("b", 2);
+    let again = node.add("a", 1);
+    assert_eq!(node.serves(1), [""; 0]);
+    node.disconnect(2);
+    node.settle();
+    assert_eq!(node.serves(1), ["a", "b"]);
+    assert_eq!(node.delivered[&open], Ok(()));
+    assert_eq!(node.delivered[&again], Ok(()));
+}
+
+#[test]
+fn an_order_waits_for_a_proxy_but_not_for_ever() {
+    let mut node = Node::new();
+    let soon = node.add("a", 1);
+    node.pass(Duration::from_secs(3));
+    node.connect(1);
+    assert_eq!(node.delivered[&soon], Ok(()));
+    node.disconnect(1);
+    let never = node.add("b", 2);
+    node.pass(DELIVER_WITHIN);
+    assert_eq!(node.delivered[&never], Err(DeliverError::NoProxy));
+    // The pod is wanted all the same.
+    node.connect(2);
+    assert_eq!(node.serves(2), ["a", "b"]);
+}
+
+#[test]
+fn deleting_without_a_proxy_is_done_at_once() {
+    let mut node = Node::new();
+    let add = node.add("a", 1);
+    let del = node.del("a");
+    assert_eq!(node.delivered[&add], Err(DeliverError::Withdrawn));
+    assert_eq!(node.delivered[&del], Ok(()));
+    node.connect(1);
+    assert_eq!(node.serves(1), [""; 0]);
+}
+
+#[test]
+fn a_refusal_reaches_the_caller_with_its_text() {
+    let mut node = Node::new();
+    node.failing.insert(1);
+    node.connect(1);
+    let ticket = node.add("a", 1);
+    node.settle();
+    let Err(DeliverError::Refused(text)) = &node.delivered[&ticket] else {
+        panic!()
+    };
+    assert_eq!(text, "failure to start proxy : no");
+    assert_eq!(node.refused.len(), 1);
+    assert_eq!(node.registry.connected(), 1, "the connection stays");
+}
+
+#[test]
+fn a_late_answer_is_never_taken_for_another() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.stuck.insert(1);
+    let slow = node.add("a", 1);
+    node.pass(DELIVER_WITHIN);
+    assert_eq!(node.delivered[&slow], Err(DeliverError::NoAnswer));
+    let next = node.add("b", 2);
+    assert_eq!(
+        node.wires[&1].len(),
+        1,
+        "not sent before the answer to the one before"
+    );
+    node.failing.insert(1);
+    node.stuck.clear();
+    node.work(1);
+    assert!(!node.delivered.contains_key(&next), "the refusal was for a");
+    node.failing.clear();
+    node.settle();
+    assert_eq!(node.delivered[&next], Ok(()));
+}
+
+#[test]
+fn a_proxy_that_never_answers_loses_its_connection() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.stuck.insert(1);
+    node.add("a", 1);
+    node.pass(Duration::from_secs(31));
+    assert_eq!(node.closed[&1], CloseReason::NoAnswer);
+    assert_eq!(node.registry.connected(), 0);
+    node.connect(2);
+    assert_eq!(node.serves(2), ["a"]);
+}
+
+#[test]
+fn what_is_not_expected_ends_the_connection() {
+    let mut node = Node::new();
+    for (id, event) in [
+        (1, RegistryEvent::Ack(ConnectionId(1), Ok(()))),
+        (2, RegistryEvent::Hello(ConnectionId(2))),
+        (
+            3,
+            RegistryEvent::Unexpected(ConnectionId(3), "junk".to_owned()),
+        ),
+    ] {
+        node.connect(id);
+        assert_eq!(node.registry.expects(ConnectionId(id)), Expect::Nothing);
+        node.event(event);
+        assert!(matches!(node.closed[&id], CloseReason::Unexpected(_)));
+    }
+    node.accept(4);
+    assert_eq!(node.registry.expects(ConnectionId(4)), Expect::Hello);
+    node.event(RegistryEvent::Ack(ConnectionId(4), Ok(())));
+    assert!(matches!(node.closed[&4], CloseReason::Unexpected(_)));
+    assert_eq!(node.registry.connected(), 0);
+}
+
+#[test]
+fn a_delete_does_not_wait_for_a_proxy_that_goes() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.connect(2);
+    node.add("a", 1);
+    node.settle();
+    node.stuck.insert(1);
+    let ticket = node.del("a");
+    node.settle();
+    assert!(!node.delivered.contains_key(&ticket));
+    node.disconnect(1);
+    assert_eq!(node.delivered[&ticket], Ok(()));
+}
+
+#[test]
+fn a_newer_namespace_withdraws_the_order_for_the_older_one() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.stuck.insert(1);
+    let old = node.add("a", 1);
+    let new = node.add("a", 2);
+    assert_eq!(node.delivered[&old], Err(DeliverError::Withdrawn));
+    node.stuck.clear();
+    node.settle();
+    assert_eq!(node.delivered[&new], Ok(()));
+}
+
+#[test]
+fn a_proxy_that_does_not_keep_up_is_given_up() {
+    let mut node = Node::new();
+    node.connect(1);
+    node.stuck.insert(1);
+    for number in 0..5000 {
+        node.del(&number.to_string());
+    }
+    assert_eq!(node.closed[&1], CloseReason::Overrun);
+    assert_eq!(node.delivered.len(), 5000);
+    // One pod that is added again and again fills no queue.
+    node.connect(2);
+    node.stuck.insert(2);
+    for _ in 0..5000 {
+        node.add("a", 1);
+    }
+    assert!(!node.closed.contains_key(&2));
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Add(u8, u32),
+    Del(u8),
+    Connect,
+    Disconnect(u8),
+    Work(u8, u8),
+    Stick(u8, bool),
+    Fail(u8, bool),
+    Pass(u8),
+}
+
+fn any_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        4 => (0..4u8, 1..5u32).prop_map(|(uid, netns)| Move::Add(uid, netns)),
+        2 => (0..4u8).prop_map(Move::Del),
+        2 => Just(Move::Connect),
+        1 => (0..4u8).prop_map(Move::Disconnect),
+        6 => (0..4u8, 1..6u8).prop_map(|(which, times)| Move::Work(which, times)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| Move::Stick(which, on)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| Move::Fail(which, on)),
+        1 => (0..15u8).prop_map(Move::Pass),
+    ]
+}
+
+proptest! {
+    /// Whatever happened: a proxy that connects serves exactly the pods wanted, in their newest
+    /// namespaces, and every order has ended.
+    #[test]
+    fn the_newest_proxy_ends_up_with_exactly_the_pods_wanted(
+        moves in proptest::collection::vec(any_move(), 0..60),
+    ) {
+        let mut node = Node::new();
+        let mut wanted: BTreeMap<String, u32> = BTreeMap::new();
+        let mut next = 0;
+        let pick = |node: &Node, which: u8| {
+            let open: Vec<_> = node.wires.keys().copied().collect();
+            (!open.is_empty()).then(|| open[usize::from(which) % open.len()])
+        };
+        for one in moves {
+            match one {
+                Move::Add(uid, netns) => {
+                    node.add(&uid.to_string(), netns);
+                    wanted.insert(uid.to_string(), netns);
+                }
+                Move::Del(uid) => {
+                    node.del(&uid.to_string());
+                    wanted.remove(&uid.to_string());
+                }
+                Move::Connect => {
+                    next += 1;
+                    node.accept(next);
+                    node.hello(next);
+                }
+                Move::Disconnect(which) => {
+                    if let Some(id) = pick(&node, which) {
+                        node.disconnect(id);
+                    }
+                }
+                Move::Work(which, times) => {
+                    if let Some(id) = pick(&node, which) {
+                        for _ in 0..times { node.work(id); }
+                    }
+                }
+                Move::Stick(which, on) => {
+                    if let Some(id) = pick(&node, which) {
+                        if on { node.stuck.insert(id); } else { node.stuck.remove(&id); }
+                    }
+                }
+                Move::Fail(which, on) => {
+                    if let Some(id) = pick(&node, which) {
+                        if on { node.failing.insert(id); } else { node.failing.remove(&id); }
+                    }
+                }
+                Move::Pass(seconds) => node.pass(Duration::from_secs(u64::from(seconds))),
+            }
+        }
+        node.failing.clear();
+        node.stuck.clear();
+        // The newest goes, and the one before must know everything; then a new one comes.
+        if let Some(newest) = node.wires.keys().next_back().copied() {
+            node.disconnect(newest);
+        }
+        node.settle();
+        if let Some(newest) = node.wires.keys().next_back().copied() {
+            let known: BTreeMap<String, ()> =
+                node.proxies[&newest].up().map(|(uid, ..)| (uid.to_string(), ())).collect();
+            let pending = node.proxies[&newest].pending().count();
+            prop_assert_eq!(known.len() + pending, wanted.len());
+        }
+        node.connect(next + 1);
+        let served: Vec<_> = node.serves(next + 1).into_iter().map(str::to_owned).collect();
+        prop_assert_eq!(served, wanted.keys().cloned().collect::<Vec<_>>());
+        node.settle();
+        node.pass(DELIVER_WITHIN);
+        prop_assert_eq!(node.delivered.len() as u64, node.next_ticket);
+    }
+}

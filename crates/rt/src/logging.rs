@@ -107,7 +107,7 @@ fn subscriber(
     format: LogFormat,
     filter: &str,
     queue: LineQueue,
-) -> Result<(impl SubscriberInitExt + Into<tracing::Dispatch>, LogHandle), LoggingError> {
+) -> Result<(impl SubscriberInitExt, LogHandle), LoggingError> {
     let (filter_layer, reload) = reload::Layer::new(parse_filter(filter)?);
     let subscriber = Registry::default()
         .with(filter_layer)

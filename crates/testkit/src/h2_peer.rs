@@ -175,3 +175,43 @@ impl OpenTunnel {
         self.send.send_reset(reason);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_scripted_tunnel_runs_its_script() {
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        let client = ambit_rt::spawn("client", async move {
+            let (mut send, connection) = h2::client::handshake(near).await.unwrap();
+            let driver = ambit_rt::spawn_abortable("driver", async move {
+                connection.await.ok();
+            });
+            let request = Request::connect("10.0.0.1:80").body(()).unwrap();
+            let (response, mut body) = send.send_request(request, false).unwrap();
+            let response = response.await.unwrap();
+            assert_eq!(response.headers()["baggage"], "k8s.pod.name=b");
+            body.send_data(Bytes::from_static(b"ping"), true).unwrap();
+            let answer = response.into_body().data().await.unwrap().unwrap();
+            assert_eq!(&answer[..], b"pong");
+            let (refused, _) = send
+                .send_request(Request::connect("10.0.0.2:80").body(()).unwrap(), true)
+                .unwrap();
+            assert_eq!(refused.await.unwrap().status(), 401);
+            drop((send, driver));
+        });
+        let mut peer = H2Peer::accept(far, 100).await;
+        let tunnel = peer.expect_connect("10.0.0.1:80").await;
+        let mut open = tunnel.accept_with(|response| response.header("baggage", "k8s.pod.name=b"));
+        peer.while_doing(async {
+            open.expect_data(b"ping").await;
+            open.expect_end().await;
+        })
+        .await;
+        open.send(b"pong", true);
+        peer.expect_connect("10.0.0.2:80").await.refuse(401);
+        peer.serve_rest().await;
+        client.await.unwrap();
+    }
+}

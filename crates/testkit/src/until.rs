@@ -13,8 +13,7 @@ pub fn until(
     what: &str,
     mut condition: impl FnMut() -> bool,
 ) -> impl std::future::Future<Output = ()> {
-    let some = until_some(what, move || condition().then_some(()));
-    async move { some.await }
+    until_some(what, move || condition().then_some(()))
 }
 
 /// As [`until`], for a condition that yields a value.

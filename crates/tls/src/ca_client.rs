@@ -43,8 +43,8 @@ pub enum FetchError {
     /// The CA's answer cannot be used.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
-    /// A certificate whose time has passed already.
-    #[error("the CA issued a certificate that has expired already")]
+    /// A certificate whose time has passed.
+    #[error("the certificate has expired")]
     Expired,
 }
 

@@ -91,6 +91,7 @@ struct Entry {
 enum Command {
     Request(Identity, Priority),
     Forget(Identity),
+    Expired(Identity),
 }
 
 struct Shared {
@@ -136,6 +137,16 @@ impl Certificates {
             .map_err(|_| CertError::Stopped)?
             .clone();
         match settled {
+            Slot::Available(cert) if cert.is_expired(SystemTime::now()) => {
+                self.0
+                    .commands
+                    .send(Command::Expired(identity.clone()))
+                    .ok();
+                Err(CertError::Unavailable {
+                    identity: Box::new(identity.clone()),
+                    source: Arc::new(FetchError::Expired),
+                })
+            }
             Slot::Available(cert) => Ok(cert),
             Slot::Unavailable(source) => Err(CertError::Unavailable {
                 identity: Box::new(identity.clone()),
@@ -244,6 +255,7 @@ async fn run(
             command = commands.recv() => match command {
                 Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
                 Some(Command::Forget(identity)) => Event::Forget(identity),
+                Some(Command::Expired(identity)) => Event::Expired(identity),
                 None => return,
             },
             Some((identity, attempt, result)) = fetched.recv() => {

@@ -32,4 +32,4 @@ pub use handshake::{
 pub use roots::{RootCa, RootCaError};
 pub use settings::TlsSettings;
 pub use verify::PeerIdentityError;
-pub use workload_cert::WorkloadCert;
+pub use workload_cert::{PeerRole, WorkloadCert};

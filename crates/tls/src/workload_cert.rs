@@ -11,7 +11,7 @@ use std::{
 use ambit_model::Identity;
 use parking_lot::Mutex;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
+    CertificateError, ClientConfig, RootCertStore, ServerConfig,
     client::{ResolvesClientCert, Resumption},
     server::NoServerSessionStorage,
     sign::{CertifiedKey, SingleCertAndKey},
@@ -29,6 +29,15 @@ use crate::{
 /// Client configurations kept per certificate: one for each set of identities dialled. Beyond it
 /// all are dropped and made anew, which costs microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
+
+/// What a peer was in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PeerRole {
+    /// It connected.
+    Client,
+    /// It was connected to.
+    Server,
+}
 
 /// A certificate of one identity. Immutable; a renewal makes a new one.
 pub struct WorkloadCert {
@@ -195,6 +204,33 @@ impl WorkloadCert {
         self.server
             .get_or_init(|| self.make_server_config().map(Arc::new))
             .clone()
+    }
+
+    /// Whether a peer that was accepted at a given time is revoked now. Nothing but revocation
+    /// counts: open connections are not cut because a certificate has expired since.
+    ///
+    /// To be asked for open connections whenever [`crate::Crls::changes`] tells of new lists.
+    pub fn is_revoked(
+        &self,
+        peer: PeerRole,
+        chain: &[CertificateDer<'_>],
+        accepted: SystemTime,
+    ) -> bool {
+        let Some((leaf, intermediates)) = chain.split_first() else {
+            return false;
+        };
+        let usage = match peer {
+            PeerRole::Client => KeyUsage::client_auth(),
+            PeerRole::Server => KeyUsage::server_auth(),
+        };
+        let accepted = accepted
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = UnixTime::since_unix_epoch(accepted);
+        matches!(
+            self.verifier.verify(leaf, intermediates, now, usage),
+            Err(rustls::Error::InvalidCertificate(CertificateError::Revoked))
+        )
     }
 
     fn make_client_config(&self, expected: &[Identity]) -> Result<ClientConfig, rustls::Error> {

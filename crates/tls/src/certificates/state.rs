@@ -57,6 +57,9 @@ impl Life {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
+    /// The certificate at hand is past its time by the wall clock, which this state does not see:
+    /// the machine slept, or its clock was set.
+    Expired(Identity),
     /// The attempt's number, the certificate's life, the certificate.
     Fetched(Identity, u64, Life, C),
     /// The attempt's number, the error, a random number in `0.0..1.0`.
@@ -134,6 +137,7 @@ impl State {
         match event {
             Event::Request(identity, priority) => self.request(identity, priority, now),
             Event::Forget(identity) => self.forget(&identity),
+            Event::Expired(identity) => self.expired(identity, now),
             Event::Fetched(identity, attempt, life, cert) => {
                 if self.finish(&identity, attempt) {
                     self.succeeded(&identity, life, now);
@@ -188,6 +192,21 @@ impl State {
             }
             // Its result will be ignored.
             Some(Phase::Fetching(_)) | None => {}
+        }
+    }
+
+    fn expired(&mut self, identity: Identity, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&identity) else {
+            return;
+        };
+        // Once known, further reports do not hurry the retries.
+        if entry.expires.take().is_some()
+            && let Phase::Waiting(due) = entry.phase
+        {
+            entry.phase = Phase::Ready(Priority::RealTime, now);
+            self.timers.remove(&(due, identity.clone()));
+            self.ready
+                .insert((Reverse(Priority::RealTime), now, identity));
         }
     }
 

@@ -1,9 +1,13 @@
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn_abortable;
 use ambit_testkit::{Pki, until};
-use ambit_tls::{CrlError, HandshakeError, WorkloadCert, accept, connect};
+use ambit_tls::{CrlError, HandshakeError, PeerRole, WorkloadCert, accept, connect};
 use tokio::io::duplex;
 
 fn id(name: &str) -> Identity {
@@ -45,6 +49,25 @@ async fn a_revoked_leaf_is_refused_on_both_sides() {
     assert_eq!(refused.reason(), Reason::CertRevoked);
     let other = pki.cert(&id("other"));
     shake(&other, &good).await.1.unwrap();
+}
+
+#[tokio::test]
+async fn open_connections_can_be_checked_again() {
+    let (pki, crls) = Pki::with_crls();
+    let ours = pki.cert(&id("ours"));
+    let now = SystemTime::now();
+    let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
+    let dir = tempfile::tempdir().unwrap();
+    let revoked = |cert: &WorkloadCert, role| ours.is_revoked(role, cert.chain(), now);
+    assert!(!revoked(&bad, PeerRole::Client));
+    crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap();
+    assert!(revoked(&bad, PeerRole::Client) && revoked(&bad, PeerRole::Server));
+    assert!(!revoked(&good, PeerRole::Client) && !revoked(&good, PeerRole::Server));
+    // Expiry since the handshake does not count.
+    let old = pki.expired_cert(&id("old"));
+    let then = old.not_before() + Duration::from_secs(1);
+    assert!(!ours.is_revoked(PeerRole::Client, old.chain(), then));
+    assert!(!ours.is_revoked(PeerRole::Client, &[], now));
 }
 
 #[tokio::test]

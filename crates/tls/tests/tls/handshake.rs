@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use ambit_model::{Identity, Reason};
 use ambit_testkit::Pki;
 use ambit_tls::{HandshakeError, TlsSettings, WorkloadCert, accept, connect, reason_of};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
 fn id(name: &str) -> Identity {
@@ -121,7 +121,7 @@ async fn a_foreign_mesh_is_refused_on_both_sides() {
     assert!(text(&ended.client.unwrap_err()).contains("UnknownIssuer"));
     // The client trusts both meshes here, the server does not.
     let client = theirs.cert(&id("client"));
-    let lenient = client_config(&ours, Some(&client), &[&rustls::version::TLS13], &[b"h2"]);
+    let lenient = client_config(Some(&client), &[&rustls::version::TLS13], &[b"h2"]);
     let ended = shake(lenient, ours.cert(&id("server")).server_config().unwrap()).await;
     assert!(text(&ended.server.unwrap_err()).contains("UnknownIssuer"));
 }
@@ -137,36 +137,22 @@ async fn expired_certificates_are_refused_on_both_sides() {
     assert!(ended.client.is_err());
 }
 
-/// A client such as others may write: verified against the same roots, by IP address.
+/// A client such as others may write, that takes any server.
 fn client_config(
-    pki: &Pki,
     cert: Option<&WorkloadCert>,
     versions: &[&'static rustls::SupportedProtocolVersion],
     alpn: &[&[u8]],
 ) -> Arc<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    for root in pki.cert(&id("any")).roots() {
-        roots.add(root.clone()).unwrap();
-    }
-    let builder = ClientConfig::builder_with_provider(TlsSettings::new(true, false).provider())
+    let mut config = ClientConfig::builder_with_provider(TlsSettings::new(true, false).provider())
         .with_protocol_versions(versions)
-        .unwrap();
-    let mut config = match cert {
-        // Its own resolver, under verification that accepts any name.
-        Some(cert) => {
-            let own = cert.client_config(&[]).unwrap();
-            let mut config = builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AnyServer))
-                .with_no_client_auth();
-            config.client_auth_cert_resolver = own.client_auth_cert_resolver.clone();
-            config
-        }
-        None => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyServer))
-            .with_no_client_auth(),
-    };
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer))
+        .with_no_client_auth();
+    if let Some(cert) = cert {
+        let own = cert.client_config(&[]).unwrap();
+        config.client_auth_cert_resolver = own.client_auth_cert_resolver.clone();
+    }
     config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
     config.enable_sni = false;
     Arc::new(config)
@@ -213,7 +199,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyServer {
 #[tokio::test]
 async fn a_client_without_a_certificate_is_refused() {
     let pki = Pki::new();
-    let config = client_config(&pki, None, &[&rustls::version::TLS13], &[b"h2"]);
+    let config = client_config(None, &[&rustls::version::TLS13], &[b"h2"]);
     let ended = shake(config, pki.cert(&id("server")).server_config().unwrap()).await;
     assert!(text(&ended.server.unwrap_err()).contains("peer sent no certificates"));
     assert!(ended.client.is_err());
@@ -223,7 +209,7 @@ async fn a_client_without_a_certificate_is_refused() {
 async fn tls_1_2_is_refused_unless_enabled() {
     let pki = Pki::new();
     let cert = pki.cert(&id("client"));
-    let old = || client_config(&pki, Some(&cert), &[&rustls::version::TLS12], &[b"h2"]);
+    let old = || client_config(Some(&cert), &[&rustls::version::TLS12], &[b"h2"]);
     let ended = shake(old(), pki.cert(&id("server")).server_config().unwrap()).await;
     assert!(ended.client.is_err() && ended.server.is_err());
 
@@ -241,7 +227,7 @@ async fn only_alpn_h2_is_spoken() {
     let cert = pki.cert(&id("client"));
     let server = pki.cert(&id("server")).server_config().unwrap();
     for alpn in [&[b"http/1.1".as_slice()][..], &[]] {
-        let config = client_config(&pki, Some(&cert), &[&rustls::version::TLS13], alpn);
+        let config = client_config(Some(&cert), &[&rustls::version::TLS13], alpn);
         let ended = shake(config, server.clone()).await;
         assert_eq!(
             ended.server.unwrap_err().reason(),

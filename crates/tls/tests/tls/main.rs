@@ -1,4 +1,5 @@
 //! Handshakes, certificates and the CSR API, against the shared test PKI.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
 mod certificates;
 mod chain;

@@ -207,6 +207,22 @@ fn a_valid_certificate_is_kept_while_renewal_fails() {
 }
 
 #[test]
+fn a_certificate_found_expired_is_fetched_at_once_but_retries_keep_their_delays() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::Warmup);
+    run.on(Event::Fetched(id("a"), 1, day(), 1));
+    assert_eq!(run.on(Event::Expired(id("a"))), [fetch("a", 2)]);
+    assert_eq!(run.on(Event::Expired(id("a"))), []);
+    let effects = run.on(Event::Failed(id("a"), 2, "down", 0.5));
+    assert_eq!(
+        effects.first(),
+        Some(&Effect::PublishError(id("a"), "down"))
+    );
+    assert_eq!(run.on(Event::Expired(id("a"))), []);
+    assert_eq!(run.wake().0, SECOND);
+}
+
+#[test]
 fn what_is_forgotten_is_not_fetched_renewed_or_published() {
     let mut run = Run::new(1);
     run.request("fetching", Priority::Warmup);

@@ -71,7 +71,7 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
             .rules
             .iter()
             .filter(|rule| rule.family.is_none_or(|f| f == family))
-            .map(render_rule)
+            .flat_map(render_rule)
             .collect();
         insert(&mut state, chain.kind, rules);
     }
@@ -154,7 +154,6 @@ fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
 /// Table, built-in chain, our chain.
 fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
     match kind {
-        ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
         ChainKind::RawOutput => (TableName::Raw, "OUTPUT", "AMBIT_OUTPUT"),
         ChainKind::RouteOutput => (TableName::Mangle, "OUTPUT", "AMBIT_OUTPUT"),
         ChainKind::NatPrerouting => (TableName::Nat, "PREROUTING", "AMBIT_PRERT"),
@@ -180,7 +179,8 @@ struct Line {
     modules: Vec<String>,
 }
 
-fn render_rule(rule: &Rule) -> String {
+/// A line for each action: iptables knows one a rule.
+fn render_rule(rule: &Rule) -> Vec<String> {
     let mut line = Line::default();
     for one in &rule.matches {
         add_match(&mut line, one);
@@ -199,8 +199,10 @@ fn render_rule(rule: &Rule) -> String {
     for module in &line.modules {
         let _ = write!(out, "-m {module} ");
     }
-    out.push_str(&render_action(rule.action));
-    out
+    rule.actions
+        .iter()
+        .map(|action| format!("{out}{}", render_action(*action)))
+        .collect()
 }
 
 fn add_match(line: &mut Line, one: &Match) {
@@ -214,11 +216,8 @@ fn add_match(line: &mut Line, one: &Match) {
             *flags = "--tcp-flags SYN,ACK SYN ".into();
         }
         Match::InLoopback => line.input = "-i lo ".into(),
-        Match::NotInLoopback => line.input = "! -i lo ".into(),
         Match::OutLoopback => line.output = "-o lo ".into(),
-        Match::NotOutLoopback => line.output = "! -o lo ".into(),
         Match::InInterface(name) => line.input = format!("-i {name} "),
-        Match::SourcePort(port) => *source_port = format!("--sport {port} "),
         Match::NotSourcePort(port) => *source_port = format!("! --sport {port} "),
         Match::DestinationPort(port) => *destination_port = format!("--dport {port} "),
         Match::NotDestinationPort(port) => *destination_port = format!("! --dport {port} "),
@@ -250,11 +249,11 @@ fn render_action(action: Action) -> String {
         Action::SetConnectionMark(mark) => {
             format!("-j CONNMARK --set-xmark {mark:#x}/{:#x}", marks::MASK)
         }
+        Action::SetMark(mark) => format!("-j MARK --set-xmark {mark:#x}/{:#x}", marks::MASK),
         Action::RestoreMark => {
             "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".into()
         }
         Action::OriginalZone(zone) => format!("-j CT --zone-orig {zone}"),
-        Action::Untracked => "-j CT --notrack".into(),
     }
 }
 
@@ -326,7 +325,7 @@ pub fn differences(current: &State, desired: &State) -> Vec<String> {
             table.name()
         ));
     }
-    for (key @ (table, builtin, ours), _) in &desired.jumps {
+    for key @ (table, builtin, ours) in desired.jumps.keys() {
         match current.jumps.get(key).copied().unwrap_or(0) {
             0 => out.push(format!(
                 "{} {builtin} does not jump to {ours}",

@@ -99,8 +99,6 @@ pub enum Expr {
     SourceNat(Family),
     /// Goes on only if the data is in the set.
     Lookup(String),
-    /// Leaves the packet untracked.
-    Untracked,
     /// An expression read back that is none of the above.
     Foreign {
         /// Its name.

@@ -43,7 +43,6 @@ pub fn render(table: &str, ruleset: &Ruleset) -> String {
 
 fn describe(kind: ChainKind) -> (&'static str, &'static str) {
     match kind {
-        ChainKind::RawPrerouting => ("raw-prerouting", "filter hook prerouting priority raw"),
         ChainKind::RawOutput => ("raw-output", "filter hook output priority raw"),
         ChainKind::RouteOutput => ("route-output", "route hook output priority mangle"),
         ChainKind::NatPrerouting => ("nat-prerouting", "nat hook prerouting priority dstnat"),
@@ -68,7 +67,7 @@ fn render_rule(rule: &Rule) -> String {
             .iter()
             .map(|one| render_match(one, protocol, rule.family)),
     );
-    parts.push(render_action(rule.action));
+    parts.extend(rule.actions.iter().map(|action| render_action(*action)));
     parts.join(" ")
 }
 
@@ -79,11 +78,8 @@ fn render_match(one: &Match, protocol: &str, family: Option<Family>) -> String {
         Match::Udp => "meta l4proto udp".into(),
         Match::TcpOpening => "meta l4proto tcp tcp flags & (syn | ack) == syn".into(),
         Match::InLoopback => "iif \"lo\"".into(),
-        Match::NotInLoopback => "iif != \"lo\"".into(),
         Match::OutLoopback => "oif \"lo\"".into(),
-        Match::NotOutLoopback => "oif != \"lo\"".into(),
         Match::InInterface(name) => format!("iifname \"{name}\""),
-        Match::SourcePort(port) => format!("{protocol} sport {port}"),
         Match::NotSourcePort(port) => format!("{protocol} sport != {port}"),
         Match::DestinationPort(port) => format!("{protocol} dport {port}"),
         Match::NotDestinationPort(port) => format!("{protocol} dport != {port}"),
@@ -113,8 +109,10 @@ fn render_action(action: Action) -> String {
         Action::SetConnectionMark(mark) => {
             format!("ct mark set ct mark & {:#x} | {mark:#x}", !marks::MASK)
         }
+        Action::SetMark(mark) => {
+            format!("meta mark set meta mark & {:#x} | {mark:#x}", !marks::MASK)
+        }
         Action::RestoreMark => "meta mark set ct mark".into(),
         Action::OriginalZone(zone) => format!("ct original zone set {zone}"),
-        Action::Untracked => "notrack".into(),
     }
 }

@@ -1,4 +1,11 @@
 //! From what is wanted to the rules that do it, with the reasons for each rule.
+//!
+//! Every hook that sees every packet costs each request several times over, so there are two such
+//! (`raw-output` and `route-output`), and their first test lets most packets go. The rest is looked at
+//! once a connection, by chains of type nat.
+//!
+//! Tried and left out, because it gained nothing that could be measured: keeping the proxy's tunnels
+//! out of connection tracking. Looking at each packet to find them costs what tracking them does.
 
 use std::net::IpAddr;
 
@@ -13,9 +20,12 @@ use crate::{
 /// When the specification itself is not sound.
 pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     spec.validate()?;
-    let mut chains = vec![raw_prerouting(spec), raw_output(spec), route_output()];
-    chains.push(nat_prerouting(spec));
-    chains.push(nat_output(spec));
+    let chains = vec![
+        raw_output(spec),
+        route_output(),
+        nat_prerouting(spec),
+        nat_output(spec),
+    ];
     Ok(ruleset(spec.ipv4, spec.ipv6, chains))
 }
 
@@ -28,7 +38,7 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 pub fn plan_released() -> Ruleset {
     let keep = Chain {
         kind: ChainKind::NatOutput,
-        rules: vec![rule([Match::Established], Action::Exempt)],
+        rules: vec![rule([Match::Established], [Action::Exempt])],
     };
     let spec = RedirectionSpec::default();
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
@@ -44,7 +54,7 @@ pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
             Match::LocalSocket(spec.kubelet_uid),
             Match::ProbedPod,
         ],
-        action: Action::SourceNat(address),
+        actions: vec![Action::SourceNat(address)],
     };
     let rules = vec![
         probe(Family::V4, spec.probe_v4.into()),
@@ -100,85 +110,60 @@ fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
         .collect()
 }
 
-fn rule(matches: impl IntoIterator<Item = Match>, action: Action) -> Rule {
+fn rule<const M: usize, const A: usize>(matches: [Match; M], actions: [Action; A]) -> Rule {
     Rule {
         family: None,
-        matches: matches.into_iter().collect(),
-        action,
+        matches: matches.into(),
+        actions: actions.into(),
     }
 }
 
-fn from_source(address: IpAddr, action: Action) -> Rule {
+fn exempt_source(address: IpAddr) -> Rule {
     let family = if address.is_ipv4() {
         Family::V4
     } else {
         Family::V6
     };
+    let matches = vec![Match::Tcp, Match::Source(address)];
     Rule {
         family: Some(family),
-        matches: vec![Match::Tcp, Match::Source(address)],
-        action,
-    }
-}
-
-/// Tunnels arriving from, or answered by, other nodes' proxies.
-fn raw_prerouting(spec: &RedirectionSpec) -> Chain {
-    // What a virtual interface sends to 15008 is on its way out and must be redirected, so its
-    // packets must stay tracked.
-    let mut rules = Vec::new();
-    if spec.untracked_tunnels {
-        for name in &spec.virtual_interfaces {
-            rules.push(rule([Match::InInterface(name.clone())], Action::Exempt));
-        }
-        rules.push(rule(
-            [
-                Match::NotInLoopback,
-                Match::Tcp,
-                Match::DestinationPort(ports::HBONE),
-            ],
-            Action::Untracked,
-        ));
-    }
-    Chain {
-        kind: ChainKind::RawPrerouting,
-        rules,
+        matches,
+        actions: vec![Action::Exempt],
     }
 }
 
 /// Packets of the proxy's own sockets; everybody else's leave at the first rule.
 fn raw_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
-        rule([Match::NotMark(marks::PROXY)], Action::Exempt),
-        // The proxy calls the application from the client's address with a port of the pod's
-        // choosing. That may be a port the client itself uses towards this pod, whose connection is
-        // redirected: in one zone the two would be the same connection to the kernel. Replies need no
-        // zone, they differ (the redirected one answers from 15006). What goes back to the pod's own
-        // clients (from 15001) belongs to connections opened by them, found without a zone at once.
+        rule([Match::NotMark(marks::PROXY)], [Action::Exempt]),
+        // The proxy calling the application from the client's address.
+        //
+        // A zone of its own, because the port is of the pod's choosing and may be one that the client
+        // itself uses towards this pod, whose connection is redirected: in one zone the two would be
+        // the same connection to the kernel. Answers need no zone, they differ (the redirected
+        // connection answers from 15006). What goes back to the pod's own clients (from 15001)
+        // belongs to connections opened by them, found without a zone at once.
+        //
+        // A mark of its own, because the socket the application accepts may then inherit it, and its
+        // answers are routed back to the proxy as they are sent.
         rule(
             [
                 Match::OutLoopback,
                 Match::Tcp,
                 Match::NotSourcePort(ports::OUTBOUND),
             ],
-            Action::OriginalZone(marks::ZONE),
+            [
+                Action::OriginalZone(marks::ZONE),
+                Action::SetMark(marks::SPOOFED),
+            ],
         ),
     ];
     if spec.dns_capture {
-        // The same for questions to the upstream resolver: the application's own question from the
-        // same port to the same resolver is redirected, and outlives the application's socket.
+        // The zone also for questions to the upstream resolver: the application's own question from
+        // the same port to the same resolver is redirected, and outlives the application's socket.
         rules.push(rule(
             [Match::Udp, Match::DestinationPort(53)],
-            Action::OriginalZone(marks::ZONE),
-        ));
-    }
-    if spec.untracked_tunnels {
-        rules.push(rule(
-            [
-                Match::NotOutLoopback,
-                Match::Tcp,
-                Match::SourcePort(ports::HBONE),
-            ],
-            Action::Untracked,
+            [Action::OriginalZone(marks::ZONE)],
         ));
     }
     Chain {
@@ -189,16 +174,17 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
 
 /// The application's answers to a spoofed source are routed to loopback instead of the wire.
 ///
-/// Only answers: the proxy's own packets are on the right way already, and a changed mark costs a
-/// second route lookup for each packet.
+/// Only answers: the proxy's own packets are on the right way already. And only those whose socket did
+/// not inherit the mark: a changed mark costs a second route lookup for each packet.
 fn route_output() -> Chain {
-    let rules = vec![rule(
-        [Match::ConnectionMark(marks::SPOOFED), Match::Reply],
-        Action::RestoreMark,
-    )];
+    let answers = [
+        Match::ConnectionMark(marks::SPOOFED),
+        Match::Reply,
+        Match::NotMark(marks::SPOOFED),
+    ];
     Chain {
         kind: ChainKind::RouteOutput,
-        rules,
+        rules: vec![rule(answers, [Action::RestoreMark])],
     }
 }
 
@@ -207,19 +193,19 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     for name in &spec.virtual_interfaces {
         rules.push(rule(
             [Match::InInterface(name.clone()), Match::TcpOpening],
-            Action::Redirect(ports::OUTBOUND),
+            [Action::Redirect(ports::OUTBOUND)],
         ));
     }
     if !spec.ingress_bypass {
         rules.extend([
-            rule([Match::InLoopback], Action::Exempt),
-            from_source(spec.probe_v4.into(), Action::Exempt),
-            from_source(spec.probe_v6.into(), Action::Exempt),
+            rule([Match::InLoopback], [Action::Exempt]),
+            exempt_source(spec.probe_v4.into()),
+            exempt_source(spec.probe_v6.into()),
             // No exemption by mark: nothing of the proxy's arrives here except over loopback, and a
             // mark that some interface let through from the node must not open a way around.
             rule(
                 [Match::TcpOpening, Match::NotDestinationPort(ports::HBONE)],
-                Action::Redirect(ports::INBOUND),
+                [Action::Redirect(ports::INBOUND)],
             ),
         ]);
     }
@@ -231,27 +217,30 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
 
 fn nat_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
-        // The proxy calling the pod's application. Marked once a connection, here, rather than by a
-        // chain that sees every packet.
+        // The proxy calling the application, as marked above: its answers are known by the
+        // connection's mark, whatever socket they come from.
         rule(
-            [Match::OutLoopback, Match::Mark(marks::PROXY)],
-            Action::SetConnectionMark(marks::SPOOFED),
+            [Match::OutLoopback, Match::Mark(marks::SPOOFED)],
+            [Action::SetConnectionMark(marks::SPOOFED)],
         ),
         // The pod talking to itself: 127.0.0.1, ::1 and its own address.
-        rule([Match::OutLoopback], Action::Exempt),
-        rule([Match::Mark(marks::PROXY)], Action::Exempt),
+        rule([Match::OutLoopback], [Action::Exempt]),
+        rule([Match::Mark(marks::PROXY)], [Action::Exempt]),
     ];
     if spec.dns_capture {
         rules.push(rule(
             [Match::Udp, Match::DestinationPort(53)],
-            Action::Redirect(ports::DNS),
+            [Action::Redirect(ports::DNS)],
         ));
         rules.push(rule(
             [Match::TcpOpening, Match::DestinationPort(53)],
-            Action::Redirect(ports::DNS),
+            [Action::Redirect(ports::DNS)],
         ));
     }
-    rules.push(rule([Match::TcpOpening], Action::Redirect(ports::OUTBOUND)));
+    rules.push(rule(
+        [Match::TcpOpening],
+        [Action::Redirect(ports::OUTBOUND)],
+    ));
     Chain {
         kind: ChainKind::NatOutput,
         rules,

@@ -25,8 +25,6 @@ impl std::fmt::Display for Family {
 /// Where in the packet's way a chain sits. The order is the order of traversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
-    /// Arriving packets, before connection tracking.
-    RawPrerouting,
     /// Local packets, before connection tracking.
     RawOutput,
     /// Local packets, where a changed mark makes the kernel route again.
@@ -48,15 +46,15 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
-/// All matches hold: the action is taken.
+/// All matches hold: the actions are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// `None`: both families.
     pub family: Option<Family>,
     /// In the order in which they are cheapest to test.
     pub matches: Vec<Match>,
-    /// What then happens.
-    pub action: Action,
+    /// What then happens, in order; only the last may end the chain.
+    pub actions: Vec<Action>,
 }
 
 /// One condition on a packet.
@@ -71,17 +69,11 @@ pub enum Match {
     TcpOpening,
     /// It came over loopback.
     InLoopback,
-    /// It did not come over loopback.
-    NotInLoopback,
     /// It came over the named interface.
     InInterface(String),
     /// It leaves over loopback.
     OutLoopback,
-    /// It does not leave over loopback.
-    NotOutLoopback,
-    /// Source port (after `Tcp`, `TcpOpening` or `Udp`).
-    SourcePort(u16),
-    /// Any source port but this.
+    /// Any source port but this (after `Tcp`, `TcpOpening` or `Udp`).
     NotSourcePort(u16),
     /// Destination port (after `Tcp`, `TcpOpening` or `Udp`).
     DestinationPort(u16),
@@ -116,12 +108,12 @@ pub enum Action {
     SourceNat(IpAddr),
     /// Sets the connection mark under [`marks::MASK`].
     SetConnectionMark(u32),
+    /// Sets the packet's mark under [`marks::MASK`].
+    SetMark(u32),
     /// Copies the connection mark to the packet.
     RestoreMark,
     /// Looks the packet up in this zone, in its connection's original direction only.
     OriginalZone(u16),
-    /// Keeps the packet out of connection tracking.
-    Untracked,
 }
 
 /// Everything that should stand in one namespace.

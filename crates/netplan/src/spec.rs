@@ -103,8 +103,10 @@ pub struct RedirectionSpec {
     pub ingress_bypass: bool,
     /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
     pub virtual_interfaces: Vec<String>,
-    /// Keep the proxy's own tunnels out of connection tracking where the backend can.
-    pub untracked_tunnels: bool,
+    /// Let the sockets an application accepts from the proxy inherit the proxy's mark (sysctl
+    /// `tcp_fwmark_accept`), where it can be set: answers then find their way without a second route
+    /// lookup a packet. What it cannot do, connection marks do.
+    pub mark_accepted_sockets: bool,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address of IPv6 probes.
@@ -121,7 +123,7 @@ impl Default for RedirectionSpec {
             dns_capture: false,
             ingress_bypass: false,
             virtual_interfaces: Vec::new(),
-            untracked_tunnels: false,
+            mark_accepted_sockets: true,
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,

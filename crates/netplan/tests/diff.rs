@@ -1,4 +1,11 @@
 //! The difference of two states, made, is the second state: for any two states.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
 use std::collections::BTreeMap;
 
@@ -11,13 +18,12 @@ use ambit_netplan::{
 use proptest::prelude::*;
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
-    (any::<[bool; 4]>(), 0..3usize, 0..3u8).prop_map(|([dns, ingress, untracked, many], n, one)| {
+    (any::<[bool; 3]>(), 0..3usize, 0..3u8).prop_map(|([dns, ingress, many], n, one)| {
         RedirectionSpec {
             ipv4: one != 1,
             ipv6: one != 2,
             dns_capture: dns,
             ingress_bypass: ingress,
-            untracked_tunnels: untracked,
             virtual_interfaces: (0..n).map(|i| format!("v{i}{}", u8::from(many))).collect(),
             ..RedirectionSpec::default()
         }
@@ -80,7 +86,8 @@ proptest! {
     #[test]
     fn a_difference_made_is_the_other_table(a in table(), b in table()) {
         let changes = nft::diff(a.as_ref(), b.as_ref());
-        prop_assert_eq!(nft::apply(a.clone(), &changes), b.clone());
+        let made = nft::apply(a.clone(), &changes);
+        prop_assert_eq!(&made, &b);
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
@@ -111,7 +118,7 @@ proptest! {
         let script = iptables::restore_script(&a, &b);
         let mut kernel = Kernel::of(&a, &theirs);
         kernel.restore(&script);
-        prop_assert_eq!(iptables::parse_save(&kernel.save()), b.clone());
+        prop_assert_eq!(&iptables::parse_save(&kernel.save()), &b);
         prop_assert_eq!(script.is_empty(), a == b);
         prop_assert_eq!(iptables::differences(&a, &b).is_empty(), a == b);
         prop_assert_eq!(kernel.foreign(), theirs);
@@ -120,7 +127,7 @@ proptest! {
     #[test]
     fn parsing_never_panics(text in "(\\*nat\n|:AMBIT_[A-Z]* -\n|-A [A-Z_]* [ -~]*\n|[ -~]*\n){0,10}") {
         let state = iptables::parse_save(&text);
-        let _ = iptables::host_members(&state);
+        prop_assert!(iptables::host_members(&state).len() <= text.len());
     }
 
     #[test]

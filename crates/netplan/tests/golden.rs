@@ -1,4 +1,11 @@
 //! The rules in full, as text: what a reader of a change to the plan should look at.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
 use ambit_netplan::{
     Family, HostMember, HostSpec, RedirectionSpec, host_ruleset, iptables, nft_text, plan,
@@ -9,7 +16,6 @@ fn everything() -> RedirectionSpec {
     RedirectionSpec {
         dns_capture: true,
         virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
-        untracked_tunnels: true,
         ..RedirectionSpec::default()
     }
 }

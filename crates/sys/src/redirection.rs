@@ -92,7 +92,7 @@ pub enum RedirectionError {
          kernel, or install iptables",
         .0.iter().map(|(backend, error)| format!("{backend}: {}", chain(error))).collect::<Vec<_>>().join("; ")
     )]
-    NoBackend(Vec<(Backend, RedirectionError)>),
+    NoBackend(Vec<(Backend, Self)>),
 }
 
 impl RedirectionError {
@@ -129,6 +129,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         // First the way back for the proxy's calls to the application: a rule without it would
         // capture connections that then cannot be delivered.
         let mut drift = ensure_routing(&ruleset)?;
+        if spec.mark_accepted_sockets {
+            mark_accepted_sockets(true);
+        }
         let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
@@ -210,6 +213,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
                 .remove(&policy_routing(family))
                 .map_err(|source| RedirectionError::Routing { family, source })?;
         }
+        mark_accepted_sockets(false);
         Ok(())
     })
 }
@@ -258,6 +262,19 @@ fn family_enabled(family: Family) -> bool {
     const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
     family == Family::V4
         || std::fs::read_to_string(DISABLED).is_ok_and(|setting| setting.trim() == "0")
+}
+
+/// Lets sockets accepted in this namespace inherit a mark, or no longer.
+///
+/// A help, not a need (see [`RedirectionSpec::mark_accepted_sockets`]): where settings are read-only,
+/// as in many containers, things work without it.
+fn mark_accepted_sockets(on: bool) {
+    const SETTING: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
+    let wanted = if on { "1" } else { "0" };
+    let stands = std::fs::read_to_string(SETTING).is_ok_and(|found| found.trim() == wanted);
+    if !stands && let Err(error) = std::fs::write(SETTING, wanted) {
+        tracing::debug!(%error, setting = SETTING, "cannot be set");
+    }
 }
 
 fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {

@@ -70,7 +70,6 @@ fn hook(kind: ChainKind) -> (&'static str, Hook) {
     // Numbers: prerouting 0, output 3, postrouting 4. Priorities: raw -300, mangle -150, dstnat -100,
     // srcnat 100; connection tracking itself is at -200.
     let (name, chain_type, number, priority) = match kind {
-        ChainKind::RawPrerouting => ("raw-prerouting", "filter", 0, -300),
         ChainKind::RawOutput => ("raw-output", "filter", 3, -300),
         ChainKind::RouteOutput => ("route-output", "route", 3, -150),
         ChainKind::NatPrerouting => ("nat-prerouting", "nat", 0, -100),
@@ -100,7 +99,9 @@ fn lower_rule(rule: &Rule) -> Vec<Expr> {
     for one in &rule.matches {
         lower_match(one, rule.family, &mut out);
     }
-    lower_action(rule.action, &mut out);
+    for action in &rule.actions {
+        lower_action(*action, &mut out);
+    }
     out
 }
 
@@ -125,21 +126,70 @@ fn masked(mask: u32, xor: u32) -> Expr {
     }
 }
 
-fn port(offset: u32) -> Expr {
+fn source_port() -> Expr {
     Expr::Payload {
         base: PayloadBase::Transport,
-        offset,
+        offset: 0,
         len: 2,
     }
 }
 
+fn destination_port() -> Expr {
+    Expr::Payload {
+        base: PayloadBase::Transport,
+        offset: 2,
+        len: 2,
+    }
+}
+
+fn source_address(ip: IpAddr) -> [Expr; 2] {
+    let base = PayloadBase::Network;
+    match ip {
+        IpAddr::V4(ip) => [
+            Expr::Payload {
+                base,
+                offset: 12,
+                len: 4,
+            },
+            eq(ip.octets()),
+        ],
+        IpAddr::V6(ip) => [
+            Expr::Payload {
+                base,
+                offset: 8,
+                len: 16,
+            },
+            eq(ip.octets()),
+        ],
+    }
+}
+
+fn destination_in_set(family: Family) -> [Expr; 2] {
+    let (offset, len) = match family {
+        Family::V4 => (16, 4),
+        Family::V6 => (24, 16),
+    };
+    let destination = Expr::Payload {
+        base: PayloadBase::Network,
+        offset,
+        len,
+    };
+    [destination, Expr::Lookup(set_name(family).into())]
+}
+
+fn interface_name(name: &str) -> Vec<u8> {
+    let mut data = name.as_bytes().to_vec();
+    data.resize(16, 0);
+    data
+}
+
 fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
-    let protocol = |number: u8| [Expr::Meta(MetaKey::Protocol), eq([number])];
+    let mark = |load, compare| [load, masked(marks::MASK, 0), compare];
+    let meta = Expr::Meta;
     match one {
-        Match::Tcp => out.extend(protocol(TCP)),
-        Match::Udp => out.extend(protocol(UDP)),
+        Match::Tcp => out.extend([meta(MetaKey::Protocol), eq([TCP])]),
+        Match::Udp => out.extend([meta(MetaKey::Protocol), eq([UDP])]),
         Match::TcpOpening => {
-            out.extend(protocol(TCP));
             let flags = Expr::Payload {
                 base: PayloadBase::Transport,
                 offset: 13,
@@ -149,95 +199,39 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
                 mask: vec![SYN | ACK],
                 xor: vec![0],
             };
-            out.extend([flags, mask, eq([SYN])]);
+            out.extend([meta(MetaKey::Protocol), eq([TCP]), flags, mask, eq([SYN])]);
         }
-        Match::InLoopback => {
-            out.extend([Expr::Meta(MetaKey::InIndex), eq(LOOPBACK.to_ne_bytes())]);
-        }
-        Match::NotInLoopback => {
-            out.extend([Expr::Meta(MetaKey::InIndex), ne(LOOPBACK.to_ne_bytes())]);
-        }
-        Match::OutLoopback => {
-            out.extend([Expr::Meta(MetaKey::OutIndex), eq(LOOPBACK.to_ne_bytes())]);
-        }
-        Match::NotOutLoopback => {
-            out.extend([Expr::Meta(MetaKey::OutIndex), ne(LOOPBACK.to_ne_bytes())]);
-        }
+        Match::InLoopback => out.extend([meta(MetaKey::InIndex), eq(LOOPBACK.to_ne_bytes())]),
+        Match::OutLoopback => out.extend([meta(MetaKey::OutIndex), eq(LOOPBACK.to_ne_bytes())]),
         Match::InInterface(name) => {
-            let mut data = name.as_bytes().to_vec();
-            data.resize(16, 0);
-            out.extend([Expr::Meta(MetaKey::InName), eq(data)]);
+            out.extend([meta(MetaKey::InName), eq(interface_name(name))]);
         }
-        Match::SourcePort(number) => out.extend([port(0), eq(number.to_be_bytes())]),
-        Match::NotSourcePort(number) => out.extend([port(0), ne(number.to_be_bytes())]),
-        Match::DestinationPort(number) => out.extend([port(2), eq(number.to_be_bytes())]),
-        Match::NotDestinationPort(number) => out.extend([port(2), ne(number.to_be_bytes())]),
-        Match::Source(IpAddr::V4(ip)) => {
-            let source = Expr::Payload {
-                base: PayloadBase::Network,
-                offset: 12,
-                len: 4,
-            };
-            out.extend([source, eq(ip.octets())]);
+        Match::NotSourcePort(number) => out.extend([source_port(), ne(number.to_be_bytes())]),
+        Match::DestinationPort(number) => {
+            out.extend([destination_port(), eq(number.to_be_bytes())]);
         }
-        Match::Source(IpAddr::V6(ip)) => {
-            let source = Expr::Payload {
-                base: PayloadBase::Network,
-                offset: 8,
-                len: 16,
-            };
-            out.extend([source, eq(ip.octets())]);
+        Match::NotDestinationPort(number) => {
+            out.extend([destination_port(), ne(number.to_be_bytes())]);
         }
-        Match::ProbedPod => {
-            let family = family.unwrap_or(Family::V4);
-            let (offset, len) = match family {
-                Family::V4 => (16, 4),
-                Family::V6 => (24, 16),
-            };
-            let destination = Expr::Payload {
-                base: PayloadBase::Network,
-                offset,
-                len,
-            };
-            out.extend([destination, Expr::Lookup(set_name(family).into())]);
-        }
-        Match::Mark(mark) => {
-            let test = [
-                Expr::Meta(MetaKey::Mark),
-                masked(marks::MASK, 0),
-                eq(mark.to_ne_bytes()),
-            ];
-            out.extend(test);
-        }
-        Match::NotMark(mark) => {
-            let test = [
-                Expr::Meta(MetaKey::Mark),
-                masked(marks::MASK, 0),
-                ne(mark.to_ne_bytes()),
-            ];
-            out.extend(test);
-        }
-        Match::ConnectionMark(mark) => {
-            let test = [
-                Expr::Ct(CtKey::Mark),
-                masked(marks::MASK, 0),
-                eq(mark.to_ne_bytes()),
-            ];
-            out.extend(test);
+        Match::Source(ip) => out.extend(source_address(*ip)),
+        Match::ProbedPod => out.extend(destination_in_set(family.unwrap_or(Family::V4))),
+        Match::Mark(value) => out.extend(mark(meta(MetaKey::Mark), eq(value.to_ne_bytes()))),
+        Match::NotMark(value) => out.extend(mark(meta(MetaKey::Mark), ne(value.to_ne_bytes()))),
+        Match::ConnectionMark(value) => {
+            out.extend(mark(Expr::Ct(CtKey::Mark), eq(value.to_ne_bytes())));
         }
         Match::Reply => out.extend([Expr::Ct(CtKey::Direction), eq([1])]),
         Match::Established => {
-            let test = [masked(STATE_ESTABLISHED, 0), ne(0u32.to_ne_bytes())];
-            out.push(Expr::Ct(CtKey::State));
-            out.extend(test);
+            let bits = masked(STATE_ESTABLISHED, 0);
+            out.extend([Expr::Ct(CtKey::State), bits, ne(0u32.to_ne_bytes())]);
         }
         // Loading the user ends the rule by itself where there is no socket. The comparison with an
         // impossible user is for tools that list the rule.
         Match::LocalSocket(None) => {
-            out.extend([Expr::Meta(MetaKey::SocketUser), ne(u32::MAX.to_ne_bytes())]);
+            out.extend([meta(MetaKey::SocketUser), ne(u32::MAX.to_ne_bytes())]);
         }
         Match::LocalSocket(Some(uid)) => {
-            out.extend([Expr::Meta(MetaKey::SocketUser), eq(uid.to_ne_bytes())]);
+            out.extend([meta(MetaKey::SocketUser), eq(uid.to_ne_bytes())]);
         }
     }
 }
@@ -261,10 +255,16 @@ fn lower_action(action: Action, out: &mut Vec<Expr>) {
                 Expr::SetCtMark,
             ]);
         }
+        Action::SetMark(mark) => {
+            out.extend([
+                Expr::Meta(MetaKey::Mark),
+                masked(!marks::MASK, mark),
+                Expr::SetMark,
+            ]);
+        }
         Action::RestoreMark => out.extend([Expr::Ct(CtKey::Mark), Expr::SetMark]),
         Action::OriginalZone(zone) => {
             out.extend([Expr::Data(zone.to_ne_bytes().into()), Expr::SetOriginalZone]);
         }
-        Action::Untracked => out.push(Expr::Untracked),
     }
 }

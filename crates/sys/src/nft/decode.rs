@@ -175,7 +175,6 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
             let set = attr(data, 1).and_then(text)?;
             (!inverted).then(|| Expr::Lookup(set.to_owned()))
         }
-        "notrack" => Some(Expr::Untracked),
         _ => None,
     }
 }

@@ -185,7 +185,6 @@ fn expression(expr: &Expr) -> (&str, Attrs) {
             )
         }
         Expr::Lookup(set) => ("lookup", new().text(1, set).u32_be(2, REGISTER)),
-        Expr::Untracked => ("notrack", new()),
         Expr::Foreign { name, data } => (name, Attrs::raw(data)),
     }
 }

@@ -248,79 +248,66 @@ fn what_comes_over_a_virtual_interface_is_outbound() {
     each(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
-        for untracked_tunnels in [false, true] {
-            let spec = RedirectionSpec {
-                virtual_interfaces: vec!["eth0".into()],
-                untracked_tunnels,
-                ..with(backend)
-            };
-            apply(&world.pod, &spec).unwrap();
-            for port in [8080, 15008] {
-                let _client = connect(&world.peer, address(pod, port)).unwrap();
-                let (captured, _) = accept(&proxy.outbound);
+        let spec = RedirectionSpec {
+            virtual_interfaces: vec!["eth0".into()],
+            ..with(backend)
+        };
+        apply(&world.pod, &spec).unwrap();
+        for port in [8080, 15008] {
+            let _client = connect(&world.peer, address(pod, port)).unwrap();
+            let (captured, _) = accept(&proxy.outbound);
+            assert_eq!(
+                original_destination(&captured),
+                address(pod, port),
+                "{backend}"
+            );
+        }
+    });
+}
+
+#[test]
+fn answers_come_back_whether_or_not_sockets_inherit_the_mark() {
+    each(|backend, pod, peer| {
+        for mark_accepted_sockets in [false, true] {
+            let world = World::new();
+            let (plain, own_mark) = (listen(&world.pod, 8080), listen(&world.pod, 8081));
+            SockRef::from(&own_mark).set_mark(0x77).unwrap();
+            apply(
+                &world.pod,
+                &RedirectionSpec {
+                    mark_accepted_sockets,
+                    ..with(backend)
+                },
+            )
+            .unwrap();
+            let from = SocketAddr::new(ip(peer), 0);
+            for (listener, port, inherited) in [
+                (&plain, 8080, if mark_accepted_sockets { 0x111 } else { 0 }),
+                (&own_mark, 8081, 0x77),
+            ] {
+                let mut leg = connect_spoofed(&world.pod, from, address(pod, port)).unwrap();
+                let (mut served, seen) = accept(listener);
+                assert_eq!(seen.ip(), ip(peer));
                 assert_eq!(
-                    original_destination(&captured),
-                    address(pod, port),
+                    SockRef::from(&served).mark().unwrap(),
+                    inherited,
                     "{backend}"
                 );
+                talk(&mut leg, &mut served);
             }
         }
     });
 }
 
 #[test]
-fn tunnels_out_of_connection_tracking_work_and_only_they_are() {
-    each(|backend, pod, peer| {
+fn an_application_calling_somebodys_tunnel_port_is_captured() {
+    each(|backend, _, peer| {
         let world = World::new();
         let proxy = world.proxy();
-        let (far, app) = (listen(&world.peer, 15008), listen(&world.pod, 8080));
-        apply(
-            &world.pod,
-            &RedirectionSpec {
-                untracked_tunnels: true,
-                ..with(backend)
-            },
-        )
-        .unwrap();
-        let mut out = connect_marked(&world.pod, address(peer, 15008)).unwrap();
-        let (mut served, _) = accept(&far);
-        talk(&mut out, &mut served);
-        let mut inward = connect(&world.peer, address(pod, 15008)).unwrap();
-        let (mut tunnel, _) = accept(&proxy.tunnel);
-        talk(&mut inward, &mut tunnel);
-        // A client whose own port happens to be the tunnel's is captured like any other,
-        let from = SocketAddr::new(ip(peer), 15009);
-        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
-        let (mut captured, _) = accept(&proxy.inbound);
-        talk(&mut client, &mut captured);
-        nobody(&app);
-        // and so is an application that calls somebody's tunnel port itself.
+        apply(&world.pod, &with(backend)).unwrap();
         let mut client = connect(&world.pod, address(peer, 15008)).unwrap();
         let (mut captured, _) = accept(&proxy.outbound);
         talk(&mut client, &mut captured);
-        nobody(&far);
-    });
-}
-
-#[test]
-fn a_client_that_uses_the_tunnels_port_as_its_own_is_captured() {
-    each(|backend, pod, peer| {
-        let world = World::new();
-        let proxy = world.proxy();
-        let app = listen(&world.pod, 8080);
-        apply(
-            &world.pod,
-            &RedirectionSpec {
-                untracked_tunnels: true,
-                ..with(backend)
-            },
-        )
-        .unwrap();
-        let from = SocketAddr::new(ip(peer), 15008);
-        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
-        let (mut captured, _) = accept(&proxy.inbound);
-        talk(&mut client, &mut captured);
-        nobody(&app);
     });
 }
 

@@ -79,14 +79,9 @@ fn every_kind_of_specification_stands_after_it_was_applied() {
             ..Default::default()
         },
         RedirectionSpec {
-            untracked_tunnels: true,
-            ..Default::default()
-        },
-        RedirectionSpec {
             virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
             dns_capture: true,
             ingress_bypass: true,
-            untracked_tunnels: true,
             ..Default::default()
         },
     ];
@@ -117,7 +112,6 @@ fn nft_lists_the_rules_as_they_are_rendered() {
     let spec = RedirectionSpec {
         virtual_interfaces: vec!["k6t-eth0".into()],
         dns_capture: true,
-        untracked_tunnels: true,
         ..with(Backend::Nftables)
     };
     let (direct, through_tool) = (new_netns(), new_netns());

@@ -14,22 +14,20 @@ use rustix::thread::UnshareFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 /// How long anything here may take before the test fails.
-pub const DEADLINE: Duration = Duration::from_secs(5);
-/// How long to wait before believing that nothing comes.
-pub const REFUSAL: Duration = Duration::from_millis(700);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
-pub const POD4: &str = "10.9.0.2";
-pub const POD6: &str = "fd00:9::2";
-pub const PEER4: &str = "10.9.0.1";
-pub const PEER6: &str = "fd00:9::1";
-pub const MARK: u32 = 0x539;
+pub(crate) const POD4: &str = "10.9.0.2";
+pub(crate) const POD6: &str = "fd00:9::2";
+pub(crate) const PEER4: &str = "10.9.0.1";
+pub(crate) const PEER6: &str = "fd00:9::1";
+pub(crate) const MARK: u32 = 0x539;
 
-pub struct World {
-    pub pod: Netns,
-    pub peer: Netns,
+pub(crate) struct World {
+    pub(crate) pod: Netns,
+    pub(crate) peer: Netns,
 }
 
-pub fn new_netns() -> Netns {
+pub(crate) fn new_netns() -> Netns {
     std::thread::spawn(|| {
         #[expect(
             deprecated,
@@ -43,7 +41,7 @@ pub fn new_netns() -> Netns {
 }
 
 /// Runs a command inside, and gives its output. Panics when it fails.
-pub fn sh(netns: &Netns, command: &str) -> String {
+pub(crate) fn sh(netns: &Netns, command: &str) -> String {
     let output = netns
         .run(|| Command::new("sh").args(["-ec", command]).output())
         .unwrap()
@@ -57,7 +55,7 @@ pub fn sh(netns: &Netns, command: &str) -> String {
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (pod, peer) = (new_netns(), new_netns());
         let file = File::from(rustix::io::fcntl_dupfd_cloexec(&peer, 0).unwrap());
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
@@ -82,7 +80,7 @@ impl World {
     }
 
     /// A pod whose proxy listens on its three ports, and the plain servers of both sides.
-    pub fn proxy(&self) -> Proxy {
+    pub(crate) fn proxy(&self) -> Proxy {
         Proxy {
             outbound: listen_as_proxy(&self.pod, 15001),
             inbound: listen_as_proxy(&self.pod, 15006),
@@ -91,13 +89,13 @@ impl World {
     }
 }
 
-pub struct Proxy {
-    pub outbound: TcpListener,
-    pub inbound: TcpListener,
-    pub tunnel: TcpListener,
+pub(crate) struct Proxy {
+    pub(crate) outbound: TcpListener,
+    pub(crate) inbound: TcpListener,
+    pub(crate) tunnel: TcpListener,
 }
 
-pub fn listen(netns: &Netns, port: u16) -> TcpListener {
+pub(crate) fn listen(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |_| Ok(()))
 }
 
@@ -129,20 +127,24 @@ fn listen_with(
     socket.into()
 }
 
-pub fn address(ip: &str, port: u16) -> SocketAddr {
+pub(crate) fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
 
-pub fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
     connect_with(netns, to, DEADLINE, |_| Ok(()))
 }
 
-pub fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
     connect_with(netns, to, DEADLINE, |socket| socket.set_mark(MARK))
 }
 
 /// As the proxy calls the application: from somebody else's address, marked.
-pub fn connect_spoofed(netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect_spoofed(
+    netns: &Netns,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<TcpStream> {
     connect_with(netns, to, Duration::from_secs(2), |socket| {
         socket.set_mark(MARK)?;
         if from.is_ipv4() {
@@ -156,11 +158,15 @@ pub fn connect_spoofed(netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::R
     })
 }
 
-pub fn connect_from(netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect_from(
+    netns: &Netns,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<TcpStream> {
     connect_with(netns, to, DEADLINE, |socket| socket.bind(&from.into()))
 }
 
-pub fn connect_with(
+pub(crate) fn connect_with(
     netns: &Netns,
     to: SocketAddr,
     patience: Duration,
@@ -174,7 +180,7 @@ pub fn connect_with(
 }
 
 /// The next connection within the deadline, or none.
-pub fn accept_within(
+pub(crate) fn accept_within(
     listener: &TcpListener,
     patience: Duration,
 ) -> Option<(TcpStream, SocketAddr)> {
@@ -209,12 +215,12 @@ pub fn accept_within(
 }
 
 #[track_caller]
-pub fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     accept_within(listener, DEADLINE).expect("nobody connected")
 }
 
 #[track_caller]
-pub fn nobody(listener: &TcpListener) {
+pub(crate) fn nobody(listener: &TcpListener) {
     listener.set_nonblocking(true).unwrap();
     assert!(
         listener.accept().is_err(),
@@ -222,7 +228,7 @@ pub fn nobody(listener: &TcpListener) {
     );
 }
 
-pub fn original_destination(stream: &TcpStream) -> SocketAddr {
+pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     let socket = SockRef::from(stream);
     let address = match socket.original_dst_v4() {
         Ok(address) => address,
@@ -234,7 +240,7 @@ pub fn original_destination(stream: &TcpStream) -> SocketAddr {
 
 /// Bytes go both ways.
 #[track_caller]
-pub fn talk(a: &mut TcpStream, b: &mut TcpStream) {
+pub(crate) fn talk(a: &mut TcpStream, b: &mut TcpStream) {
     for stream in [&*a, &*b] {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
     }
@@ -250,6 +256,6 @@ fn say(from: &mut TcpStream, to: &mut TcpStream) {
     assert_eq!(&buffer, b"hello");
 }
 
-pub fn ip(text: &str) -> IpAddr {
+pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }

@@ -1,1 +1,207 @@
+//! Objects in, records out; no API server, no files.
 
+mod peer_auth;
+mod policies;
+mod property;
+mod services;
+mod workloads;
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{Object, ObjectKey};
+use ambit_model::{Authorization, Service, Workload};
+
+use super::*;
+use crate::problems::Problem;
+
+/// An index with the records as somebody who reads its deltas knows them.
+pub(crate) struct TestMesh {
+    pub(crate) index: Index,
+    pub(crate) pods: PodDirectory,
+    pub(crate) workloads: BTreeMap<String, Workload>,
+    pub(crate) services: BTreeMap<String, Service>,
+    pub(crate) policies: BTreeMap<String, Authorization>,
+}
+
+pub(crate) fn objects(yaml: &str) -> Vec<Object> {
+    yaml.split("\n---\n")
+        .filter(|document| !document.trim().is_empty())
+        .map(|document| {
+            let options = serde_saphyr::options! { strict_booleans: true };
+            let value: serde_json::Value = serde_saphyr::from_str_with_options(document, options)
+                .unwrap_or_else(|error| panic!("{error}\n{document}"));
+            let key = ObjectKey::read(&value).unwrap_or_else(|error| panic!("{error}\n{document}"));
+            Object::from_value(key.kind, &value)
+                .unwrap_or_else(|error| panic!("{error}\n{document}"))
+        })
+        .collect()
+}
+
+impl TestMesh {
+    pub(crate) fn empty() -> Self {
+        let config = MeshConfig {
+            cluster_id: "c1".into(),
+            ..MeshConfig::default()
+        };
+        Self {
+            index: Index::new(config),
+            pods: PodDirectory::default(),
+            workloads: BTreeMap::new(),
+            services: BTreeMap::new(),
+            policies: BTreeMap::new(),
+        }
+    }
+
+    /// The mesh of some objects, all there from the start.
+    pub(crate) fn of(yaml: &str) -> Self {
+        let mut mesh = Self::empty();
+        mesh.apply(yaml);
+        mesh.index.started();
+        mesh
+    }
+
+    /// Applies objects and returns the names of the records that changed (`-` before those that went).
+    pub(crate) fn apply(&mut self, yaml: &str) -> Vec<String> {
+        for object in objects(yaml) {
+            self.index.apply(&object, None, &mut self.pods);
+        }
+        self.flush()
+    }
+
+    pub(crate) fn delete(
+        &mut self,
+        kind: ambit_k8s_api::Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Vec<String> {
+        self.index
+            .delete(&ObjectKey::new(kind, namespace, name), &mut self.pods);
+        self.flush()
+    }
+
+    pub(crate) fn flush(&mut self) -> Vec<String> {
+        let delta = self.index.flush();
+        let mut names = Vec::new();
+        for (uid, workload) in &delta.workloads {
+            put(
+                &mut self.workloads,
+                &mut names,
+                uid.to_string(),
+                workload.as_deref().cloned(),
+            );
+        }
+        for (name, record) in &delta.services {
+            let service = record.as_deref().map(|record| record.service.clone());
+            put(&mut self.services, &mut names, name.to_string(), service);
+        }
+        for (key, policy) in &delta.policies {
+            put(
+                &mut self.policies,
+                &mut names,
+                key.to_string(),
+                policy.as_deref().cloned(),
+            );
+        }
+        assert!(
+            self.index.flush().is_empty(),
+            "a second flush has nothing to tell"
+        );
+        names
+    }
+
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.index
+            .problems()
+            .map(
+                |Problem {
+                     object,
+                     field,
+                     message,
+                     ..
+                 }| format!("{object}: {field}: {message}"),
+            )
+            .collect()
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> &Workload {
+        let uid = format!("c1//Pod/shop/{name}");
+        self.workloads
+            .get(&uid)
+            .unwrap_or_else(|| panic!("no {uid} in {:?}", self.workloads.keys()))
+    }
+
+    pub(crate) fn service(&self, name: &str) -> &Service {
+        self.services
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name} in {:?}", self.services.keys()))
+    }
+
+    pub(crate) fn policy(&self, name: &str) -> &Authorization {
+        self.policies
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name} in {:?}", self.policies.keys()))
+    }
+}
+
+fn put<T>(map: &mut BTreeMap<String, T>, names: &mut Vec<String>, name: String, value: Option<T>) {
+    match value {
+        Some(value) => {
+            names.push(name.clone());
+            map.insert(name, value);
+        }
+        None => {
+            assert!(map.remove(&name).is_some(), "{name} was never told");
+            names.push(format!("-{name}"));
+        }
+    }
+}
+
+/// The pod of most tests: `shop/cart-1`, captured, ready, on n1.
+pub(crate) const CART: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: cart-1
+  namespace: shop
+  uid: u1
+  labels: {app: cart}
+  annotations: {ambient.istio.io/redirection: enabled}
+spec:
+  nodeName: n1
+  serviceAccountName: cart
+  containers:
+  - name: main
+    ports:
+    - {name: web, containerPort: 8080}
+    - {name: dns, containerPort: 5353, protocol: UDP}
+status:
+  phase: Running
+  podIPs: [{ip: 10.1.2.3}, {ip: "fd00::3"}]
+  conditions: [{type: Ready, status: "True"}]
+"#;
+
+pub(crate) const SERVICE: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: cart, namespace: shop}
+spec:
+  clusterIP: 10.96.0.9
+  clusterIPs: [10.96.0.9]
+  selector: {app: cart}
+  ports: [{name: http-web, port: 80, targetPort: web}]
+"#;
+
+/// `CART` with parts of its text replaced.
+pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
+    let mut text = CART.to_owned();
+    for (from, to) in replacements {
+        assert!(text.contains(from), "{from:?} is not in the pod");
+        text = text.replace(from, to);
+    }
+    text
+}
+
+/// Joins documents.
+pub(crate) fn all(documents: &[&str]) -> String {
+    documents.join("\n---\n")
+}

@@ -1,0 +1,294 @@
+//! PeerAuthentication, judged by what a connection without identity meets.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::Kind;
+use ambit_model::{Match, StringMatch};
+
+use super::*;
+
+const PORTS: [u16; 3] = [8080, 9000, 9001];
+
+fn peer_auth(namespace: &str, name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {spec}\n"
+    )
+}
+
+/// The ports of the pod on which plaintext is refused, by its policies as sent.
+fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
+    let listed = &mesh.pod("cart-1").authorization_policies;
+    let policies: Vec<_> = listed.iter().map(|name| mesh.policy(name)).collect();
+    let matches = |one: &Match, port: u16| {
+        let presence = [StringMatch::Presence([])];
+        assert!(one.not_principals.is_empty() || one.not_principals == presence);
+        (one.destination_ports.is_empty() || one.destination_ports.contains(&port))
+            && !one.not_destination_ports.contains(&port)
+    };
+    let denies = |policy: &Authorization, port: u16| {
+        policy.rules.iter().any(|rule| {
+            let about_plaintext = rule
+                .iter()
+                .flatten()
+                .any(|one| !one.not_principals.is_empty());
+            assert!(
+                about_plaintext,
+                "a rule that would refuse identities too: {rule:?}"
+            );
+            rule.iter()
+                .all(|clause| clause.iter().any(|one| matches(one, port)))
+        })
+    };
+    PORTS
+        .into_iter()
+        .filter(|port| policies.iter().any(|policy| denies(policy, *port)))
+        .collect()
+}
+
+fn check(documents: &[String], expected: &[u16]) {
+    let texts: Vec<&str> = std::iter::once(CART)
+        .chain(documents.iter().map(String::as_str))
+        .collect();
+    let mesh = TestMesh::of(&all(&texts));
+    assert_eq!(
+        refused(&mesh),
+        expected.iter().copied().collect(),
+        "{documents:?}"
+    );
+    // The same in the other order, one at a time.
+    let mut mesh = TestMesh::empty();
+    for text in texts.iter().rev() {
+        mesh.apply(text);
+    }
+    assert_eq!(
+        refused(&mesh),
+        expected.iter().copied().collect(),
+        "reversed: {documents:?}"
+    );
+}
+
+const ALL: &[u16] = &PORTS;
+
+#[test]
+fn levels_inherit() {
+    let mesh = |mode: &str| {
+        peer_auth(
+            "istio-system",
+            "mesh",
+            &format!("{{mtls: {{mode: {mode}}}}}"),
+        )
+    };
+    let namespace = |mode: &str| peer_auth("shop", "ns", &format!("{{mtls: {{mode: {mode}}}}}"));
+    let workload = |mode: &str| {
+        peer_auth(
+            "shop",
+            "w",
+            &format!("{{selector: {{matchLabels: {{app: cart}}}}, mtls: {{mode: {mode}}}}}"),
+        )
+    };
+    check(&[], &[]);
+    check(&[mesh("STRICT")], ALL);
+    check(&[mesh("PERMISSIVE")], &[]);
+    check(&[mesh("UNSET")], &[]);
+    check(&[mesh("STRICT"), namespace("PERMISSIVE")], &[]);
+    check(&[mesh("STRICT"), namespace("DISABLE")], &[]);
+    check(&[mesh("STRICT"), namespace("UNSET")], ALL);
+    check(&[namespace("STRICT")], ALL);
+    check(&[namespace("STRICT"), workload("PERMISSIVE")], &[]);
+    check(&[namespace("STRICT"), workload("UNSET")], ALL);
+    check(
+        &[
+            mesh("PERMISSIVE"),
+            namespace("PERMISSIVE"),
+            workload("STRICT"),
+        ],
+        ALL,
+    );
+    check(&[peer_auth("other", "ns", "{mtls: {mode: STRICT}}")], &[]);
+    check(
+        &[peer_auth(
+            "shop",
+            "w",
+            "{selector: {matchLabels: {app: other}}, mtls: {mode: STRICT}}",
+        )],
+        &[],
+    );
+    check(&[mesh("STRICT"), peer_auth("shop", "empty", "{}")], ALL);
+}
+
+#[test]
+fn ports_differ_from_their_workload() {
+    let ports = |mode: &str, ports: &str| {
+        let mtls = if mode.is_empty() {
+            String::new()
+        } else {
+            format!("mtls: {{mode: {mode}}}, ")
+        };
+        peer_auth(
+            "shop",
+            "w",
+            &format!("{{selector: {{matchLabels: {{app: cart}}}}, {mtls}portLevelMtls: {ports}}}"),
+        )
+    };
+    check(
+        &[ports("STRICT", "{9000: {mode: PERMISSIVE}}")],
+        &[8080, 9001],
+    );
+    check(
+        &[ports(
+            "STRICT",
+            "{9000: {mode: PERMISSIVE}, 9001: {mode: DISABLE}}",
+        )],
+        &[8080],
+    );
+    check(&[ports("PERMISSIVE", "{9000: {mode: STRICT}}")], &[9000]);
+    check(
+        &[ports(
+            "DISABLE",
+            "{9000: {mode: STRICT}, 9001: {mode: STRICT}}",
+        )],
+        &[9000, 9001],
+    );
+    check(&[ports("STRICT", "{9000: {mode: STRICT}}")], ALL);
+    check(&[ports("STRICT", "{9000: {mode: UNSET}}")], ALL);
+    check(&[ports("", "{9000: {mode: STRICT}}")], &[9000]);
+}
+
+#[test]
+fn ports_differ_from_what_is_inherited() {
+    let mesh = || peer_auth("istio-system", "mesh", "{mtls: {mode: STRICT}}");
+    let workload = |spec: &str| {
+        peer_auth(
+            "shop",
+            "w",
+            &format!("{{selector: {{matchLabels: {{app: cart}}}}, {spec}}}"),
+        )
+    };
+    // A strict port of a permissive workload, the mesh strict, the namespace silent.
+    check(
+        &[
+            mesh(),
+            workload("mtls: {mode: PERMISSIVE}, portLevelMtls: {9000: {mode: STRICT}}"),
+        ],
+        &[9000],
+    );
+    // A permissive port of a silent workload, the namespace silent too.
+    let silent = peer_auth("shop", "ns", "{mtls: {mode: UNSET}}");
+    check(
+        &[
+            mesh(),
+            silent,
+            workload("portLevelMtls: {9000: {mode: PERMISSIVE}}"),
+        ],
+        &[8080, 9001],
+    );
+    check(
+        &[
+            mesh(),
+            workload("portLevelMtls: {9000: {mode: PERMISSIVE}}"),
+        ],
+        &[8080, 9001],
+    );
+    // Disabled is as good as permissive.
+    check(
+        &[mesh(), workload("portLevelMtls: {9000: {mode: DISABLE}}")],
+        &[8080, 9001],
+    );
+    let namespace = peer_auth("shop", "ns", "{mtls: {mode: STRICT}}");
+    check(
+        &[
+            namespace,
+            workload("portLevelMtls: {9000: {mode: DISABLE}}"),
+        ],
+        &[8080, 9001],
+    );
+}
+
+#[test]
+fn the_oldest_of_a_level_counts() {
+    let aged = |name: &str, mode: &str, day: u8| {
+        peer_auth("shop", name, &format!("{{mtls: {{mode: {mode}}}}}")).replace(
+            "namespace: shop}",
+            &format!("namespace: shop, creationTimestamp: \"2026-01-{day:02}T00:00:00Z\"}}"),
+        )
+    };
+    check(&[aged("a", "STRICT", 2), aged("b", "PERMISSIVE", 1)], &[]);
+    check(&[aged("a", "PERMISSIVE", 2), aged("b", "STRICT", 1)], ALL);
+}
+
+#[test]
+fn the_names_are_istios_and_the_static_policy_exists_with_any_peer_authentication() {
+    let mut mesh = TestMesh::of(CART);
+    let other = peer_auth("other", "x", "{mtls: {mode: PERMISSIVE}}");
+    assert_eq!(
+        mesh.apply(&other),
+        ["istio-system/istio_converted_static_strict"]
+    );
+    let strict = peer_auth(
+        "shop",
+        "w",
+        "{selector: {matchLabels: {app: cart}}, mtls: {mode: STRICT}, portLevelMtls: {9000: {mode: PERMISSIVE}}}",
+    );
+    assert_eq!(
+        mesh.apply(&strict),
+        [
+            "c1//Pod/shop/cart-1",
+            "shop/converted_peer_authentication_w"
+        ]
+    );
+    assert_eq!(
+        mesh.pod("cart-1").authorization_policies,
+        ["shop/converted_peer_authentication_w"]
+    );
+    assert_eq!(
+        mesh.delete(Kind::PeerAuthentication, "shop", "w"),
+        [
+            "c1//Pod/shop/cart-1",
+            "-shop/converted_peer_authentication_w"
+        ]
+    );
+    assert_eq!(
+        mesh.delete(Kind::PeerAuthentication, "other", "x"),
+        ["-istio-system/istio_converted_static_strict"]
+    );
+}
+
+#[test]
+fn what_cannot_work_is_refused_or_noted() {
+    for (spec, field) in [
+        (
+            "{portLevelMtls: {9000: {mode: STRICT}}}",
+            "spec.portLevelMtls[9000]",
+        ),
+        (
+            "{selector: {matchLabels: {a: b}}, portLevelMtls: {http: {mode: STRICT}}}",
+            "spec.portLevelMtls[http]",
+        ),
+        (
+            "{selector: {matchLabels: {a: b}}, portLevelMtls: {\"70000\": {mode: STRICT}}}",
+            "spec.portLevelMtls[70000]",
+        ),
+        ("{selector: {matchLabels: {}}}", "spec.selector.matchLabels"),
+    ] {
+        let mut mesh = TestMesh::of(CART);
+        assert_eq!(
+            mesh.apply(&peer_auth("shop", "w", spec)),
+            Vec::<String>::new()
+        );
+        assert!(
+            mesh.problems()[0].starts_with(&format!("PeerAuthentication shop/w: {field}: ")),
+            "{:?}",
+            mesh.problems()
+        );
+    }
+    let mesh = TestMesh::of(&all(&[
+        CART,
+        &peer_auth(
+            "istio-system",
+            "w",
+            "{selector: {matchLabels: {app: cart}}, mtls: {mode: STRICT}}",
+        ),
+    ]));
+    assert!(refused(&mesh).is_empty());
+    assert!(mesh.problems()[0].contains("spec.selector"));
+}

@@ -1,0 +1,394 @@
+use ambit_k8s_api::Kind;
+use ambit_model::{Action, Match, Rule, Scope, StringMatch};
+
+use super::*;
+
+fn policy(spec: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
+    )
+}
+
+fn rules(spec: &str) -> Vec<Rule> {
+    let mesh = TestMesh::of(&policy(spec));
+    assert!(
+        !mesh
+            .problems()
+            .iter()
+            .any(|problem| problem.contains("refused")),
+        "{:?}",
+        mesh.problems()
+    );
+    mesh.policy("shop/p").rules.clone()
+}
+
+fn exact(text: &str) -> StringMatch {
+    StringMatch::Exact(text.into())
+}
+
+#[test]
+fn scopes_follow_selector_and_namespace() {
+    let of = |namespace: &str, spec: &str| {
+        let mesh = TestMesh::of(
+            &policy(spec).replace("namespace: shop", &format!("namespace: {namespace}")),
+        );
+        mesh.policy(&format!("{namespace}/p")).scope
+    };
+    assert_eq!(of("shop", "{}"), Scope::Namespace);
+    assert_eq!(of("istio-system", "{}"), Scope::Global);
+    assert_eq!(
+        of("shop", "{selector: {matchLabels: {a: b}}}"),
+        Scope::WorkloadSelector
+    );
+    assert_eq!(
+        of("istio-system", "{selector: {matchLabels: {a: b}}}"),
+        Scope::WorkloadSelector
+    );
+}
+
+#[test]
+fn selected_workloads_list_it_and_others_do_not() {
+    let other = cart(&[("cart-1", "other-1"), ("app: cart", "app: other")]);
+    let far = cart(&[
+        ("namespace: shop", "namespace: far"),
+        ("name: cart-1", "name: cart-2"),
+    ]);
+    let mut mesh = TestMesh::of(&all(&[CART, &other, &far]));
+    let selecting = policy("{selector: {matchLabels: {app: cart}}}");
+    assert_eq!(mesh.apply(&selecting), ["c1//Pod/shop/cart-1", "shop/p"]);
+    assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
+    // The rules change, not whom it selects: the workloads are not told again.
+    let changed = policy(
+        "{selector: {matchLabels: {app: cart}}, action: DENY, rules: [{to: [{operation: {ports: [\"1\"]}}]}]}",
+    );
+    assert_eq!(mesh.apply(&changed), ["shop/p"]);
+    assert_eq!(
+        mesh.apply(&policy("{selector: {matchLabels: {app: other}}}")),
+        ["c1//Pod/shop/cart-1", "c1//Pod/shop/other-1", "shop/p"]
+    );
+    // From the root namespace, into all.
+    let root = selecting.replace("namespace: shop", "namespace: istio-system");
+    assert_eq!(
+        mesh.apply(&root),
+        [
+            "c1//Pod/far/cart-2",
+            "c1//Pod/shop/cart-1",
+            "istio-system/p"
+        ]
+    );
+    assert_eq!(
+        mesh.delete(Kind::AuthorizationPolicy, "shop", "p"),
+        ["c1//Pod/shop/other-1", "-shop/p"]
+    );
+}
+
+#[test]
+fn the_shape_is_operations_then_sources_then_conditions() {
+    let rules = rules(
+        "{rules: [{from: [{source: {principals: [a, spiffe://b]}}, {source: {namespaces: [x*], notIpBlocks: [10.1.2.3/16]}}],
+          to: [{operation: {ports: [\"80\", \"81\"], notPorts: [\"82\"]}}],
+          when: [{key: source.ip, values: [10.0.0.1], notValues: [\"fd00::1\"]}, {key: destination.port, values: [\"80\"]}]}]}",
+    );
+    let expected = vec![
+        vec![Match {
+            destination_ports: vec![80, 81],
+            not_destination_ports: vec![82],
+            ..Match::default()
+        }],
+        vec![
+            Match {
+                principals: vec![exact("a"), exact("b")],
+                ..Match::default()
+            },
+            Match {
+                namespaces: vec![StringMatch::Prefix("x".into())],
+                not_source_ips: vec!["10.1.0.0/16".parse().unwrap()],
+                ..Match::default()
+            },
+        ],
+        vec![Match {
+            source_ips: vec!["10.0.0.1/32".parse().unwrap()],
+            not_source_ips: vec!["fd00::1/128".parse().unwrap()],
+            ..Match::default()
+        }],
+        vec![Match {
+            destination_ports: vec![80],
+            ..Match::default()
+        }],
+    ];
+    assert_eq!(rules, [expected]);
+}
+
+#[test]
+fn an_empty_rule_matches_all_and_no_rule_matches_nothing() {
+    assert_eq!(rules("{rules: [{}]}"), [Rule::new()]);
+    assert_eq!(rules("{}"), Vec::<Rule>::new());
+    assert_eq!(rules("{rules: []}"), Vec::<Rule>::new());
+}
+
+#[test]
+fn an_allow_rule_about_requests_allows_nothing_here() {
+    let mesh = TestMesh::of(&policy(
+        "{rules: [{to: [{operation: {methods: [GET]}}]}, {from: [{source: {namespaces: [a]}}]}]}",
+    ));
+    assert_eq!(mesh.policy("shop/p").rules.len(), 1);
+    assert_eq!(
+        mesh.problems(),
+        [
+            "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be judged by a waypoint: this rule allows nothing here"
+        ]
+    );
+    let only = TestMesh::of(&policy(
+        "{rules: [{when: [{key: \"request.headers[x]\", values: [y]}]}]}",
+    ));
+    assert_eq!(
+        (
+            only.policy("shop/p").rules.len(),
+            only.policy("shop/p").action
+        ),
+        (0, Action::Allow)
+    );
+}
+
+#[test]
+fn a_deny_rule_about_requests_denies_more_or_nothing() {
+    let mesh = TestMesh::of(&policy(
+        "{action: DENY, rules: [{to: [{operation: {ports: [\"8080\"], methods: [DELETE]}}]}]}",
+    ));
+    let expected = vec![vec![Match {
+        destination_ports: vec![8080],
+        ..Match::default()
+    }]];
+    assert_eq!(mesh.policy("shop/p").rules, [expected]);
+    assert!(
+        mesh.problems()[0].contains("denies more here"),
+        "{:?}",
+        mesh.problems()
+    );
+    let mesh = TestMesh::of(&policy(
+        "{action: DENY, rules: [{from: [{source: {namespaces: [evil]}}], to: [{operation: {methods: [DELETE]}}]}]}",
+    ));
+    let rule = &mesh.policy("shop/p").rules[0];
+    assert_eq!(
+        rule[0],
+        [Match::default()],
+        "a match without fields never matches"
+    );
+    assert!(
+        mesh.problems()[0].contains("denies nothing here"),
+        "{:?}",
+        mesh.problems()
+    );
+}
+
+#[test]
+fn patterns_are_kept() {
+    let rules = rules(
+        "{rules: [{from: [{source: {principals: [\"*\", \"*/sa/x\", \"td/*\", \"spiffe://td/ns/a/sa/b\"]}}]}]}",
+    );
+    assert_eq!(
+        rules[0][0][0].principals,
+        [
+            StringMatch::Presence([]),
+            StringMatch::Suffix("/sa/x".into()),
+            StringMatch::Prefix("td/".into()),
+            exact("td/ns/a/sa/b")
+        ]
+    );
+}
+
+#[test]
+fn service_accounts_default_to_the_policys_namespace() {
+    let rules = rules(
+        "{rules: [{from: [{source: {serviceAccounts: [web, other/api]}}], when: [{key: source.serviceAccount, notValues: [bad]}]}]}",
+    );
+    let text = |matches: &[ambit_model::ServiceAccountMatch]| -> Vec<String> {
+        matches
+            .iter()
+            .map(|one| format!("{}/{}", one.namespace, one.service_account))
+            .collect()
+    };
+    assert_eq!(
+        text(&rules[0][0][0].service_accounts),
+        ["shop/web", "other/api"]
+    );
+    assert_eq!(text(&rules[0][1][0].not_service_accounts), ["shop/bad"]);
+}
+
+#[test]
+fn trust_domains_are_not_ignored() {
+    let one = rules("{rules: [{from: [{source: {trustDomains: [td1, td*]}}]}]}");
+    let domains = vec![
+        StringMatch::Prefix("td1/".into()),
+        StringMatch::Prefix("td".into()),
+    ];
+    assert_eq!(
+        one,
+        [vec![vec![Match {
+            principals: domains.clone(),
+            ..Match::default()
+        }]]]
+    );
+    let not = rules("{rules: [{from: [{source: {principals: [a], notTrustDomains: [td1]}}]}]}");
+    assert_eq!(
+        not[0][0][0].not_principals,
+        [StringMatch::Prefix("td1/".into())]
+    );
+    // Together with principals both must hold, for each source by itself.
+    let both = rules(
+        "{rules: [{from: [{source: {principals: [a], trustDomains: [td1]}}, {source: {namespaces: [n]}}], to: [{operation: {ports: [\"1\"]}}]}]}",
+    );
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert_eq!(both[0].len(), 3);
+    assert_eq!(both[0][1][0].principals, [exact("a")]);
+    assert_eq!(
+        both[0][2][0].principals,
+        [StringMatch::Prefix("td1/".into())]
+    );
+    assert_eq!(both[1].len(), 2);
+}
+
+#[test]
+fn what_is_not_for_node_proxies_is_not_sent_and_says_so() {
+    for (spec, field) in [
+        ("{action: AUDIT}", "spec.action"),
+        ("{action: CUSTOM, provider: {name: x}}", "spec.action"),
+        (
+            "{targetRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: wp}]}",
+            "spec.targetRefs",
+        ),
+        ("{targetRef: {kind: Service, name: a}}", "spec.targetRefs"),
+    ] {
+        let mut mesh = TestMesh::of(CART);
+        assert_eq!(mesh.apply(&policy(spec)), Vec::<String>::new(), "{spec}");
+        assert!(mesh.problems()[0].contains(field), "{:?}", mesh.problems());
+    }
+    let dry = policy("{}").replace(
+        "namespace: shop}",
+        "namespace: shop, annotations: {istio.io/dry-run: \"true\"}}",
+    );
+    let mesh = TestMesh::of(&dry);
+    assert!(mesh.policies.is_empty());
+    assert!(mesh.problems()[0].contains("--dry-run-policies"));
+    let mut mesh = TestMesh::empty();
+    mesh.index = Index::new(MeshConfig {
+        dry_run_policies: true,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&dry);
+    assert!(mesh.policy("shop/p").dry_run);
+}
+
+#[test]
+fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
+    let good = "{rules: [{from: [{source: {ipBlocks: [10.0.0.0/8]}}]}]}";
+    for (spec, field) in [
+        (
+            "{rules: [{from: [{source: {ipBlocks: [10.0.0.0/8, 10.0.0.0/33]}}]}]}",
+            "spec.rules[0].from[0].source.ipBlocks[1]",
+        ),
+        (
+            "{rules: [{from: [{source: {notIpBlocks: [nonsense]}}]}]}",
+            "spec.rules[0].from[0].source.notIpBlocks[0]",
+        ),
+        (
+            "{rules: [{to: [{operation: {ports: [\"80\", http]}}]}]}",
+            "spec.rules[0].to[0].operation.ports[1]",
+        ),
+        (
+            "{rules: [{to: [{operation: {notPorts: [\"0\"]}}]}]}",
+            "spec.rules[0].to[0].operation.notPorts[0]",
+        ),
+        (
+            "{rules: [{to: [{operation: {ports: []}}]}]}",
+            "spec.rules[0].to[0].operation.ports",
+        ),
+        ("{rules: [{to: []}]}", "spec.rules[0].to"),
+        ("{rules: [{to: [{}]}]}", "spec.rules[0].to[0].operation"),
+        ("{rules: [{from: []}]}", "spec.rules[0].from"),
+        (
+            "{rules: [{from: [{source: {}}]}]}",
+            "spec.rules[0].from[0].source",
+        ),
+        (
+            "{rules: [{from: [{source: {principals: [\"\"]}}]}]}",
+            "spec.rules[0].from[0].source.principals[0]",
+        ),
+        (
+            "{rules: [{from: [{source: {principals: [\"a*b\"]}}]}]}",
+            "spec.rules[0].from[0].source.principals[0]",
+        ),
+        (
+            "{rules: [{from: [{source: {principals: [\"spiffe://\"]}}]}]}",
+            "spec.rules[0].from[0].source.principals[0]",
+        ),
+        (
+            "{rules: [{from: [{source: {serviceAccounts: [\"a/*\"]}}]}]}",
+            "spec.rules[0].from[0].source.serviceAccounts[0]",
+        ),
+        (
+            "{rules: [{from: [{source: {trustDomains: [\"*x\"]}}]}]}",
+            "spec.rules[0].from[0].source.trustDomains[0]",
+        ),
+        ("{rules: [{}, {when: []}]}", "spec.rules[1].when"),
+        (
+            "{rules: [{when: [{key: source.ip}]}]}",
+            "spec.rules[0].when[0]",
+        ),
+        (
+            "{rules: [{when: [{key: source.nonsense, values: [a]}]}]}",
+            "spec.rules[0].when[0].key",
+        ),
+        (
+            "{rules: [{when: [{key: destination.port, values: [http]}]}]}",
+            "spec.rules[0].when[0].values[0]",
+        ),
+        (
+            "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Gateway, name: x}]}",
+            "spec.selector",
+        ),
+    ] {
+        let mut mesh = TestMesh::of(&policy(good));
+        let before = mesh.policy("shop/p").clone();
+        assert_eq!(mesh.apply(&policy(spec)), Vec::<String>::new(), "{spec}");
+        assert_eq!(mesh.policy("shop/p"), &before, "the last good state stays");
+        let problem = &mesh.problems()[0];
+        assert!(
+            problem.starts_with(&format!("AuthorizationPolicy shop/p: {field}: ")),
+            "{spec}: {problem}"
+        );
+        assert!(
+            problem.ends_with("; what it said before stays in force"),
+            "{problem}"
+        );
+        // The same as a new object, later than the start: no effect.
+        let mut mesh = TestMesh::of(CART);
+        assert_eq!(mesh.apply(&policy(spec)), Vec::<String>::new());
+        assert!(
+            mesh.problems()[0].ends_with("; the object has no effect"),
+            "{:?}",
+            mesh.problems()
+        );
+    }
+}
+
+#[test]
+fn a_policy_that_was_unusable_from_the_start_refuses_everything_until_it_is_mended() {
+    let broken = policy(
+        "{selector: {matchLabels: {app: cart}}, rules: [{to: [{operation: {ports: [http]}}]}]}",
+    );
+    let mut mesh = TestMesh::of(&all(&[CART, &broken]));
+    let stand_in = mesh.policy("shop/p");
+    assert_eq!(
+        (stand_in.action, stand_in.scope, &stand_in.rules),
+        (Action::Deny, Scope::WorkloadSelector, &vec![Rule::new()])
+    );
+    assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
+    assert!(
+        mesh.problems()[0].contains("refused until it is mended"),
+        "{:?}",
+        mesh.problems()
+    );
+    mesh.apply(&policy("{selector: {matchLabels: {app: cart}}}"));
+    assert_eq!(mesh.policy("shop/p").action, Action::Allow);
+}

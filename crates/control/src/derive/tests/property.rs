@@ -1,0 +1,112 @@
+//! Whatever the order of changes, the records are those of the objects that are left.
+
+use ambit_k8s_api::Kind;
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Apply(String),
+    Delete(Kind, &'static str, String),
+    Flush,
+}
+
+fn namespaces() -> impl Strategy<Value = &'static str> {
+    prop_oneof![Just("a"), Just("b"), Just("istio-system")]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let app = prop_oneof![Just("x"), Just("y")];
+    let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
+    let kinds = prop_oneof![
+        Just((Kind::Pod, "pod")),
+        Just((Kind::Service, "svc")),
+        Just((Kind::ServiceEntry, "se")),
+        Just((Kind::WorkloadEntry, "we")),
+        Just((Kind::EndpointSlice, "slice")),
+        Just((Kind::AuthorizationPolicy, "ap")),
+        Just((Kind::PeerAuthentication, "pa")),
+    ];
+    let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
+        |((kind, prefix), namespace, number, app, mode, variant, flag)| {
+            let head = |version: &str| {
+                format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}, uid: u{variant}, labels: {{app: {app}, kubernetes.io/service-name: svc{variant}}}}}\n")
+            };
+            let selector = if flag { "selector: {matchLabels: {app: x}}, " } else { "" };
+            Step::Apply(match kind {
+                Kind::Pod => head("v1") + &format!(
+                    "spec: {{nodeName: n{variant}, containers: [{{name: c, ports: [{{name: web, containerPort: 8{variant}}}]}}]}}\nstatus: {{phase: {}, podIP: 10.0.{number}.{variant}}}\n",
+                    if flag { "Running" } else { "Failed" }
+                ),
+                Kind::Service => head("v1") + &format!(
+                    "spec: {{clusterIP: 10.96.0.{variant}, {} ports: [{{port: 80, targetPort: web}}]}}\n",
+                    if flag { format!("selector: {{app: {app}}},") } else { String::new() }
+                ),
+                Kind::ServiceEntry => head("networking.istio.io/v1") + &format!(
+                    "spec: {{hosts: [h{variant}.com, svc{variant}.a.svc.cluster.local], ports: [{{number: 80, name: web}}], resolution: DNS{}}}\n",
+                    if flag { format!(", workloadSelector: {{labels: {{app: {app}}}}}") } else { String::new() }
+                ),
+                Kind::WorkloadEntry => head("networking.istio.io/v1") + &format!("spec: {{address: 192.0.2.{variant}, labels: {{app: {app}}}}}\n"),
+                Kind::EndpointSlice => head("discovery.k8s.io/v1") + &format!(
+                    "addressType: IPv4\nendpoints: [{{addresses: [192.0.2.{variant}]}}, {{addresses: [10.0.0.1], targetRef: {{kind: Pod, name: pod{variant}, namespace: {namespace}}}}}]\nports: [{{port: 9{variant}}}]\n"
+                ),
+                Kind::AuthorizationPolicy => {
+                    let port = if mode == "UNSET" { "http".to_owned() } else { format!("8{variant}") };
+                    head("security.istio.io/v1") + &format!("spec: {{{selector}rules: [{{to: [{{operation: {{ports: [\"{port}\"]}}}}]}}]}}\n")
+                }
+                _ => {
+                    let ports = if flag { format!(", portLevelMtls: {{8{variant}: {{mode: STRICT}}}}") } else { String::new() };
+                    head("security.istio.io/v1") + &format!("spec: {{{selector}mtls: {{mode: {mode}}}{ports}}}\n")
+                }
+            })
+        },
+    );
+    let delete = (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
+        Step::Delete(kind, namespace, format!("{prefix}{number}"))
+    });
+    prop_oneof![6 => apply, 2 => delete, 1 => Just(Step::Flush)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn incremental_and_fresh_agree(steps in prop::collection::vec(step(), 1..60)) {
+        let mut mesh = TestMesh::empty();
+        mesh.index.started();
+        // The last usable text of every object, in the order it was given.
+        let mut left: BTreeMap<ObjectKey, Object> = BTreeMap::new();
+        for step in &steps {
+            match step {
+                Step::Apply(yaml) => {
+                    let object = objects(yaml).remove(0);
+                    mesh.index.apply(&object, None, &mut mesh.pods);
+                    let key = object.key();
+                    let refused = mesh.index.problems().any(|problem| {
+                        problem.object == key && problem.severity == crate::problems::Severity::Error
+                    });
+                    if !refused {
+                        left.insert(key, object);
+                    }
+                }
+                Step::Delete(kind, namespace, name) => {
+                    let key = ObjectKey::new(*kind, *namespace, name.as_str());
+                    mesh.index.delete(&key, &mut mesh.pods);
+                    left.remove(&key);
+                }
+                Step::Flush => drop(mesh.flush()),
+            }
+        }
+        mesh.flush();
+        let mut fresh = TestMesh::empty();
+        fresh.index.started();
+        for object in left.values() {
+            fresh.index.apply(object, None, &mut fresh.pods);
+        }
+        fresh.flush();
+        prop_assert_eq!(&mesh.workloads, &fresh.workloads);
+        prop_assert_eq!(&mesh.services, &fresh.services);
+        prop_assert_eq!(&mesh.policies, &fresh.policies);
+    }
+}

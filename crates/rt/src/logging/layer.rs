@@ -154,7 +154,7 @@ where
             LogFormat::Text => self.text_line(event, &ctx),
             LogFormat::Json => self.json_line(event, &ctx),
         };
-        self.queue.push(line);
+        self.queue.push(&line);
     }
 }
 

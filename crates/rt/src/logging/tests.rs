@@ -186,15 +186,39 @@ fn a_stuck_output_costs_lines_not_time() {
     let (release, stuck) = std::sync::mpsc::channel();
     let output = Output::default();
     let queue = LineQueue::start(Stuck(stuck, output.clone())).unwrap();
-    for _ in 0..20_000 {
-        queue.push("line\n".to_owned());
+    // Far more than may wait.
+    for _ in 0..100 {
+        queue.push(&"x".repeat(100_000));
+        queue.push("\n");
     }
+    queue.flush(Duration::from_millis(1));
     drop(release);
-    queue.flush(Duration::from_secs(5));
-    // The queue was full when the flush was asked for at first, so ask until it is written.
-    let deadline = std::time::Instant::now() + Duration::from_secs(5);
-    while !String::from_utf8_lossy(&output.0.lock().unwrap()).contains("lines dropped") {
-        assert!(std::time::Instant::now() < deadline);
-        std::thread::yield_now();
+    queue.flush(Duration::from_secs(20));
+    let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+    assert!(text.contains(" lines dropped\n"), "{} bytes", text.len());
+    assert!(text.len() < 9_000_000, "{} bytes", text.len());
+}
+
+#[test]
+fn the_writer_ends_with_its_last_queue() {
+    /// Tells when it is dropped.
+    struct Tells(std::sync::mpsc::Sender<()>);
+    impl io::Write for Tells {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
+    impl Drop for Tells {
+        fn drop(&mut self) {
+            self.0.send(()).ok();
+        }
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let queue = LineQueue::start(Tells(tell)).unwrap();
+    queue.clone().push("line\n");
+    drop(queue);
+    told.recv_timeout(Duration::from_secs(20)).unwrap();
 }

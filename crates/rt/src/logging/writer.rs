@@ -1,111 +1,133 @@
-//! The bounded queue between those who log and the thread that writes.
+//! The bounded buffer between those who log and the thread that writes.
+//!
+//! Lines are appended to one buffer under a lock held for a copy; the writer takes the whole buffer
+//! and leaves its empty one behind. So a burst costs few system calls, and no memory when idle.
 
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-/// Lines waiting at most; beyond it they are counted and dropped.
-const MAX_LINES: usize = 10_000;
-/// Bytes waiting at most.
-const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Lines written with one call.
-const BATCH: usize = 64;
+/// Bytes waiting at most; lines beyond it are counted and dropped.
+const MAX_BYTES: usize = 4 * 1024 * 1024;
+/// Capacity an empty buffer may keep.
+const KEPT_BYTES: usize = 64 * 1024;
 
-enum Item {
-    Line(String),
-    Flush(SyncSender<()>),
-}
-
-/// Lines on their way to the output. Clones share it.
+/// Lines on their way to the output. Clones share it; the writer ends with the last of them.
 #[derive(Clone, Debug)]
-pub(super) struct LineQueue {
-    sender: SyncSender<Item>,
-    shared: Arc<Shared>,
-}
+pub(super) struct LineQueue(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    bytes: AtomicUsize,
-    dropped: AtomicU64,
+    state: Mutex<State>,
+    /// Something to write, or nobody left to write for.
+    wake: Condvar,
+    /// Something was written.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    buffer: Vec<u8>,
+    dropped: u64,
+    /// Bytes accepted and bytes written so far.
+    accepted: u64,
+    written: u64,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl LineQueue {
     pub(super) fn start(output: impl io::Write + Send + 'static) -> io::Result<Self> {
-        let (sender, receiver) = sync_channel(MAX_LINES);
         let shared = Arc::new(Shared::default());
-        let state = shared.clone();
+        let writer = shared.clone();
         thread::Builder::new()
             .name("log".to_owned())
-            .spawn(move || write_lines(&receiver, &state, output))?;
-        Ok(Self { sender, shared })
+            .spawn(move || write_lines(&writer, output))?;
+        Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// Queues a line, or counts it as dropped; never waits.
-    pub(super) fn push(&self, line: String) {
-        let length = line.len();
-        if self.shared.bytes.fetch_add(length, Ordering::Relaxed) + length > MAX_BYTES {
-            self.drop_line(length);
+    /// Takes a line, or counts it as dropped; never waits for the output.
+    pub(super) fn push(&self, line: &str) {
+        let shared = &self.0.0;
+        let mut state = shared.lock();
+        if state.buffer.len() + line.len() > MAX_BYTES {
+            state.dropped += 1;
             return;
         }
-        match self.sender.try_send(Item::Line(line)) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.drop_line(length),
+        let idle = state.buffer.is_empty();
+        state.buffer.extend_from_slice(line.as_bytes());
+        state.accepted += line.len() as u64;
+        drop(state);
+        if idle {
+            shared.wake.notify_one();
         }
     }
 
-    fn drop_line(&self, length: usize) {
-        self.shared.bytes.fetch_sub(length, Ordering::Relaxed);
-        self.shared.dropped.fetch_add(1, Ordering::Relaxed);
-    }
-
+    /// Waits until what was taken so far is written, at most `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
-        let (done, wait) = sync_channel(1);
-        if self.sender.try_send(Item::Flush(done)).is_ok() {
-            // An error means that the writer is stuck or gone: nothing more can be done here.
-            let _ = wait.recv_timeout(timeout);
+        let shared = &self.0.0;
+        let deadline = Instant::now() + timeout;
+        let mut state = shared.lock();
+        let target = state.accepted;
+        while state.written < target {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = shared
+                .written
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
 
-fn write_lines(receiver: &Receiver<Item>, shared: &Shared, mut output: impl io::Write) {
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.wake.notify_one();
+    }
+}
+
+fn write_lines(shared: &Shared, mut output: impl io::Write) {
     let mut batch = Vec::new();
-    while let Ok(first) = receiver.recv() {
-        batch.clear();
-        let mut flushes = Vec::new();
-        let mut next = Some(first);
-        let mut taken = 0;
-        while let Some(item) = next {
-            match item {
-                Item::Line(line) => {
-                    shared.bytes.fetch_sub(line.len(), Ordering::Relaxed);
-                    batch.extend_from_slice(line.as_bytes());
-                }
-                Item::Flush(done) => flushes.push(done),
+    loop {
+        let mut state = shared.lock();
+        while state.buffer.is_empty() && state.dropped == 0 {
+            if state.closed {
+                return;
             }
-            taken += 1;
-            next = if taken < BATCH {
-                receiver.try_recv().ok()
-            } else {
-                None
-            };
+            state = shared
+                .wake
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
-        let dropped = shared.dropped.swap(0, Ordering::Relaxed);
+        batch.clear();
+        batch.shrink_to(KEPT_BYTES);
+        std::mem::swap(&mut batch, &mut state.buffer);
+        let dropped = std::mem::take(&mut state.dropped);
+        drop(state);
+        let length = batch.len() as u64;
         if dropped > 0 {
             batch.extend_from_slice(
                 format!("log output was too slow: {dropped} lines dropped\n").as_bytes(),
             );
         }
-        // An output that is gone (closed pipe) must not end the process.
+        // An output that is gone (a closed pipe) must not end the process.
         output.write_all(&batch).and_then(|()| output.flush()).ok();
-        for done in flushes {
-            let _ = done.try_send(());
-        }
+        shared.lock().written += length;
+        shared.written.notify_all();
     }
 }

@@ -253,10 +253,10 @@ async fn the_client_hello_names_no_host_and_offers_aes_gcm_only() {
         .cert(&id("client"))
         .client_config(&[id("server")])
         .unwrap();
-    let client = tokio::task::spawn(connect(config, near));
+    let client = ambit_rt::spawn_abortable("client", connect(config, near));
     let mut hello = vec![0; 4096];
     let read = far.read(&mut hello).await.unwrap();
-    client.abort();
+    drop(client);
     let mut acceptor = rustls::server::Acceptor::default();
     acceptor.read_tls(&mut &hello[..read]).unwrap();
     let accepted = acceptor.accept().unwrap().expect("a whole ClientHello");

@@ -1,0 +1,254 @@
+//! A bridge with pods on it, some captured by node proxies that run in this process.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_model::{PodName, Service, Workload};
+use ambit_netlab::Host;
+use ambit_netplan::RedirectionSpec;
+use ambit_node_proxy::{
+    config::Config,
+    pod::{Pod, Proxy},
+    state::{SharedState, StateConfig, Update},
+    workers::Workers,
+};
+use ambit_rt::Env;
+use ambit_sys::{
+    netns::Netns,
+    socket::{self, OutboundSpec},
+};
+use ambit_telemetry::Metrics;
+use ambit_testkit::{FakeCa, Pki};
+use ambit_tls::{Certificates, CertificatesOptions};
+use prometheus_client::registry::Registry;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+/// How long anything may take here.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// One node: a proxy with two workers.
+pub(crate) struct Node {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) registry: Registry,
+}
+
+impl Node {
+    pub(crate) fn new(pki: &Arc<Pki>, env: &[(&str, &str)]) -> Self {
+        let config = Config::from_env(&Env::from_pairs(env.iter().copied())).unwrap();
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry, None));
+        let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
+        let state = StateConfig {
+            trust_domain: config.trust_domain.clone(),
+            ..Default::default()
+        };
+        let proxy = Arc::new(Proxy {
+            config,
+            state: SharedState::new(state),
+            certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
+            metrics,
+        });
+        Self {
+            proxy,
+            workers: Arc::new(Workers::start(2).unwrap()),
+            registry,
+        }
+    }
+
+    pub(crate) fn tell(&self, update: Update) {
+        self.proxy.state.apply(&mut vec![update]);
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
+    }
+}
+
+/// A pod's namespace.
+pub(crate) struct PodHost {
+    pub(crate) host: Host,
+    pub(crate) ip: std::net::IpAddr,
+    pub(crate) name: String,
+    pub(crate) pod: Option<Arc<Pod>>,
+}
+
+impl PodHost {
+    pub(crate) fn netns(&self) -> &Netns {
+        self.host.netns()
+    }
+
+    /// A listener of the pod's application.
+    pub(crate) fn listen(&self, port: u16) -> TcpListener {
+        let any: SocketAddr = if self.ip.is_ipv6() {
+            ([0u16; 8], port).into()
+        } else {
+            ([0, 0, 0, 0], port).into()
+        };
+        let listener = self
+            .host
+            .run(|| std::net::TcpListener::bind(any))
+            .unwrap()
+            .unwrap();
+        listener.set_nonblocking(true).unwrap();
+        TcpListener::from_std(listener).unwrap()
+    }
+
+    /// A connection of the pod's application.
+    pub(crate) async fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let spec = OutboundSpec::default();
+        let socket = socket::outbound(Some(self.netns()), to, &spec).unwrap();
+        tokio::time::timeout(LONG, socket.connect(to))
+            .await
+            .expect("connecting takes for ever")
+    }
+
+    /// An application that answers each connection with its peer's address and what it sent.
+    pub(crate) fn echo(&self, port: u16) {
+        let listener = self.listen(port);
+        ambit_rt::spawn("echo", async move {
+            while let Ok((mut stream, peer)) = listener.accept().await {
+                ambit_rt::spawn("echo connection", async move {
+                    let hello = format!("{}\n", peer.ip().to_canonical());
+                    if stream.write_all(hello.as_bytes()).await.is_err() {
+                        return;
+                    }
+                    let (mut read, mut write) = stream.split();
+                    // Ends with the peer, whichever way.
+                    let _ended = tokio::io::copy(&mut read, &mut write).await;
+                    let _gone = write.shutdown().await;
+                });
+            }
+        });
+    }
+}
+
+/// The bridge.
+pub(crate) struct Mesh {
+    pub(crate) pki: Arc<Pki>,
+    pub(crate) nodes: Vec<Node>,
+    bridge: Host,
+    pods: u32,
+}
+
+impl Mesh {
+    /// Two nodes on one bridge.
+    pub(crate) async fn new() -> Self {
+        Self::with_env(&[]).await
+    }
+
+    pub(crate) async fn with_env(env: &[(&str, &str)]) -> Self {
+        let pki = Arc::new(Pki::new());
+        let bridge = Host::new("bridge").await.unwrap();
+        bridge.bridge("br0").await.unwrap();
+        bridge.up("br0").await.unwrap();
+        let nodes = vec![Node::new(&pki, env), Node::new(&pki, env)];
+        Self {
+            pki,
+            nodes,
+            bridge,
+            pods: 0,
+        }
+    }
+
+    /// A pod without the mesh.
+    pub(crate) async fn pod(&mut self, name: &str, ip: &str) -> PodHost {
+        self.pods += 1;
+        let host = Host::new(name).await.unwrap();
+        let port = format!("v{}", self.pods);
+        self.bridge.veth(&port, &host, "eth0").await.unwrap();
+        self.bridge.attach(&port, "br0").await.unwrap();
+        self.bridge.up(&port).await.unwrap();
+        let ip: std::net::IpAddr = ip.parse().unwrap();
+        let prefix = if ip.is_ipv6() { 64 } else { 24 };
+        host.address("eth0", format!("{ip}/{prefix}").parse().unwrap())
+            .await
+            .unwrap();
+        host.up("eth0").await.unwrap();
+        PodHost {
+            host,
+            ip,
+            name: name.to_owned(),
+            pod: None,
+        }
+    }
+
+    /// A pod captured by a node's proxy, and known to the mesh.
+    pub(crate) async fn captured(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
+        let mut pod = self.pod(name, ip).await;
+        self.tell(Update::Workload(Box::new(ambit_testkit::build::workload(
+            name,
+            &[ip],
+        ))));
+        self.capture(node, &mut pod);
+        pod
+    }
+
+    /// Puts a pod into a node's care.
+    pub(crate) fn capture(&self, node: usize, pod: &mut PodHost) {
+        let node = &self.nodes[node];
+        let name = PodName {
+            name: pod.name.as_str().into(),
+            namespace: "ns".into(),
+            service_account: pod.name.as_str().into(),
+        };
+        let (served, listeners) = Pod::open(
+            node.proxy.clone(),
+            format!("uid-{}", pod.name).into(),
+            name,
+            vec![pod.ip],
+            pod.netns().clone(),
+            node.workers.count(),
+        )
+        .unwrap();
+        node.workers.serve(&served, listeners);
+        ambit_rt::spawn("policy changes", served.clone().enforce_changes());
+        ambit_sys::redirection::apply(pod.netns(), &RedirectionSpec::default()).unwrap();
+        pod.pod = Some(served);
+    }
+
+    /// Tells all nodes.
+    pub(crate) fn tell(&self, update: Update) {
+        for node in &self.nodes {
+            node.tell(update.clone());
+        }
+    }
+
+    pub(crate) fn tell_workload(&self, workload: Workload) {
+        self.tell(Update::Workload(Box::new(workload)));
+    }
+
+    pub(crate) fn tell_service(&self, service: Service) {
+        self.tell(Update::Service(Box::new(service)));
+    }
+}
+
+/// Reads up to the end of a line.
+pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
+    let mut text = String::new();
+    let reading = async {
+        loop {
+            match stream.read_u8().await? {
+                b'\n' => return std::io::Result::Ok(()),
+                byte => text.push(char::from(byte)),
+            }
+        }
+    };
+    tokio::time::timeout(LONG, reading)
+        .await
+        .expect("no line came")?;
+    Ok(text)
+}
+
+/// Reads until the end. An error is one too.
+pub(crate) async fn rest(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    tokio::time::timeout(LONG, stream.read_to_end(&mut bytes))
+        .await
+        .expect("no end came")?;
+    Ok(bytes)
+}

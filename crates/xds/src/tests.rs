@@ -1,1 +1,508 @@
+//! The client against a scripted control plane on a loopback socket.
 
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use ambit_model::{Authorization, Scope, Service, Workload};
+use ambit_rt::{AbortOnDrop, spawn_abortable};
+use ambit_tls::{CallHeaders, TokenSource};
+use ambit_wire::{
+    discovery::{
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Resource,
+        aggregated_discovery_service_server::{
+            AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+        },
+    },
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+    security, workload as wire,
+};
+use prost::Message;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{ReceiverStream, TcpListenerStream},
+};
+use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap, transport::Endpoint};
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(DEADLINE, future)
+        .await
+        .unwrap_or_else(|_| panic!("timed out: {what}"))
+}
+
+// === the control plane ===
+
+/// One stream a client opened.
+struct Session {
+    metadata: MetadataMap,
+    requests: Streaming<DeltaDiscoveryRequest>,
+    push: mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>,
+}
+
+impl Session {
+    async fn request(&mut self) -> DeltaDiscoveryRequest {
+        soon("a request", self.requests.message())
+            .await
+            .unwrap()
+            .expect("the stream goes on")
+    }
+
+    async fn send(&self, type_url: &str, nonce: &str, resources: Vec<Resource>, gone: &[&str]) {
+        let response = DeltaDiscoveryResponse {
+            type_url: type_url.into(),
+            nonce: nonce.into(),
+            resources,
+            removed_resources: gone.iter().map(ToString::to_string).collect(),
+            ..DeltaDiscoveryResponse::default()
+        };
+        self.push.send(Ok(response)).await.unwrap();
+    }
+}
+
+struct Scripted(mpsc::Sender<Session>);
+
+type Pushes = Pin<Box<dyn Stream<Item = Result<DeltaDiscoveryResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Scripted {
+    type DeltaAggregatedResourcesStream = Pushes;
+
+    async fn delta_aggregated_resources(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        let (push, pushes) = mpsc::channel(8);
+        let metadata = request.metadata().clone();
+        if metadata.get("refuse").is_some() {
+            return Err(Status::unauthenticated("who are you"));
+        }
+        let session = Session {
+            metadata,
+            requests: request.into_inner(),
+            push,
+        };
+        self.0
+            .send(session)
+            .await
+            .map_err(|_| Status::unavailable("no test"))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(pushes))))
+    }
+}
+
+struct ControlPlane {
+    address: String,
+    sessions: mpsc::Receiver<Session>,
+    _server: AbortOnDrop<()>,
+}
+
+impl ControlPlane {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, sessions) = mpsc::channel(8);
+        let service = AggregatedDiscoveryServiceServer::new(Scripted(sender));
+        let server = tonic::transport::Server::builder().add_service(service);
+        let serving = async move {
+            server
+                .serve_with_incoming(TcpListenerStream::new(listener))
+                .await
+                .unwrap();
+        };
+        Self {
+            address,
+            sessions,
+            _server: spawn_abortable("scripted control plane", serving),
+        }
+    }
+
+    async fn session(&mut self) -> Session {
+        soon("a stream", self.sessions.recv()).await.unwrap()
+    }
+}
+
+// === the client ===
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Recorded>);
+
+#[derive(Default)]
+struct Recorded {
+    updates: Mutex<Vec<Update>>,
+    received: Mutex<Vec<(String, usize)>>,
+    endings: watch::Sender<Vec<Ending>>,
+    ready: watch::Sender<bool>,
+}
+
+impl Handler for Recorder {
+    fn apply(&self, batch: &mut Vec<Update>) {
+        self.0.updates.lock().unwrap().append(batch);
+    }
+
+    fn ready(&self) {
+        self.0.ready.send_replace(true);
+    }
+
+    fn received(&self, type_url: &str, bytes: usize) {
+        self.0
+            .received
+            .lock()
+            .unwrap()
+            .push((type_url.to_owned(), bytes));
+    }
+
+    fn ended(&self, ending: Ending) {
+        self.0.endings.send_modify(|endings| endings.push(ending));
+    }
+}
+
+impl Recorder {
+    fn updates(&self) -> Vec<Update> {
+        self.0.updates.lock().unwrap().clone()
+    }
+
+    async fn ending(&self) -> Ending {
+        let mut endings = self.0.endings.subscribe();
+        let seen = soon("an ending", endings.wait_for(|endings| !endings.is_empty())).await;
+        *seen.unwrap().last().unwrap()
+    }
+}
+
+fn options(address: &str, headers: CallHeaders, on_demand: bool) -> ClientOptions {
+    ClientOptions {
+        channel: Endpoint::from_shared(address.to_owned())
+            .unwrap()
+            .connect_lazy(),
+        address: address.to_owned(),
+        headers,
+        node: Node {
+            id: "the-node".into(),
+            ..Node::default()
+        },
+        on_demand,
+    }
+}
+
+fn headers() -> CallHeaders {
+    CallHeaders::new(
+        Some(TokenSource::Literal("token".into())),
+        Some("c1"),
+        [("extra", "1")],
+    )
+    .unwrap()
+}
+
+fn start(address: &str, headers: CallHeaders) -> (Recorder, AbortOnDrop<()>) {
+    let recorder = Recorder::default();
+    let client = Client::new(options(address, headers, false), recorder.clone(), None);
+    (recorder, spawn_abortable("client under test", client.run()))
+}
+
+fn resource(name: &str, message: &impl Message, aliases: &[&str]) -> Resource {
+    Resource {
+        name: name.into(),
+        version: "1f".into(),
+        aliases: aliases.iter().map(ToString::to_string).collect(),
+        resource: Some(prost_types::Any {
+            type_url: "not looked at".into(),
+            value: message.encode_to_vec(),
+        }),
+        ttl: None,
+    }
+}
+
+fn workload(uid: &str) -> Resource {
+    let workload = Workload {
+        uid: uid.into(),
+        ..Workload::default()
+    };
+    resource(
+        uid,
+        &wire::Address::from(wire::Workload::from(&workload)),
+        &["/10.0.0.1"],
+    )
+}
+
+fn service(hostname: &str) -> Resource {
+    let service = Service {
+        namespace: "ns".into(),
+        hostname: hostname.into(),
+        ..Service::default()
+    };
+    let name = format!("ns/{hostname}");
+    resource(
+        &name,
+        &wire::Address::from(wire::Service::from(&service)),
+        &[],
+    )
+}
+
+fn policy(name: &str) -> Resource {
+    let policy = Authorization {
+        name: name.into(),
+        namespace: "ns".into(),
+        scope: Scope::Namespace,
+        ..Authorization::default()
+    };
+    resource(
+        &format!("ns/{name}"),
+        &security::Authorization::from(&policy),
+        &[],
+    )
+}
+
+fn names(updates: &[Update]) -> Vec<String> {
+    let name = |update: &Update| match update {
+        Update::Workload(workload) => workload.uid.to_string(),
+        Update::Service(service) => service.namespaced_hostname().to_string(),
+        Update::Policy(policy) => policy.key().to_string(),
+        Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
+    };
+    updates.iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn a_client_subscribes_applies_acknowledges_and_becomes_ready() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    for (key, value) in [
+        ("authorization", "Bearer token"),
+        ("clusterid", "c1"),
+        ("extra", "1"),
+    ] {
+        assert_eq!(session.metadata.get(key).unwrap(), value);
+    }
+    for type_url in [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL] {
+        let first = session.request().await;
+        assert_eq!(first.type_url, type_url);
+        assert_eq!(first.node.unwrap().id, "the-node");
+        assert!(first.resource_names_subscribe.is_empty());
+    }
+    session
+        .send(
+            ADDRESS_TYPE_URL,
+            "n1",
+            vec![workload("u"), service("h")],
+            &["old"],
+        )
+        .await;
+    let ack = session.request().await;
+    assert_eq!(
+        (ack.response_nonce.as_str(), ack.error_detail, ack.node),
+        ("n1", None, None)
+    );
+    assert_eq!(names(&recorder.updates()), ["u", "ns/h", "-old"]);
+    assert!(!*recorder.0.ready.borrow());
+
+    session
+        .send(AUTHORIZATION_TYPE_URL, "n2", vec![policy("p")], &[])
+        .await;
+    assert_eq!(session.request().await.response_nonce, "n2");
+    let mut ready = recorder.0.ready.subscribe();
+    soon("readiness", ready.wait_for(|ready| *ready))
+        .await
+        .unwrap();
+    assert_eq!(names(&recorder.updates())[3], "ns/p");
+    let received = recorder.0.received.lock().unwrap().clone();
+    assert_eq!(received.len(), 2);
+    assert!(
+        received[0].0 == ADDRESS_TYPE_URL && received[0].1 > 20,
+        "{received:?}"
+    );
+}
+
+#[tokio::test]
+async fn bad_resources_are_refused_by_name_and_good_ones_applied() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    session.request().await;
+    session.request().await;
+    let nameless = resource("bad", &wire::Address::from(wire::Workload::default()), &[]);
+    let mut garbage = workload("garbage");
+    garbage.resource = Some(prost_types::Any {
+        value: vec![0xff; 9],
+        ..Default::default()
+    });
+    let resources = vec![nameless, workload("good"), garbage];
+    session.send(ADDRESS_TYPE_URL, "n", resources, &[]).await;
+    let nack = session.request().await;
+    assert_eq!(nack.response_nonce, "n");
+    let message = nack.error_detail.unwrap().message;
+    assert!(
+        message.contains("bad: workload.uid: is missing; garbage: "),
+        "{message}"
+    );
+    assert_eq!(names(&recorder.updates()), ["good"]);
+}
+
+#[tokio::test]
+async fn a_push_larger_than_a_batch_arrives_whole() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    session.request().await;
+    session.request().await;
+    let resources = (0..3000)
+        .map(|number| workload(&format!("u{number}")))
+        .collect();
+    session.send(ADDRESS_TYPE_URL, "n", resources, &[]).await;
+    assert_eq!(session.request().await.error_detail, None);
+    assert_eq!(recorder.updates().len(), 3000);
+}
+
+#[tokio::test]
+async fn a_reconnect_tells_the_versions_that_are_held() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    assert!(session.request().await.initial_resource_versions.is_empty());
+    session.request().await;
+    session
+        .send(
+            ADDRESS_TYPE_URL,
+            "n",
+            vec![workload("u"), service("h")],
+            &[],
+        )
+        .await;
+    session.request().await;
+    drop(session);
+    assert_eq!(recorder.ending().await, Ending::Closed);
+    let mut session = control_plane.session().await;
+    let mut versions: Vec<_> = session
+        .request()
+        .await
+        .initial_resource_versions
+        .into_iter()
+        .collect();
+    versions.sort();
+    let held = |name: &str| (name.to_owned(), "1f".to_owned());
+    assert_eq!(versions, [held("ns/h"), held("u")]);
+}
+
+#[tokio::test]
+async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
+    let mut control_plane = ControlPlane::start().await;
+    let recorder = Recorder::default();
+    let (demands, receiver) = mpsc::channel(8);
+    let options = options(&control_plane.address, headers(), true);
+    let client = Client::new(options, recorder.clone(), Some(receiver));
+    let _client = spawn_abortable("client under test", client.run());
+    let mut session = control_plane.session().await;
+    let first = session.request().await;
+    assert_eq!(first.resource_names_subscribe, ["*"]);
+    assert_eq!(first.resource_names_unsubscribe, ["*"]);
+    session.request().await;
+
+    let demand = async |name: &str| {
+        let (done, answered) = oneshot::channel();
+        demands
+            .send(AddressDemand {
+                name: name.into(),
+                done,
+            })
+            .await
+            .unwrap();
+        answered
+    };
+    // By an alias, by two who want the same, and with a negative answer.
+    let by_alias = [demand("/10.0.0.1").await, demand("/10.0.0.1").await];
+    let absent = demand("ns/none").await;
+    for name in ["/10.0.0.1", "ns/none"] {
+        let request = session.request().await;
+        assert_eq!(request.resource_names_subscribe, [name]);
+        assert_eq!(request.response_nonce, "");
+    }
+    session
+        .send(ADDRESS_TYPE_URL, "n1", vec![workload("u")], &[])
+        .await;
+    for answered in by_alias {
+        soon("the answer", answered).await.unwrap();
+        assert_eq!(names(&recorder.updates())[0], "u");
+    }
+    session
+        .send(ADDRESS_TYPE_URL, "n2", vec![], &["ns/none"])
+        .await;
+    soon("the negative answer", absent).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_asked_again_with_the_token_of_then() {
+    let mut control_plane = ControlPlane::start().await;
+    let refused = CallHeaders::new(None, None, [("refuse", "yes")]).unwrap();
+    let (recorder, client) = start(&control_plane.address, refused);
+    assert_eq!(recorder.ending().await, Ending::Refused);
+    drop(client);
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    std::fs::write(&path, "first").unwrap();
+    let headers = CallHeaders::new(Some(TokenSource::File(path.clone())), None, []).unwrap();
+    let (_recorder, _client) = start(&control_plane.address, headers);
+    let session = control_plane.session().await;
+    assert_eq!(
+        session.metadata.get("authorization").unwrap(),
+        "Bearer first"
+    );
+    std::fs::write(&path, "second").unwrap();
+    drop(session);
+    let session = control_plane.session().await;
+    assert_eq!(
+        session.metadata.get("authorization").unwrap(),
+        "Bearer second"
+    );
+}
+
+#[tokio::test]
+async fn an_unreachable_control_plane_is_a_failed_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let (recorder, _client) = start(&address, headers());
+    assert_eq!(recorder.ending().await, Ending::ConnectFailed);
+}
+
+#[tokio::test]
+async fn a_stream_of_nonsense_leaves_what_is_held() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    session.request().await;
+    session.request().await;
+    session
+        .send(ADDRESS_TYPE_URL, "n", vec![workload("u")], &[])
+        .await;
+    session.request().await;
+    session
+        .send(
+            "type.googleapis.com/unknown",
+            "x",
+            vec![workload("v")],
+            &["u"],
+        )
+        .await;
+    let ack = session.request().await;
+    assert_eq!((ack.response_nonce.as_str(), ack.error_detail), ("x", None));
+    session
+        .push
+        .send(Err(Status::internal("broken")))
+        .await
+        .unwrap();
+    assert_eq!(recorder.ending().await, Ending::Refused);
+    let mut session = control_plane.session().await;
+    assert_eq!(session.request().await.initial_resource_versions.len(), 1);
+    assert_eq!(names(&recorder.updates()), ["u"]);
+    assert!(session.requests.next().await.is_some());
+}

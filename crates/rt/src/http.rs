@@ -109,11 +109,12 @@ pub async fn serve<L, H, F>(
     let handler = Arc::new(handler);
     let slots = Arc::new(Semaphore::new(options.max_connections));
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else {
-            return;
+        let next = async {
+            let slot = slots.clone().acquire_owned().await;
+            (slot, listener.next().await)
         };
-        let accepted = tokio::select! {
-            accepted = listener.next() => accepted,
+        let (slot, accepted) = tokio::select! {
+            next = next => next,
             _ = drain.started() => return,
         };
         let (stream, peer) = match accepted {

@@ -99,10 +99,12 @@ impl TrafficSeries {
         }
     }
 
-    /// Counts a connection that failed before it was opened.
+    /// Counts a connection that ended before it was opened; with a reason, as failed.
     pub fn fail(&self, reason: Reason) {
         self.closed.add(reason);
-        self.failed.add(reason);
+        if reason != Reason::None {
+            self.failed.add(reason);
+        }
         self.touch(Instant::now());
     }
 

@@ -146,3 +146,57 @@ async fn a_taken_address_is_named_in_the_error() {
         format!("cannot listen on {address} for metrics")
     );
 }
+
+#[tokio::test]
+async fn a_unix_socket_is_served_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("event.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (drain, watcher) = drain::channel();
+    let server = spawn("server", async move {
+        // A peer without an address is on this machine.
+        let options = ServerOptions::loopback();
+        serve(
+            "test",
+            listener,
+            options,
+            watcher,
+            |request: Request| async move { text(200, request.into_body()) },
+        )
+        .await;
+    });
+    let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+    let request = b"POST / HTTP/1.1\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi";
+    stream.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.ends_with("\r\n\r\nhi"), "{answer}");
+    drain.start(DrainMode::Immediate);
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_server_still_notices_the_drain() {
+    let (drain, watcher) = drain::channel();
+    let listener = bind("127.0.0.1:0".parse().unwrap(), "tests").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let options = ServerOptions {
+        max_connections: 1,
+        ..ServerOptions::default()
+    };
+    let server = spawn("server", async move {
+        serve("test", listener, options, watcher, |_: Request| async {
+            not_found()
+        })
+        .await;
+    });
+    let mut first = TcpStream::connect(address).await.unwrap();
+    first
+        .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    first.read_exact(&mut [0; 12]).await.unwrap();
+    let _second = TcpStream::connect(address).await.unwrap();
+    drain.start(DrainMode::Immediate);
+    server.await.unwrap();
+}

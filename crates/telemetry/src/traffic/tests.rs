@@ -136,6 +136,21 @@ fn bytes_are_added_while_the_connection_is_open_and_the_end_carries_the_flag() {
 }
 
 #[test]
+fn what_never_opened_is_counted_as_failed_only_with_a_reason() {
+    let traffic = Arc::new(Traffic::default());
+    traffic.series(&labels()).fail(Reason::IdentityError);
+    traffic.series(&labels()).fail(Reason::None);
+    let text = scrape(&traffic);
+    let failed = "istio_tcp_connections_failed_total";
+    assert_eq!(sample(&text, failed, "IDENTITY_ERROR"), Some("1"));
+    assert_eq!(sample(&text, failed, "-"), None);
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_closed_total", "-"),
+        Some("1")
+    );
+}
+
+#[test]
 fn no_traffic_means_no_families() {
     assert_eq!(scrape(&Arc::new(Traffic::default())), "# EOF\n");
 }

@@ -15,7 +15,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
@@ -25,6 +25,8 @@ use crate::{TlsSettings, settings::ALPN_H2};
 
 /// Handshakes under way at most; further connections wait in the kernel's queue.
 const MAX_HANDSHAKES: usize = 256;
+/// Connections open at most, from all callers: one for each proxy is usual.
+const MAX_CONNECTIONS: usize = 16_384;
 /// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -53,6 +55,8 @@ pub struct PeerInfo {
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
+    /// Its place among the connections; none is left when the semaphore is closed, which it never is.
+    _open: Option<OwnedSemaphorePermit>,
 }
 
 impl Connected for TlsConnection {
@@ -120,12 +124,15 @@ pub fn incoming(
     let (sender, receiver) = mpsc::channel(16);
     ambit_rt::spawn("grpc accept", async move {
         let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
-            let Ok(slot) = slots.clone().acquire_owned().await else {
-                return;
+            let next = async {
+                let open = open.clone().acquire_owned().await;
+                let slot = slots.clone().acquire_owned().await;
+                (open, slot, listener.accept().await)
             };
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+            let (open, slot, accepted) = tokio::select! {
+                next = next => next,
                 _ = drain.started() => return,
                 () = sender.closed() => return,
             };
@@ -145,7 +152,13 @@ pub fn incoming(
                 match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => {
                         // Fails only when the server has stopped.
-                        sender.send(TlsConnection { stream }).await.ok();
+                        sender
+                            .send(TlsConnection {
+                                stream,
+                                _open: open.ok(),
+                            })
+                            .await
+                            .ok();
                     }
                     Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
                     Err(_) => tracing::debug!(%peer, "TLS handshake took too long"),

@@ -250,3 +250,88 @@ fn an_answer_to_what_was_forgotten_and_asked_again_is_ignored() {
         [Effect::Publish(id("a"), 2)]
     );
 }
+
+/// What may happen to one of a few identities, or to time.
+#[derive(Clone, Debug)]
+enum Step {
+    Request(u8, Priority),
+    Forget(u8),
+    Expired(u8),
+    /// The oldest fetch of those under way ends, well or badly.
+    End(bool),
+    Pass(u32),
+}
+
+fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
+    use proptest::prelude::*;
+    let priority = prop_oneof![
+        Just(Priority::Background),
+        Just(Priority::Warmup),
+        Just(Priority::RealTime)
+    ];
+    let step = prop_oneof![
+        4 => (0..12u8, priority).prop_map(|(name, priority)| Step::Request(name, priority)),
+        2 => (0..12u8).prop_map(Step::Forget),
+        1 => (0..12u8).prop_map(Step::Expired),
+        4 => any::<bool>().prop_map(Step::End),
+        2 => (0..100_000u32).prop_map(Step::Pass),
+    ];
+    proptest::collection::vec(step, 0..200)
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_order_of_events_breaks_the_bookkeeping(steps in steps()) {
+        let mut run = Run::new(3);
+        let mut running: std::collections::VecDeque<(Identity, u64)> = Default::default();
+        for step in steps {
+            let effects = match step {
+                Step::Request(name, priority) => run.request(&name.to_string(), priority),
+                Step::Forget(name) => run.on(Event::Forget(id(&name.to_string()))),
+                Step::Expired(name) => run.on(Event::Expired(id(&name.to_string()))),
+                Step::End(well) => match running.pop_front() {
+                    Some((identity, attempt)) if well => {
+                        run.on(Event::Fetched(identity, attempt, day(), 1))
+                    }
+                    Some((identity, attempt)) => {
+                        run.on(Event::Failed(identity, attempt, "no", 0.5))
+                    }
+                    None => Vec::new(),
+                },
+                Step::Pass(seconds) => {
+                    run.now += SECOND * seconds;
+                    run.on(Event::Tick)
+                }
+            };
+            for effect in effects {
+                if let Effect::Fetch(identity, attempt) = effect {
+                    running.push_back((identity, attempt));
+                }
+            }
+            let state = &run.state;
+            assert_eq!(state.running, running.len());
+            assert!(running.len() <= 3);
+            // Nothing waits while there is room.
+            assert!(state.ready.is_empty() || running.len() == 3);
+            // Every identity is in exactly the one place its phase names.
+            let mut ready = 0;
+            let mut waiting = 0;
+            for (identity, entry) in &state.entries {
+                match entry.phase {
+                    Phase::Ready(priority, due) => {
+                        ready += 1;
+                        assert!(state.ready.contains(&(Reverse(priority), due, identity.clone())));
+                    }
+                    Phase::Waiting(due) => {
+                        waiting += 1;
+                        assert!(state.timers.contains(&(due, identity.clone())));
+                    }
+                    Phase::Fetching(attempt) => {
+                        assert!(running.contains(&(identity.clone(), attempt)));
+                    }
+                }
+            }
+            assert_eq!((ready, waiting), (state.ready.len(), state.timers.len()));
+        }
+    }
+}

@@ -83,13 +83,15 @@ fn default_wait() -> u64 {
 
 impl Config {
     pub(crate) fn parse(stdin: &[u8]) -> Result<Self, CniError> {
-        serde_json::from_slice(stdin).map_err(|error| {
-            CniError::new(
-                code::DECODING_FAILURE,
-                "the network configuration on stdin cannot be read",
-                error.to_string(),
-            )
-        })
+        let error = |details: String| {
+            let message = "the network configuration on stdin cannot be read";
+            CniError::new(code::DECODING_FAILURE, message, details)
+        };
+        // A list would be taken for the fields in their order.
+        if stdin.trim_ascii_start().first() != Some(&b'{') {
+            return Err(error("it is not a JSON object".to_owned()));
+        }
+        serde_json::from_slice(stdin).map_err(|source| error(source.to_string()))
     }
 
     pub(crate) fn version(&self) -> Result<Version, CniError> {

@@ -448,7 +448,7 @@ proptest! {
         let mut starting: Vec<(PodUid, Generation)> = Vec::new();
         let mut connected = false;
         let mut owed = 0;
-        let mut absorb = |effects: Effects,
+        let absorb = |effects: Effects,
                           alive: &mut BTreeMap<Generation, (PodUid, u32)>,
                           starting: &mut Vec<(PodUid, Generation)>,
                           connected: &mut bool,

@@ -1,0 +1,518 @@
+//! The real binary, run as a container runtime runs it, against scripted agents.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "clippy knows helpers of unit tests only"
+)]
+
+use std::{
+    collections::VecDeque,
+    fs,
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
+
+/// A request as the agent saw it.
+#[derive(Clone, Debug)]
+struct Seen {
+    line: String,
+    body: String,
+}
+
+/// What the agent does with a request.
+#[derive(Clone, Debug)]
+enum Does {
+    Answer(u16, &'static str),
+    /// Closes without a word, as when killed.
+    HangUp,
+}
+
+/// An agent that follows a script, one entry a request, and then repeats the last.
+struct Agent {
+    dir: tempfile::TempDir,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+fn member() -> Does {
+    Does::Answer(200, r#"{"mesh":true}"#)
+}
+
+fn outsider() -> Does {
+    Does::Answer(200, r#"{"mesh":false}"#)
+}
+
+impl Agent {
+    fn away() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            seen: Arc::default(),
+        }
+    }
+
+    fn with(script: impl IntoIterator<Item = Does>) -> Self {
+        let agent = Self::away();
+        agent.come(script);
+        agent
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("pluginevent.sock")
+    }
+
+    fn come(&self, script: impl IntoIterator<Item = Does>) {
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        let seen = Arc::clone(&self.seen);
+        let mut script: VecDeque<_> = script.into_iter().collect();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let does = if script.len() > 1 {
+                    script.pop_front()
+                } else {
+                    script.front().cloned()
+                };
+                serve(stream.unwrap(), does.unwrap(), &seen);
+            }
+        });
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn config(&self, version: &str) -> Value {
+        json!({
+            "cniVersion": version,
+            "name": "k8s-pod-network",
+            "type": "ambit-cni",
+            "cni_agent_run_dir": self.dir.path(),
+            "ambient_enabled": true,
+            "pod_namespace": "istio-system",
+            "exclude_namespaces": ["kube-system"],
+            "agent_wait_seconds": 20,
+            "plugin_log_level": "info",
+            "enablement_selectors": [],
+        })
+    }
+}
+
+fn serve(mut stream: UnixStream, does: Does, seen: &Mutex<Vec<Seen>>) {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    let (head, body) = loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("Content-Length: "))
+                .map_or(0, |length| length.parse::<usize>().unwrap());
+            if body.len() == length {
+                break (head.to_owned(), body.to_owned());
+            }
+        }
+        match stream.read(&mut buffer).unwrap() {
+            0 => return,
+            read => bytes.extend(&buffer[..read]),
+        }
+    };
+    let line = head.lines().next().unwrap().to_owned();
+    seen.lock().unwrap().push(Seen { line, body });
+    if let Does::Answer(status, body) = does {
+        let length = body.len();
+        let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}");
+        stream.write_all(answer.as_bytes()).unwrap();
+    }
+}
+
+fn command(name: &str, config: &Value) -> Child {
+    command_for(
+        name,
+        config,
+        "K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop;K8S_POD_UID=u-1",
+    )
+}
+
+fn command_for(name: &str, config: &Value, args: &str) -> Child {
+    start(name, config.to_string().as_bytes(), args, |_| {})
+}
+
+fn start(name: &str, stdin: &[u8], args: &str, change: impl FnOnce(&mut Command)) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-cni"));
+    command
+        .env_clear()
+        .env("CNI_COMMAND", name)
+        .env("CNI_CONTAINERID", "c0ffee")
+        .env("CNI_NETNS", "/var/run/netns/cni-1")
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .env("CNI_ARGS", args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    change(&mut command);
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(stdin).unwrap();
+    child
+}
+
+/// Standard output of a run that succeeds.
+fn succeeds(child: Child) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().unwrap();
+    let stdout = String::from_utf8(stdout).unwrap();
+    assert!(
+        status.success(),
+        "{stdout} {}",
+        String::from_utf8_lossy(&stderr)
+    );
+    stdout
+}
+
+/// The error of a run that fails, as CNI has it.
+fn fails(child: Child) -> Value {
+    let Output { status, stdout, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(1));
+    let error: Value = serde_json::from_slice(&stdout).unwrap();
+    assert!(
+        error["msg"].is_string() && error["cniVersion"].is_string(),
+        "{error}"
+    );
+    error
+}
+
+fn result_of(version: &str) -> Value {
+    match version {
+        "0.1.0" | "0.2.0" => json!({"cniVersion": version, "ip4": {"ip": "10.0.0.5/24"}}),
+        "1.0.0" | "1.1.0" => json!({
+            "cniVersion": version,
+            "interfaces": [{"name": "eth0", "mtu": 1450, "sandbox": "/x"}],
+            "ips": [{"address": "10.0.0.5/24", "gateway": "10.0.0.1", "interface": 0},
+                    {"address": "fd00::5/64"}],
+            "routes": [{"dst": "0.0.0.0/0", "priority": 100}],
+            "dns": {},
+            "of-the-future": [1.50, null],
+        }),
+        _ => json!({"cniVersion": version, "ips": [{"version": "4", "address": "10.0.0.5/24"}]}),
+    }
+}
+
+#[test]
+fn a_mesh_pod_is_posted_and_the_result_passed_on_in_every_version() {
+    for version in VERSIONS {
+        let agent = Agent::with([member(), Does::Answer(200, "")]);
+        let mut config = agent.config(version);
+        config["prevResult"] = result_of(version);
+        let stdout = succeeds(command("ADD", &config));
+        let printed: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(printed, result_of(version), "{version}");
+        let seen = agent.seen();
+        assert_eq!(
+            seen[0].line,
+            "GET /v1/membership?namespace=shop&pod=web&uid=u-1 HTTP/1.1"
+        );
+        assert_eq!(seen[1].line, "POST /cmdadd HTTP/1.1");
+        let event: Value = serde_json::from_str(&seen[1].body).unwrap();
+        assert_eq!(event["Netns"], "/var/run/netns/cni-1");
+        assert_eq!(event["PodName"], "web");
+        assert_eq!(event["PodNamespace"], "shop");
+        assert_eq!(event["PodUID"], "u-1");
+        assert_eq!(
+            event["IPs"][0]["Address"],
+            json!({"IP": "10.0.0.5", "Mask": "////AA=="})
+        );
+    }
+}
+
+#[test]
+fn the_result_of_another_plugin_is_printed_byte_for_byte() {
+    let agent = Agent::with([outsider()]);
+    let result = "{ \"ips\" :[], \"cniVersion\":\"1.0.0\",\"x\":1.500}";
+    let config = agent.config("1.0.0").to_string();
+    let config = format!(
+        "{},\"prevResult\":{result}}}",
+        config.strip_suffix('}').unwrap()
+    );
+    let args = "K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop";
+    let stdout = succeeds(start("ADD", config.as_bytes(), args, |_| {}));
+    assert_eq!(stdout, format!("{result}\n"));
+}
+
+#[test]
+fn without_a_previous_result_an_empty_one_is_printed() {
+    let agent = Agent::with([member(), Does::Answer(200, "")]);
+    let stdout = succeeds(command("ADD", &agent.config("0.4.0")));
+    assert_eq!(stdout, "{\"cniVersion\":\"0.4.0\",\"dns\":{}}\n");
+    let event: Value = serde_json::from_str(&agent.seen()[1].body).unwrap();
+    assert_eq!(event["IPs"], Value::Null);
+}
+
+#[test]
+fn pods_outside_the_mesh_are_never_posted() {
+    let agent = Agent::with([outsider()]);
+    succeeds(command("ADD", &agent.config("1.0.0")));
+    assert_eq!(agent.seen().len(), 1);
+}
+
+#[test]
+fn some_pods_pass_without_any_agent() {
+    let agent = Agent::away();
+    let config = agent.config("1.0.0");
+    for args in [
+        "K8S_POD_NAME=web;K8S_POD_NAMESPACE=kube-system",
+        "K8S_POD_NAME=istio-cni-node-x;K8S_POD_NAMESPACE=istio-system",
+        "K8S_POD_NAME=ambit-agent-x;K8S_POD_NAMESPACE=istio-system",
+        "IgnoreUnknown=1",
+        "",
+    ] {
+        succeeds(command_for("ADD", &config, args));
+    }
+    let mut off = config;
+    off["ambient_enabled"] = json!(false);
+    succeeds(command("ADD", &off));
+}
+
+#[test]
+fn a_failure_of_the_agent_fails_the_pod_and_names_the_cause() {
+    let agent = Agent::with([
+        member(),
+        Does::Answer(500, "pod shop/web: no such module xt_mark\n"),
+    ]);
+    let error = fails(command("ADD", &agent.config("1.0.0")));
+    assert_eq!(
+        (error["code"].as_u64(), error["cniVersion"].as_str()),
+        (Some(999), Some("1.0.0"))
+    );
+    let details = error["details"].as_str().unwrap();
+    assert!(
+        error["msg"].as_str().unwrap().contains("shop/web"),
+        "{error}"
+    );
+    assert!(
+        details.contains("500") && details.contains("no such module xt_mark"),
+        "{error}"
+    );
+    assert_eq!(
+        agent.seen().len(),
+        2,
+        "not tried again: the runtime does that"
+    );
+}
+
+#[test]
+fn an_agent_that_asks_for_patience_gets_it() {
+    let agent = Agent::with([
+        Does::Answer(503, "starting"),
+        member(),
+        Does::Answer(503, "no node proxy is connected"),
+        Does::HangUp,
+        Does::Answer(200, ""),
+    ]);
+    succeeds(command("ADD", &agent.config("1.0.0")));
+    assert_eq!(agent.seen().len(), 5);
+}
+
+#[test]
+fn a_mesh_pod_waits_for_an_agent_that_is_away_and_starts_when_it_comes() {
+    let agent = Agent::away();
+    fs::write(
+        agent.dir.path().join("membership.json"),
+        r#"{"version":1,"namespaces":{"shop":true}}"#,
+    )
+    .unwrap();
+    let mut child = command("ADD", &agent.config("1.0.0"));
+    // It has started and not given up once it has slept its way through some tries.
+    wait_until_asleep(child.id());
+    assert!(child.try_wait().unwrap().is_none());
+    agent.come([member(), Does::Answer(200, "")]);
+    succeeds(child);
+}
+
+#[test]
+fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
+    for membership in [
+        None,
+        Some(r#"{"version":1,"namespaces":{"shop":true}}"#),
+        Some("{"),
+    ] {
+        let agent = Agent::away();
+        if let Some(text) = membership {
+            fs::write(agent.dir.path().join("membership.json"), text).unwrap();
+        }
+        // A socket that nobody listens at any more, as after kill -9.
+        drop(UnixListener::bind(agent.socket()).unwrap());
+        let mut config = agent.config("1.1.0");
+        config["agent_wait_seconds"] = json!(0);
+        let error = fails(command("ADD", &config));
+        assert_eq!(error["code"], 11);
+        assert!(
+            error["msg"].as_str().unwrap().contains("shop/web"),
+            "{error}"
+        );
+        assert!(
+            error["details"].as_str().unwrap().contains("ambit-agent"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn pods_known_to_be_outside_do_not_wait_for_the_agent() {
+    let agent = Agent::away();
+    let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
+    fs::write(agent.dir.path().join("membership.json"), text).unwrap();
+    let started = Instant::now();
+    succeeds(command("ADD", &agent.config("1.0.0")));
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn an_agent_without_the_membership_question_is_helped_by_the_file() {
+    let file = |mesh: bool| format!(r#"{{"version":1,"namespaces":{{"shop":{mesh}}}}}"#);
+    let agent = Agent::with([
+        Does::Answer(404, "404 page not found\n"),
+        Does::Answer(200, ""),
+    ]);
+    fs::write(agent.dir.path().join("membership.json"), file(true)).unwrap();
+    succeeds(command("ADD", &agent.config("1.0.0")));
+    assert_eq!(agent.seen().len(), 2);
+    let agent = Agent::with([Does::Answer(404, "")]);
+    fs::write(agent.dir.path().join("membership.json"), file(false)).unwrap();
+    succeeds(command("ADD", &agent.config("1.0.0")));
+    let agent = Agent::with([Does::Answer(404, "")]);
+    let error = fails(command("ADD", &agent.config("1.0.0")));
+    assert!(
+        error["details"]
+            .as_str()
+            .unwrap()
+            .contains("membership.json"),
+        "{error}"
+    );
+}
+
+#[test]
+fn version_lists_what_is_spoken() {
+    let stdout = succeeds(command("VERSION", &json!({"cniVersion": "0.4.0"})));
+    let printed: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(
+        printed,
+        json!({"cniVersion": "0.4.0", "supportedVersions": VERSIONS})
+    );
+    // Runtimes that send nothing get an answer too.
+    succeeds(start("VERSION", b"", "", |_| {}));
+}
+
+#[test]
+fn other_commands_do_nothing_where_the_version_has_them() {
+    let agent = Agent::away();
+    for (command_name, since) in [("DEL", 0), ("CHECK", 4), ("STATUS", 6), ("GC", 6)] {
+        for (index, version) in VERSIONS.iter().enumerate() {
+            let child = command(command_name, &agent.config(version));
+            if index >= since {
+                assert_eq!(succeeds(child), "", "{command_name} {version}");
+            } else {
+                let error = fails(child);
+                assert_eq!(error["code"], 1, "{command_name} {version}");
+            }
+        }
+    }
+}
+
+#[test]
+fn deleting_never_fails() {
+    for stdin in ["", "junk", r#"{"cniVersion":"9.9.9"}"#] {
+        assert_eq!(
+            succeeds(start("DEL", stdin.as_bytes(), "", |c| {
+                c.env_remove("CNI_NETNS");
+            })),
+            ""
+        );
+    }
+}
+
+#[test]
+fn nonsense_on_stdin_is_an_error_of_the_right_code() {
+    for (stdin, code) in [
+        ("", 6),
+        ("junk", 6),
+        ("[]", 6),
+        (r#"{"cniVersion":5}"#, 6),
+        (r#"{"cniVersion":"9.9.9"}"#, 1),
+        (r#"{"cniVersion":"1.0.0","agent_wait_seconds":-1}"#, 6),
+        (r#"{"cniVersion":"1.0.0","prevResult":[1]}"#, 6),
+        (
+            r#"{"cniVersion":"1.0.0","prevResult":{"cniVersion":"8"}}"#,
+            1,
+        ),
+        (
+            r#"{"cniVersion":"1.0.0","prevResult":{"cniVersion":"0.2.0"}}"#,
+            1,
+        ),
+    ] {
+        let error = fails(start("ADD", stdin.as_bytes(), "", |_| {}));
+        assert_eq!(error["code"], code, "{stdin}: {error}");
+    }
+    let mut deep = "[".repeat(100_000);
+    deep.insert_str(0, r#"{"cniVersion":"1.0.0","prevResult":"#);
+    assert_eq!(fails(start("ADD", deep.as_bytes(), "", |_| {}))["code"], 6);
+}
+
+#[test]
+fn a_result_without_readable_addresses_fails_mesh_pods_only() {
+    for (membership, code) in [(member(), Some(6)), (outsider(), None)] {
+        let agent = Agent::with([membership, Does::Answer(200, "")]);
+        let mut config = agent.config("1.0.0");
+        config["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [{"address": "nowhere"}]});
+        match code {
+            Some(code) => assert_eq!(fails(command("ADD", &config))["code"], code),
+            None => drop(succeeds(command("ADD", &config))),
+        }
+    }
+}
+
+#[test]
+fn missing_or_malformed_variables_are_named() {
+    let config = Agent::away().config("1.1.0").to_string();
+    for (name, value) in [
+        ("CNI_CONTAINERID", None),
+        ("CNI_NETNS", None),
+        ("CNI_IFNAME", None),
+        ("CNI_PATH", None),
+        ("CNI_CONTAINERID", Some("../x")),
+        ("CNI_IFNAME", Some("a/b")),
+        ("CNI_IFNAME", Some("sixteen-letters-")),
+    ] {
+        let error = fails(start("ADD", config.as_bytes(), "", |command| {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }));
+        assert_eq!(error["code"], 4);
+        assert!(error["msg"].as_str().unwrap().contains(name), "{error}");
+    }
+    let error = fails(start("PAINT", config.as_bytes(), "", |_| {}));
+    assert!(error["msg"].as_str().unwrap().contains("PAINT"));
+}
+
+/// Waits until the process sleeps in the kernel on its own account.
+fn wait_until_asleep(pid: u32) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let file = Path::new("/proc").join(pid.to_string()).join("wchan");
+    while !fs::read_to_string(&file).is_ok_and(|at| at.contains("nanosleep")) {
+        assert!(Instant::now() < deadline, "the plugin does not wait");
+        thread::yield_now();
+    }
+}

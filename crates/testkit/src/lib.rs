@@ -19,4 +19,4 @@ mod until;
 pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
 pub use pki::Pki;
-pub use until::{until, until_blocking, until_some};
+pub use until::{pass, until, until_blocking, until_some};

@@ -45,6 +45,17 @@ pub fn until_some<T>(
     }
 }
 
+/// Lets virtual time pass, timer by timer, in a test whose clock is paused
+/// (`start_paused = true`). Costs no real time.
+pub async fn pass(duration: Duration) {
+    let real = Instant::now();
+    tokio::time::sleep(duration).await;
+    assert!(
+        duration < Duration::from_secs(1) || real.elapsed() < duration,
+        "the clock of this test is not paused"
+    );
+}
+
 /// As [`until`], for tests without a runtime.
 #[track_caller]
 pub fn until_blocking(what: &str, mut condition: impl FnMut() -> bool) {

@@ -1,3 +1,5 @@
+//! The admin server against peers that speak badly, slowly or not at all.
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

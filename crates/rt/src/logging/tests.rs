@@ -1,3 +1,5 @@
+//! Log lines in both formats, levels, and an output that is stuck.
+
 use std::sync::Mutex;
 
 use super::*;
@@ -218,7 +220,9 @@ fn the_writer_ends_with_its_last_queue() {
     }
     let (tell, told) = std::sync::mpsc::channel();
     let queue = LineQueue::start(Tells(tell)).unwrap();
-    queue.clone().push("line\n");
+    let clone = queue.clone();
     drop(queue);
+    clone.push("line\n");
+    drop(clone);
     told.recv_timeout(Duration::from_secs(20)).unwrap();
 }

@@ -1,3 +1,5 @@
+//! The access log's lines, field by field.
+
 use std::{
     io,
     sync::{Arc, Mutex},

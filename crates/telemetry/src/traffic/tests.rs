@@ -1,3 +1,5 @@
+//! Traffic metrics as a scrape sees them.
+
 use ambit_model::{Identity, Service, Workload};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 

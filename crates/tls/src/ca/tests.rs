@@ -1,3 +1,5 @@
+//! Issuing, and files of plugged-in authorities.
+
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 
 use super::*;

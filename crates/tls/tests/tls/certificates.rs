@@ -1,8 +1,10 @@
+//! The store of certificates over a fake authority, on paused time.
+
 use std::{sync::Arc, time::Duration};
 
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn;
-use ambit_testkit::{FakeCa, Pki, until};
+use ambit_testkit::{FakeCa, Pki, pass, until};
 use ambit_tls::{CertError, Certificates, CertificatesOptions};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -80,9 +82,9 @@ async fn what_a_connection_waits_for_overtakes_what_was_announced() {
 async fn renewal_at_half_life_replaces_the_certificate() {
     let (ca, certificates) = start();
     let first = certificates.get(&id("a")).await.unwrap();
-    tokio::time::sleep(DAY / 2 - Duration::from_secs(300)).await;
+    pass(DAY / 2 - Duration::from_secs(300)).await;
     assert_eq!(ca.asked().len(), 1);
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    pass(Duration::from_secs(600)).await;
     until("a renewal", || ca.asked().len() == 2).await;
     until("another certificate", || {
         certificates
@@ -97,14 +99,14 @@ async fn a_failed_renewal_keeps_the_old_certificate() {
     let (ca, certificates) = start();
     let first = certificates.get(&id("a")).await.unwrap();
     ca.fail(1_000);
-    tokio::time::sleep(DAY * 3 / 4).await;
+    pass(DAY * 3 / 4).await;
     assert!(ca.asked().len() > 10, "renewal is retried");
     assert!(Arc::ptr_eq(
         &certificates.get(&id("a")).await.unwrap(),
         &first
     ));
     ca.recover();
-    tokio::time::sleep(Duration::from_secs(200)).await;
+    pass(Duration::from_secs(200)).await;
     let renewed = certificates.get(&id("a")).await.unwrap();
     assert!(!Arc::ptr_eq(&renewed, &first));
 }
@@ -124,7 +126,7 @@ async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds()
     certificates.get(&id("a")).await.unwrap_err();
     assert_eq!(began.elapsed(), Duration::ZERO, "no waiting for the retry");
     assert_eq!(ca.asked().len(), 1, "callers do not hurry it");
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    pass(Duration::from_secs(5)).await;
     certificates.get(&id("a")).await.unwrap();
     assert_eq!(ca.asked().len(), 3);
 }
@@ -154,7 +156,7 @@ async fn what_is_forgotten_is_not_renewed() {
     let (ca, certificates) = start();
     certificates.get(&id("a")).await.unwrap();
     certificates.forget(&id("a"));
-    tokio::time::sleep(2 * DAY).await;
+    pass(2 * DAY).await;
     assert_eq!(ca.asked().len(), 1);
     assert!(certificates.peek(&id("a")).is_none());
 }

@@ -1,3 +1,5 @@
+//! Revocation: at handshakes, of open connections, and of files that change.
+
 use std::{
     path::PathBuf,
     sync::Arc,

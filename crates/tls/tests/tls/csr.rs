@@ -1,3 +1,5 @@
+//! The CSR API client against a scripted server on loopback.
+
 use std::{sync::Arc, time::Duration};
 
 use ambit_model::Identity;

@@ -1,3 +1,5 @@
+//! Who is let in: every pair of good and bad peers.
+
 use std::{sync::Arc, time::Duration};
 
 use ambit_model::{Identity, Reason};

@@ -1,3 +1,5 @@
+//! Which certificate is fetched when, on a clock of the test's own.
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);

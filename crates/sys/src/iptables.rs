@@ -1,6 +1,7 @@
 //! `iptables-save` and `iptables-restore` of either variant, run in the namespace of the calling thread.
 
 use std::{
+    fs::File,
     io::{self, Write as _},
     process::{Command, Output, Stdio},
 };
@@ -19,6 +20,9 @@ pub enum IptablesError {
         #[source]
         source: io::Error,
     },
+    /// Another change of the same rules cannot be kept away.
+    #[error("cannot lock the network namespace")]
+    Lock(#[source] io::Error),
     /// It ran and failed.
     #[error("{program} failed: {message}")]
     Failed {
@@ -27,6 +31,17 @@ pub enum IptablesError {
         /// What it said, shortened.
         message: String,
     },
+}
+
+/// Keeps everybody else in this process, and other processes of ours, from changing the rules of the
+/// calling thread's namespace between reading and writing them. Until the value is dropped.
+pub(crate) fn lock() -> Result<File, IptablesError> {
+    let locked = || {
+        let namespace = File::open("/proc/thread-self/ns/net")?;
+        rustix::fs::flock(&namespace, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(namespace)
+    };
+    locked().map_err(IptablesError::Lock)
 }
 
 /// The programs of one variant and family.
@@ -94,8 +109,8 @@ fn command(program: &str, arguments: &[&str]) -> Command {
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A lock of this namespace, not of the whole node: the file is the namespace itself.
-        .env("XTABLES_LOCKFILE", "/proc/self/ns/net");
+        // Not the lock of the whole node, which others hold for long, and not the file of `lock`.
+        .env("XTABLES_LOCKFILE", "/proc/self/ns/mnt");
     command
 }
 

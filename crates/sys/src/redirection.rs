@@ -45,6 +45,14 @@ impl Drift {
         self.items.is_empty()
     }
 
+    /// Nothing found so far, and nothing missed.
+    fn of_nothing() -> Self {
+        Self {
+            items: Vec::new(),
+            nothing_found: true,
+        }
+    }
+
     fn into_applied(self) -> Applied {
         if self.is_empty() {
             Applied::Unchanged
@@ -146,32 +154,26 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, RedirectionError> {
     let ruleset = plan(spec)?;
     inside(netns, || {
-        let mut drift = Drift {
-            items: Vec::new(),
-            nothing_found: true,
-        };
+        let mut drift = Drift::of_nothing();
         let mut routing = open_routing()?;
         for family in routed_families(&ruleset) {
             routing_drift(&mut routing, family, &mut drift)?;
         }
-        let carriers = Carrier::candidates(spec.backend);
         // On a node where only iptables works, what is ours is there.
-        let mut rules = None;
-        for carrier in carriers {
-            match carrier.observe(&ruleset) {
-                Ok(found) if !found.nothing_found => {
-                    rules = Some(found);
-                    break;
-                }
-                Ok(found) => rules = rules.or(Some(found)),
-                Err(error) if error.is_unsupported() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let rules = rules.unwrap_or_else(|| Drift {
-            items: vec!["no rules can be read here".into()],
-            nothing_found: true,
-        });
+        let candidates = Carrier::candidates(spec.backend);
+        let present = Carrier::present()?;
+        let carrier = candidates
+            .iter()
+            .find(|c| present.contains(c))
+            .or(candidates.first());
+        let rules = match carrier.map(|carrier| carrier.observe(&ruleset)) {
+            Some(Err(error)) if !error.is_unsupported() => return Err(error),
+            Some(Ok(rules)) => rules,
+            _ => Drift {
+                items: vec!["the rules are missing".into()],
+                nothing_found: true,
+            },
+        };
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
         Ok(drift)
@@ -278,10 +280,7 @@ fn mark_accepted_sockets(on: bool) {
 }
 
 fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
-    let mut drift = Drift {
-        items: Vec::new(),
-        nothing_found: true,
-    };
+    let mut drift = Drift::of_nothing();
     let mut routing = open_routing()?;
     let mut result = Ok(());
     // Each family is tried, whatever becomes of the other.
@@ -320,4 +319,53 @@ fn routing_drift(
             .push(format!("the {family} local route is missing"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: i32) -> RedirectionError {
+        RedirectionError::Nft(NftError::Open(io::Error::from_raw_os_error(code)))
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_leads_on_to_the_next_backend() {
+        let mut tried = Vec::new();
+        let done = first_working(Backend::Auto, |carrier| {
+            tried.push(carrier.backend());
+            match carrier.backend() {
+                Backend::Nftables => Err(refused(95)),
+                other => Ok(other),
+            }
+        });
+        assert_eq!(done.unwrap().1, Backend::IptablesNft);
+        assert_eq!(tried, [Backend::Nftables, Backend::IptablesNft]);
+    }
+
+    #[test]
+    fn what_the_kernel_forbids_does_not() {
+        let done = first_working(Backend::Auto, |_| Err::<(), _>(refused(1)));
+        assert!(matches!(done, Err(RedirectionError::Nft(_))));
+    }
+
+    #[test]
+    fn a_forced_backend_is_the_only_one_tried() {
+        let done = first_working(Backend::Nftables, |_| Err::<(), _>(refused(95)));
+        assert!(matches!(done, Err(RedirectionError::Nft(_))));
+    }
+
+    #[test]
+    fn when_nothing_works_the_error_tells_all_that_was_tried() {
+        let done = first_working(Backend::Auto, |_| Err::<(), _>(refused(93)));
+        let text = done.unwrap_err().to_string();
+        for name in [
+            "nftables: ",
+            "iptables-nft: ",
+            "iptables-legacy: ",
+            "Protocol not supported",
+        ] {
+            assert!(text.contains(name), "{text}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use ambit_netplan::{
 
 use super::{Drift, RedirectionError, family_enabled};
 use crate::{
-    iptables::Iptables,
+    iptables::{Iptables, lock},
     nft::{Nft, NftError},
 };
 
@@ -68,19 +68,7 @@ impl Carrier {
                 &nft::diff(current.as_ref(), Some(&nft::lower(ruleset))),
             )
         } else {
-            let mut drift = Drift {
-                items: Vec::new(),
-                nothing_found: true,
-            };
-            for (family, current) in self.read_both()? {
-                let desired = iptables::desired(ruleset, family);
-                drift.nothing_found &= current.is_empty();
-                let differences = iptables::differences(&current, &desired);
-                drift
-                    .items
-                    .extend(differences.iter().map(|text| format!("{family}: {text}")));
-            }
-            drift
+            self.compare(ruleset, |_, _, _| Ok(()))?
         };
         for other in Self::present()?.into_iter().filter(|other| *other != self) {
             drift
@@ -110,10 +98,19 @@ impl Carrier {
             let desired = nft::lower(ruleset);
             return change_table(POD_TABLE, |_| Some(desired.clone()));
         }
-        let mut drift = Drift {
-            items: Vec::new(),
-            nothing_found: true,
-        };
+        let _lock = lock()?;
+        self.compare(ruleset, |family, current, desired| {
+            self.restore(family, current, desired)
+        })
+    }
+
+    /// What iptables has against what it should have, each family also given to `each`.
+    fn compare(
+        self,
+        ruleset: &Ruleset,
+        each: impl Fn(Family, &State, &State) -> Result<(), RedirectionError>,
+    ) -> Result<Drift, RedirectionError> {
+        let mut drift = Drift::of_nothing();
         for (family, current) in self.read_both()? {
             let desired = iptables::desired(ruleset, family);
             drift.nothing_found &= current.is_empty();
@@ -121,7 +118,7 @@ impl Carrier {
             drift
                 .items
                 .extend(differences.iter().map(|text| format!("{family}: {text}")));
-            self.restore(family, &current, &desired)?;
+            each(family, &current, &desired)?;
         }
         Ok(drift)
     }
@@ -131,6 +128,7 @@ impl Carrier {
         if self.0 == Backend::Nftables {
             return change_table(POD_TABLE, |_| None).map(|_| ());
         }
+        let _lock = lock()?;
         for (family, current) in self.read_both()? {
             self.restore(family, &current, &State::default())?;
         }

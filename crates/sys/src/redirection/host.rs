@@ -16,7 +16,11 @@ use super::{
     carrier::{Carrier, change_table},
     family_enabled, first_working, inside,
 };
-use crate::{iptables::Iptables, netns::Netns, nft::Nft};
+use crate::{
+    iptables::{Iptables, lock},
+    netns::Netns,
+    nft::Nft,
+};
 
 /// Address to pod UID.
 type Members = BTreeMap<IpAddr, String>;
@@ -106,6 +110,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
             _ => {}
         }
         for carrier in Carrier::present()? {
+            let _lock = lock()?;
             let spec = HostSpec::default();
             for (family, current) in read(carrier.backend(), &spec)? {
                 restore(carrier.backend(), family, &current, &State::default())?;
@@ -139,10 +144,8 @@ fn edit_iptables(
     spec: &HostSpec,
     change: impl Fn(&mut Members),
 ) -> Result<Drift, RedirectionError> {
-    let mut drift = Drift {
-        items: Vec::new(),
-        nothing_found: true,
-    };
+    let _lock = lock()?;
+    let mut drift = Drift::of_nothing();
     for (family, current) in read(backend, spec)? {
         let found = iptables::host_members(&current);
         let mut members: Members = found.into_iter().map(|m| (m.ip, m.uid)).collect();

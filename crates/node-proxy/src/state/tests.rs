@@ -1,1 +1,387 @@
+//! Notifications, waiting and asking. What the table and the policies decide is tested with them.
 
+use std::time::Duration;
+
+use ambit_authz::Why;
+use ambit_model::{Action, Authorization, GatewayAddress, Scope, Service};
+use tokio::time::timeout;
+
+use super::*;
+
+fn config() -> StateConfig {
+    StateConfig {
+        node: "n1".into(),
+        ..StateConfig::default()
+    }
+}
+
+fn pod(name: &str) -> PodName {
+    PodName {
+        name: name.into(),
+        namespace: "ns".into(),
+        service_account: "sa".into(),
+    }
+}
+
+fn workload(name: &str, node: &str, ip: &str) -> Workload {
+    Workload {
+        uid: format!("Kubernetes//Pod/ns/{name}").into(),
+        name: name.into(),
+        namespace: "ns".into(),
+        service_account: "sa".into(),
+        node: node.into(),
+        protocol: Protocol::Hbone,
+        workload_ips: vec![ip.parse().unwrap()],
+        ..Workload::default()
+    }
+}
+
+fn there(workload: Workload) -> Update {
+    Update::Workload(Box::new(workload))
+}
+
+fn policy(name: &str, scope: Scope, namespace: &str) -> Authorization {
+    Authorization {
+        name: name.into(),
+        namespace: namespace.into(),
+        scope,
+        action: Action::Deny,
+        rules: vec![vec![]],
+        ..Authorization::default()
+    }
+}
+
+fn apply(state: &SharedState, updates: impl IntoIterator<Item = Update>) {
+    let mut batch: Vec<_> = updates.into_iter().collect();
+    state.apply(&mut batch);
+    assert!(batch.is_empty());
+}
+
+fn changed(watch: &mut watch::Receiver<u64>) -> bool {
+    let changed = watch.has_changed().unwrap();
+    watch.mark_unchanged();
+    changed
+}
+
+#[tokio::test]
+async fn a_pod_that_is_known_needs_no_waiting() {
+    let state = SharedState::new(config());
+    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    let found = state.wait_for_workload(&pod("a"), Instant::now()).await;
+    assert_eq!(found.unwrap().name, "a");
+}
+
+#[tokio::test]
+async fn a_pod_that_becomes_known_wakes_who_waits_for_it() {
+    let state = SharedState::new(config());
+    let waiting = {
+        let state = state.clone();
+        ambit_rt::spawn("waiting", async move {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            state.wait_for_workload(&pod("a"), deadline).await
+        })
+    };
+    tokio::task::yield_now().await;
+    apply(&state, [there(workload("other", "n1", "10.0.0.9"))]);
+    tokio::task::yield_now().await;
+    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    assert_eq!(waiting.await.unwrap().unwrap().name, "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_stays_unknown_is_given_up_at_the_deadline() {
+    let state = SharedState::new(config());
+    // On another node, or under another account: not this pod.
+    apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
+    apply(
+        &state,
+        [there(Workload {
+            service_account: "other".into(),
+            ..workload("b", "n1", "10.0.0.2")
+        })],
+    );
+    let started = Instant::now();
+    for name in ["a", "b"] {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        assert!(
+            state
+                .wait_for_workload(&pod(name), deadline)
+                .await
+                .is_none()
+        );
+    }
+    assert!(started.elapsed() >= 2 * LOCAL_WORKLOAD_DEADLINE);
+}
+
+#[test]
+fn a_pods_watch_sees_what_concerns_the_pod_and_nothing_else() {
+    let state = SharedState::new(config());
+    let mine = Workload {
+        authorization_policies: vec!["ns/chosen".into()],
+        ..workload("a", "n1", "10.0.0.1")
+    };
+    apply(
+        &state,
+        [there(mine.clone()), there(workload("b", "n1", "10.0.0.2"))],
+    );
+    let mut watch = state.watch_pod(&pod("a"));
+    watch.mark_unchanged();
+
+    let indifferent = [
+        there(mine.clone()),
+        there(workload("b", "n1", "10.0.0.3")),
+        there(workload("far", "n2", "10.0.0.4")),
+        Update::Service(Box::new(Service {
+            hostname: "h".into(),
+            ..Service::default()
+        })),
+        Update::Policy(policy("p", Scope::Namespace, "other")),
+        Update::Policy(policy("not-chosen", Scope::WorkloadSelector, "ns")),
+        Update::PolicyGone("ns/unknown".into()),
+        Update::AddressGone("Kubernetes//Pod/ns/b".into()),
+    ];
+    for update in indifferent {
+        let what = format!("{update:?}");
+        apply(&state, [update]);
+        assert!(!changed(&mut watch), "{what}");
+    }
+    let concerning = [
+        Update::Policy(policy("g", Scope::Global, "root")),
+        Update::Policy(policy("p", Scope::Namespace, "ns")),
+        Update::Policy(policy("chosen", Scope::WorkloadSelector, "ns")),
+        Update::PolicyGone("ns/chosen".into()),
+        there(Workload {
+            authorization_policies: vec![],
+            ..mine
+        }),
+        Update::AddressGone("Kubernetes//Pod/ns/a".into()),
+    ];
+    for update in concerning {
+        let what = format!("{update:?}");
+        apply(&state, [update]);
+        assert!(changed(&mut watch), "{what}");
+    }
+}
+
+#[test]
+fn a_watch_nobody_holds_is_forgotten() {
+    let state = SharedState::new(config());
+    for number in 0..100 {
+        drop(state.watch_pod(&pod(&format!("p{number}"))));
+    }
+    apply(&state, [Update::Policy(policy("g", Scope::Global, "root"))]);
+    assert!(state.0.pods.lock().is_empty());
+}
+
+#[test]
+fn a_workload_that_names_an_unknown_policy_is_refused_until_it_comes() {
+    let state = SharedState::new(config());
+    let naming = Workload {
+        authorization_policies: vec!["ns/coming".into()],
+        ..workload("a", "n1", "10.0.0.1")
+    };
+    let connection = Connection {
+        source: None,
+        source_ip: "10.0.0.9".parse().unwrap(),
+        destination: "10.0.0.1:80".parse().unwrap(),
+    };
+    let decision = state.authorize(&naming, &connection);
+    assert_eq!(
+        (decision.allowed, decision.why),
+        (false, Why::MissingPolicy("ns/coming".into()))
+    );
+    let mut coming = policy("coming", Scope::WorkloadSelector, "ns");
+    coming.rules.clear();
+    apply(&state, [Update::Policy(coming)]);
+    assert!(state.authorize(&naming, &connection).allowed);
+}
+
+#[test]
+fn an_enrolled_pod_can_connect_before_the_control_plane_tells_of_it() {
+    let state = SharedState::new(StateConfig {
+        network: "net".into(),
+        trust_domain: "td".into(),
+        cluster_id: "c1".into(),
+        ..config()
+    });
+    let mut far = workload("b", "n2", "10.0.0.2");
+    far.network = "net".into();
+    apply(&state, [there(far)]);
+    let source = state.synthesize(&pod("a"), &["::ffff:10.0.0.1".parse().unwrap()]);
+    assert_eq!(source.uid, "c1//Pod/ns/a");
+    assert_eq!(source.identity().to_string(), "spiffe://td/ns/ns/sa/sa");
+    assert_eq!(source.workload_ips[0].to_string(), "10.0.0.1");
+    let route = state
+        .route_now(&source, "10.0.0.2:80".parse().unwrap())
+        .unwrap();
+    assert!(matches!(route, Route::Hbone(_)));
+}
+
+#[tokio::test]
+async fn certificates_follow_the_local_identities() {
+    let state = SharedState::new(config());
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let following = follow_identities(state.clone(), move |event| sender.send(event).unwrap());
+    let _following = ambit_rt::spawn_abortable("following", following);
+    let id = Identity::new("cluster.local", "ns", "sa");
+
+    let plain = Workload {
+        protocol: Protocol::Tcp,
+        ..workload("plain", "n1", "10.0.0.7")
+    };
+    apply(
+        &state,
+        [
+            there(plain),
+            there(workload("far", "n2", "10.0.0.8")),
+            there(workload("a", "n1", "10.0.0.1")),
+        ],
+    );
+    assert_eq!(
+        events.recv().await,
+        Some(IdentityEvent::Appeared(id.clone()))
+    );
+    // A second pod of the identity changes nothing; only when both are gone is it.
+    apply(&state, [there(workload("b", "n1", "10.0.0.2"))]);
+    apply(&state, [Update::AddressGone("Kubernetes//Pod/ns/a".into())]);
+    apply(&state, [Update::AddressGone("Kubernetes//Pod/ns/b".into())]);
+    assert_eq!(events.recv().await, Some(IdentityEvent::Gone(id)));
+    assert!(events.try_recv().is_err());
+}
+
+// === on demand ===
+
+/// Answers demands with what `answer` says, `None` standing for "there is none".
+fn serve(
+    state: &SharedState,
+    mut demands: mpsc::Receiver<AddressDemand>,
+    answer: impl Fn(&str) -> Vec<Update> + Send + 'static,
+) -> (ambit_rt::AbortOnDrop<()>, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (state, log) = (state.clone(), asked.clone());
+    let serving = async move {
+        while let Some(AddressDemand { name, done }) = demands.recv().await {
+            apply(&state, answer(&name));
+            log.lock().push(name);
+            done.send(()).ok();
+        }
+    };
+    (ambit_rt::spawn_abortable("control plane", serving), asked)
+}
+
+fn guarded_service() -> Service {
+    Service {
+        name: "web".into(),
+        namespace: "ns".into(),
+        hostname: "web.example".into(),
+        vips: vec!["/10.96.0.1".parse().unwrap()],
+        ports: [(80, 80)].into(),
+        waypoint: Some(GatewayAddress {
+            destination: "/10.0.0.9".parse().unwrap(),
+            hbone_mtls_port: 15008,
+        }),
+        ..Service::default()
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_destination_is_asked_for_and_then_its_waypoint() {
+    let (state, demands) = SharedState::on_demand(config());
+    let (_serving, asked) = serve(&state, demands, |name| match name {
+        "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
+        "/10.0.0.9" => vec![there(workload("waypoint", "n2", "10.0.0.9"))],
+        _ => vec![],
+    });
+    let source = state.synthesize(&pod("a"), &[]);
+    let route = state
+        .route(&source, "10.96.0.1:80".parse().unwrap())
+        .await
+        .unwrap();
+    let Route::Hbone(route) = route else {
+        panic!("{route:?}")
+    };
+    assert_eq!(
+        (route.via_waypoint, route.authority.as_str()),
+        (true, "10.96.0.1:80")
+    );
+    assert_eq!(*asked.lock(), ["/10.96.0.1", "/10.0.0.9"]);
+    // The second time nothing need be asked.
+    state
+        .route(&source, "10.96.0.1:80".parse().unwrap())
+        .await
+        .unwrap();
+    assert_eq!(asked.lock().len(), 2);
+}
+
+#[tokio::test]
+async fn a_negative_answer_means_passthrough_and_an_unknown_waypoint_an_error() {
+    let (state, demands) = SharedState::on_demand(config());
+    let (_serving, _) = serve(&state, demands, |name| match name {
+        "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
+        _ => vec![],
+    });
+    let source = state.synthesize(&pod("a"), &[]);
+    let route = state.route(&source, "8.8.8.8:53".parse().unwrap()).await;
+    assert!(matches!(route, Ok(Route::Passthrough { .. })), "{route:?}");
+    let route = state.route(&source, "10.96.0.1:80".parse().unwrap()).await;
+    assert!(
+        matches!(route, Err(RouteError::UnknownWaypoint { .. })),
+        "{route:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_answer_the_connection_fails_instead_of_going_plain() {
+    let (state, demands) = SharedState::on_demand(config());
+    let source = state.synthesize(&pod("a"), &[]);
+    let route = state.route(&source, "10.0.0.2:80".parse().unwrap()).await;
+    assert!(
+        matches!(route, Err(RouteError::NotAnswered { .. })),
+        "{route:?}"
+    );
+    drop(demands);
+    let without_client = state.route(&source, "10.0.0.2:80".parse().unwrap());
+    let route = timeout(Duration::from_secs(1), without_client)
+        .await
+        .unwrap();
+    assert!(
+        matches!(route, Err(RouteError::NotAnswered { .. })),
+        "{route:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_pods_own_record_is_asked_for() {
+    let (state, demands) = SharedState::on_demand(config());
+    let (_serving, asked) = serve(&state, demands, |_| {
+        vec![there(workload("a", "n1", "10.0.0.1"))]
+    });
+    let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+    assert!(state.wait_for_workload(&pod("a"), deadline).await.is_some());
+    assert_eq!(*asked.lock(), ["Kubernetes//Pod/ns/a"]);
+}
+
+#[test]
+fn readers_get_through_while_a_large_push_comes_in() {
+    let state = SharedState::new(config());
+    apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
+    let writer = {
+        let state = state.clone();
+        std::thread::spawn(move || {
+            for batch in 0..200 {
+                let workloads = (0..64).map(|number| {
+                    let ip = format!("10.1.{batch}.{number}");
+                    there(workload(&format!("p-{batch}-{number}"), "n2", &ip))
+                });
+                apply(&state, workloads);
+            }
+        })
+    };
+    let source = state.synthesize(&pod("c"), &[]);
+    while !writer.is_finished() {
+        let route = state.route_now(&source, "10.0.0.1:80".parse().unwrap());
+        assert!(matches!(route, Ok(Route::Hbone(_))));
+    }
+    writer.join().unwrap();
+    assert_eq!(state.table().size().workloads, 200 * 64 + 1);
+}

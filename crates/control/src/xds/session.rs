@@ -545,3 +545,6 @@ impl<'a> Gather<'a> {
         (resources, self.missing.into_iter().collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

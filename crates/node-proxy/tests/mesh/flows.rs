@@ -2,9 +2,21 @@
 
 use std::net::SocketAddr;
 
+use ambit_node_proxy::state::Update;
+use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
-use crate::fixture::{Mesh, line, rest};
+use crate::fixture::{Mesh, PodHost, line, rest};
+
+/// What the server saw as the client's address; the connection works both ways.
+async fn seen(client: &PodHost, to: SocketAddr) -> String {
+    let mut stream = client.connect(to).await.unwrap();
+    let seen = line(&mut stream).await.unwrap();
+    stream.write_all(b"hello").await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(rest(&mut stream).await.unwrap(), b"hello");
+    seen
+}
 
 #[tokio::test]
 async fn captured_pods_talk_through_a_tunnel_and_the_server_sees_the_client_s_address() {
@@ -12,17 +24,214 @@ async fn captured_pods_talk_through_a_tunnel_and_the_server_sees_the_client_s_ad
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
     server.echo(8080);
+    assert_eq!(
+        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        "10.9.0.1"
+    );
+    for (node, reporter) in [(0, "source"), (1, "destination")] {
+        let metrics = mesh.nodes[node].metrics();
+        let opened = metrics
+            .lines()
+            .find(|line| line.starts_with("istio_tcp_connections_opened_total"))
+            .unwrap_or_else(|| panic!("no connection was counted: {metrics}"));
+        for label in [
+            format!("reporter=\"{reporter}\""),
+            "connection_security_policy=\"mutual_tls\"".to_owned(),
+            "source_workload=\"client\"".to_owned(),
+            "destination_workload=\"server\"".to_owned(),
+            "destination_principal=\"spiffe://cluster.local/ns/ns/sa/server\"".to_owned(),
+        ] {
+            assert!(opened.contains(&label), "{label} in {opened}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_same_node_still_means_a_tunnel() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(0, "server", "10.9.0.2").await;
+    server.echo(8080);
+    assert_eq!(
+        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        "10.9.0.1"
+    );
+    assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
+}
+
+#[tokio::test]
+async fn tunnels_carry_ipv6() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "fd09::1").await;
+    let server = mesh.captured(1, "server", "fd09::2").await;
+    server.echo(8080);
+    assert_eq!(
+        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        "fd09::1"
+    );
+    assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
+}
+
+#[tokio::test]
+async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_clear() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("outside", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    assert_eq!(
+        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        "10.9.0.1"
+    );
+    let metrics = mesh.nodes[1].metrics();
+    assert!(
+        metrics.contains("connection_security_policy=\"unknown\""),
+        "{metrics}"
+    );
+    assert!(!metrics.contains("mutual_tls"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_clear() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let unknown = mesh.pod("unknown", "10.9.0.2").await;
+    let known = mesh.pod("known", "10.9.0.3").await;
+    mesh.tell_workload(build::plain_workload("known", &["10.9.0.3"]));
+    for server in [&unknown, &known] {
+        server.echo(80);
+        assert_eq!(
+            seen(&client, SocketAddr::new(server.ip, 80)).await,
+            "10.9.0.1"
+        );
+    }
+    assert!(!mesh.nodes[0].metrics().contains("mutual_tls"));
+}
+
+#[tokio::test]
+async fn a_service_s_connections_reach_its_healthy_endpoints_on_their_target_ports() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let name = "ns/echo.ns.svc.cluster.local";
+    mesh.tell_service(build::service("echo", &["/10.96.0.9"], &[(80, 0)]));
+    let mut servers = Vec::new();
+    for (server, ip, port) in [("a", "10.9.0.11", 8001), ("b", "10.9.0.12", 8002)] {
+        let pod = mesh.captured(1, server, ip).await;
+        let workload = build::endpoint_of(build::workload(server, &[ip]), name, &[(80, port)]);
+        mesh.tell_workload(workload);
+        pod.echo(port);
+        servers.push(pod);
+    }
+    let mut sick = build::endpoint_of(build::workload("c", &["10.9.0.13"]), name, &[(80, 1)]);
+    sick.status = ambit_model::WorkloadStatus::Unhealthy;
+    mesh.tell_workload(sick);
+    // The VIP is on no wire: only the proxy knows where it leads.
+    client
+        .host
+        .route("10.96.0.0/16".parse().unwrap(), None, "eth0")
+        .await
+        .unwrap();
+    for _ in 0..30 {
+        assert_eq!(
+            seen(&client, "10.96.0.9:80".parse().unwrap()).await,
+            "10.9.0.1"
+        );
+    }
+    let metrics = mesh.nodes[0].metrics();
+    for server in ["a", "b"] {
+        let label = format!("destination_workload=\"{server}\"");
+        assert!(
+            metrics.contains(&label),
+            "no connection reached {server}: {metrics}"
+        );
+    }
+    assert!(
+        metrics.contains("destination_service=\"echo.ns.svc.cluster.local\""),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn a_service_without_endpoints_fails_at_once() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    mesh.tell_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
+    let mut stream = client
+        .connect("10.9.0.99:80".parse().unwrap())
+        .await
+        .unwrap();
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn connections_share_a_tunnel_connection() {
+    let mut mesh = Mesh::with_env(&[("POOL_MAX_STREAMS_PER_CONNECTION", "100")]).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let mut open = Vec::new();
+    for _ in 0..40 {
+        let mut stream = client
+            .connect(SocketAddr::new(server.ip, 8080))
+            .await
+            .unwrap();
+        line(&mut stream).await.unwrap();
+        open.push(stream);
+    }
+    let tunnels = std::process::id();
+    let path = format!("/proc/{tunnels}/task");
+    // Counted where they arrive: established connections to 15008 in the server's namespace.
+    let tcp = server
+        .host
+        .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp6"))
+        .unwrap();
+    let text = tcp.unwrap_or_else(|error| panic!("{path}: {error}"));
+    let established = text
+        .lines()
+        .filter(|row| {
+            let fields: Vec<&str> = row.split_ascii_whitespace().collect();
+            fields.get(1).is_some_and(|local| local.ends_with(":3AA0"))
+                && fields.get(3).is_some_and(|state| *state == "01")
+        })
+        .count();
+    assert!(
+        (1..=2).contains(&established),
+        "one a worker, not {established}"
+    );
+}
+
+#[tokio::test]
+async fn the_first_connection_does_not_wait_for_the_control_plane() {
+    let mut mesh = Mesh::new().await;
+    let mut client = mesh.pod("client", "10.9.0.1").await;
+    mesh.capture(0, &mut client);
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let began = std::time::Instant::now();
+    assert_eq!(
+        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        "10.9.0.1"
+    );
+    assert!(began.elapsed() < std::time::Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_connection_to_a_pod_waits_until_its_policies_can_be_known() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let mut server = mesh.pod("server", "10.9.0.2").await;
+    mesh.capture(1, &mut server);
+    let known = Update::Workload(Box::new(build::workload("server", &["10.9.0.2"])));
+    mesh.nodes[0].tell(known.clone());
+    server.echo(8080);
     let mut stream = client
         .connect(SocketAddr::new(server.ip, 8080))
         .await
         .unwrap();
+    let node = &mesh.nodes[1];
+    ambit_testkit::until("the tunnel waits at the server's side", || {
+        node.proxy.metrics.traffic().is_empty()
+    })
+    .await;
+    node.tell(known);
     assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.1");
-    stream.write_all(b"hello").await.unwrap();
-    stream.shutdown().await.unwrap();
-    assert_eq!(rest(&mut stream).await.unwrap(), b"hello");
-    let source = mesh.nodes[0].metrics();
-    assert!(
-        source.contains("connection_security_policy=\"mutual_tls\""),
-        "{source}"
-    );
 }

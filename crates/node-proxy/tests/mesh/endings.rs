@@ -1,0 +1,175 @@
+//! How connections end: half-close, resets, drains, peers that die.
+
+use std::{net::SocketAddr, time::Duration};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::fixture::{LONG, Mesh, line, rest};
+
+#[tokio::test]
+async fn either_side_may_finish_first_and_the_other_goes_on() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let listener = server.listen(8080);
+    for source in [&client, &outside] {
+        for server_first in [true, false] {
+            let mut near = source
+                .connect(SocketAddr::new(server.ip, 8080))
+                .await
+                .unwrap();
+            let (mut far, _) = listener.accept().await.unwrap();
+            let (first, second) = if server_first {
+                (&mut far, &mut near)
+            } else {
+                (&mut near, &mut far)
+            };
+            first.write_all(b"my last words").await.unwrap();
+            first.shutdown().await.unwrap();
+            assert_eq!(rest(second).await.unwrap(), b"my last words");
+            second.write_all(b"mine").await.unwrap();
+            second.shutdown().await.unwrap();
+            assert_eq!(rest(first).await.unwrap(), b"mine");
+        }
+    }
+    let connections = &server.pod.as_ref().unwrap().connections;
+    ambit_testkit::until("all connections are over", || connections.is_empty()).await;
+}
+
+#[tokio::test]
+async fn much_data_arrives_whole_in_both_directions_at_once() {
+    const SIZE: usize = 20 << 20;
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let listener = server.listen(8080);
+    let near = client
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    let (far, _) = listener.accept().await.unwrap();
+    let pattern: Vec<u8> = (0..SIZE).map(|i| (i * 31 % 251) as u8).collect();
+    let exchange = |stream: tokio::net::TcpStream| {
+        let pattern = pattern.clone();
+        async move {
+            let (mut read, mut write) = stream.into_split();
+            let expected = pattern.clone();
+            let sending = async {
+                write.write_all(&pattern).await.unwrap();
+                write.shutdown().await.unwrap();
+            };
+            let receiving = async {
+                let mut got = Vec::new();
+                read.read_to_end(&mut got).await.unwrap();
+                assert!(got == expected, "{} bytes came, not as sent", got.len());
+            };
+            tokio::join!(sending, receiving);
+        }
+    };
+    let both = async { tokio::join!(exchange(near), exchange(far)) };
+    tokio::time::timeout(LONG * 3, both).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_dies_is_noticed_at_the_server() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let listener = server.listen(8080);
+    let near = client
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    let (mut far, _) = listener.accept().await.unwrap();
+    near.set_zero_linger().unwrap();
+    drop(near);
+    assert!(rest(&mut far).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_noticed_at_the_client() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let mut near = client.connect(SocketAddr::new(server.ip, 1)).await.unwrap();
+    assert!(rest(&mut near).await.unwrap_or_default().is_empty());
+    assert!(
+        mesh.nodes[1]
+            .metrics()
+            .contains("response_flags=\"CONNECT\"")
+    );
+}
+
+#[tokio::test]
+async fn a_draining_pod_keeps_what_is_open_and_takes_nothing_new() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut open = client.connect(to).await.unwrap();
+    line(&mut open).await.unwrap();
+    let pod = server.pod.clone().unwrap();
+    let drain = ambit_rt::spawn("drain", {
+        let pod = pod.clone();
+        async move { pod.finish(None).await }
+    });
+    // The listeners close on their workers' threads.
+    let mut refused = false;
+    for _ in 0..1000 {
+        let mut new = client.connect(to).await.unwrap();
+        if line(&mut new).await.is_err() {
+            refused = true;
+            break;
+        }
+    }
+    assert!(refused, "a draining pod goes on taking connections");
+    open.write_all(b"still here\n").await.unwrap();
+    assert_eq!(line(&mut open).await.unwrap(), "still here");
+    open.shutdown().await.unwrap();
+    assert!(rest(&mut open).await.unwrap().is_empty());
+    tokio::time::timeout(LONG, drain)
+        .await
+        .expect("the drain never ends")
+        .unwrap();
+    assert!(pod.connections.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_open_at_a_drain_s_deadline_is_cut() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let mut open = client
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    line(&mut open).await.unwrap();
+    let pod = server.pod.clone().unwrap();
+    let drain = pod.finish(Some(Duration::from_millis(300)));
+    tokio::time::timeout(LONG, drain)
+        .await
+        .expect("the drain never ends");
+    assert!(rest(&mut open).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn a_peer_that_restarts_is_dialled_anew() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let mut server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut open = client.connect(to).await.unwrap();
+    line(&mut open).await.unwrap();
+    // As when the far proxy is killed and another takes its place.
+    server.pod.take().unwrap().stop_now();
+    mesh.capture(0, &mut server);
+    assert!(rest(&mut open).await.unwrap_or_default().is_empty());
+    for _ in 0..10 {
+        let mut new = client.connect(to).await.unwrap();
+        assert_eq!(line(&mut new).await.unwrap(), "10.9.0.1");
+    }
+}

@@ -1,0 +1,221 @@
+//! Peers that do what they should not.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_hbone::{TunnelError, client, tls};
+use ambit_model::Identity;
+use ambit_sys::socket::{self, OutboundSpec};
+use ambit_testkit::{Pki, build};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::fixture::{LONG, Mesh, PodHost, rest};
+
+/// A connection from a namespace as our own proxy would make it: with the mark, to the HBONE port.
+async fn to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
+    let to = SocketAddr::new(server.ip, 15008);
+    let spec = OutboundSpec {
+        mark: Some(0x539),
+        ..Default::default()
+    };
+    socket::outbound(Some(from.netns()), to, &spec)
+        .unwrap()
+        .connect(to)
+        .await
+        .unwrap()
+}
+
+async fn tunnel_as(
+    pki: &Arc<Pki>,
+    me: &Identity,
+    from: &PodHost,
+    server: &PodHost,
+) -> Result<client::ClientConnection, String> {
+    let expected = [build::identity("ns", &server.name)];
+    let config = pki.cert(me).client_config(&expected).unwrap();
+    let stream = to_hbone(from, server).await;
+    let stream = tls::connect(stream, config, LONG)
+        .await
+        .map_err(|error| error.to_string())?;
+    let settings = ambit_hbone::Settings::default();
+    let (connection, driver) = client::handshake(stream, &settings)
+        .await
+        .map_err(|error| error.to_string())?;
+    ambit_rt::spawn("driver", driver.run(|| {}));
+    Ok(connection)
+}
+
+async fn status(connection: &client::ClientConnection, authority: &str) -> StatusCode {
+    let authority = Uri::try_from(authority).unwrap();
+    match connection.tunnel(authority, HeaderMap::new()).await {
+        Ok(_) => StatusCode::OK,
+        Err(TunnelError::Status(status)) => status,
+        Err(error) => panic!("no answer: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn each_wrong_target_has_its_status() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let me = build::identity("ns", "client");
+    let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    for (authority, expected) in [
+        ("10.9.0.2:8080", 200),
+        ("10.9.0.3:8080", 400),
+        ("10.9.0.2:15008", 503),
+        ("10.9.0.2:15001", 503),
+        ("10.9.0.2:15006", 503),
+        ("10.9.0.2:1", 503),
+        ("nowhere.example.com:80", 503),
+        ("10.9.0.2:0", 400),
+    ] {
+        assert_eq!(
+            status(&connection, authority).await,
+            expected,
+            "{authority}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_denied_tunnel_is_answered_401() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let only = build::from_principal("cluster.local/ns/ns/sa/somebody");
+    let policy = build::policy("p", ambit_model::Action::Allow, only);
+    mesh.tell(ambit_node_proxy::state::Update::Policy(policy));
+    let me = build::identity("ns", "client");
+    let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    assert_eq!(status(&connection, "10.9.0.2:8080").await, 401);
+}
+
+#[tokio::test]
+async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let foreign = Identity::new("other.domain", "ns", "client");
+    let stranger = Arc::new(Pki::new());
+    for (pki, me) in [
+        (&mesh.pki, foreign),
+        (&stranger, build::identity("ns", "client")),
+    ] {
+        // In TLS 1.3 the client learns of its refusal only when it reads.
+        if let Ok(connection) = tunnel_as(pki, &me, &client, &server).await {
+            let authority = Uri::from_static("10.9.0.2:8080");
+            let opened = connection.tunnel(authority, HeaderMap::new()).await;
+            assert!(
+                matches!(opened, Err(TunnelError::Stream(_))),
+                "{me}: {opened:?}"
+            );
+        }
+    }
+    assert_eq!(server.pod.as_ref().unwrap().connections.len(), 0);
+}
+
+#[tokio::test]
+async fn oversized_headers_end_the_stream_and_not_the_others() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let me = build::identity("ns", "client");
+    let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    let authority = Uri::from_static("10.9.0.2:8080");
+    let (open, _) = connection
+        .tunnel(authority.clone(), HeaderMap::new())
+        .await
+        .unwrap();
+    let mut headers = HeaderMap::new();
+    let long = HeaderValue::try_from("x".repeat(8000)).unwrap();
+    for i in 0..20 {
+        headers.insert(
+            http::HeaderName::try_from(format!("x-{i}")).unwrap(),
+            long.clone(),
+        );
+    }
+    let refused = connection.tunnel(authority, headers).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let mut io = open.into_io();
+    io.write_all(b"x").await.unwrap();
+    let mut hello = [0; 9];
+    tokio::time::timeout(LONG, io.read_exact(&mut hello))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(&hello, b"10.9.0.1\n");
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_tls_end_the_connection() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0xff; 4096],
+        &[0x16, 3, 1, 0xff, 0xff],
+    ] {
+        let mut stream = to_hbone(&client, &server).await;
+        stream.write_all(garbage).await.unwrap();
+        stream.shutdown().await.unwrap();
+        // At most an alert comes back.
+        assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
+    }
+}
+
+#[tokio::test]
+async fn calls_to_the_proxy_s_own_ports_never_loop() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let mut calls = Vec::new();
+    for port in [15001, 15006, 15008] {
+        for ip in ["127.0.0.1", "10.9.0.1", "10.9.0.2"] {
+            calls.push((&client, SocketAddr::new(ip.parse().unwrap(), port)));
+        }
+        calls.push((&outside, SocketAddr::new(server.ip, port)));
+    }
+    for (from, to) in calls {
+        let Ok(mut stream) = from.connect(to).await else {
+            continue;
+        };
+        // Whoever reads what we say does not like it; TLS waits for more and gets the end.
+        let _gone = stream.write_all(b"hello").await;
+        let _gone = stream.shutdown().await;
+        assert!(
+            rest(&mut stream).await.unwrap_or_default().len() < 16,
+            "{} to {to}",
+            from.name
+        );
+    }
+    for pod in [&client, &server] {
+        let connections = &pod.pod.as_ref().unwrap().connections;
+        ambit_testkit::until("no connection is left going round", || {
+            connections.is_empty()
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_handshake_that_stands_still_is_given_up() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let mut stream = to_hbone(&client, &server).await;
+    stream.write_all(&[0x16, 3, 1]).await.unwrap();
+    let began = std::time::Instant::now();
+    assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
+    assert!(began.elapsed() < Duration::from_secs(15));
+}

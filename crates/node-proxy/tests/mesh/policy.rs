@@ -1,0 +1,119 @@
+//! Who may connect, and connections that are open when that changes.
+
+use std::net::SocketAddr;
+
+use ambit_model::{Action, Match};
+use ambit_node_proxy::state::Update;
+use ambit_testkit::build;
+use tokio::io::AsyncWriteExt;
+
+use crate::fixture::{Mesh, PodHost, line, rest};
+
+async fn is_served(client: &PodHost, to: SocketAddr) -> bool {
+    let mut stream = client.connect(to).await.unwrap();
+    line(&mut stream).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_tunnel_is_allowed_by_its_identity_and_clear_text_has_none() {
+    let mut mesh = Mesh::new().await;
+    let friend = mesh.captured(0, "friend", "10.9.0.1").await;
+    let stranger = mesh.captured(0, "stranger", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let only = build::from_principal("cluster.local/ns/ns/sa/friend");
+    mesh.tell(Update::Policy(build::policy(
+        "only-friend",
+        Action::Allow,
+        only,
+    )));
+    assert!(is_served(&friend, to).await);
+    assert!(!is_served(&stranger, to).await);
+    assert!(!is_served(&outside, to).await);
+    let metrics = mesh.nodes[1].metrics();
+    assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
+}
+
+#[tokio::test]
+async fn requiring_any_identity_blocks_clear_text_alone() {
+    let mut mesh = Mesh::new().await;
+    let friend = mesh.captured(0, "friend", "10.9.0.1").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    mesh.tell(Update::Policy(build::policy(
+        "strict",
+        Action::Deny,
+        build::from_nobody(),
+    )));
+    assert!(is_served(&friend, to).await);
+    assert!(!is_served(&outside, to).await);
+}
+
+#[tokio::test]
+async fn a_policy_change_cuts_just_the_connections_it_forbids() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    for port in [8080, 8081] {
+        server.echo(port);
+    }
+    let mut cut = client
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    let mut cut_plain = outside
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    let mut stays = client
+        .connect(SocketAddr::new(server.ip, 8081))
+        .await
+        .unwrap();
+    for stream in [&mut cut, &mut cut_plain, &mut stays] {
+        line(stream).await.unwrap();
+    }
+    let forbidden = Match {
+        destination_ports: vec![8080],
+        ..Match::default()
+    };
+    mesh.tell(Update::Policy(build::policy(
+        "no-8080",
+        Action::Deny,
+        forbidden,
+    )));
+    for stream in [&mut cut, &mut cut_plain] {
+        assert!(rest(stream).await.unwrap_or_default().is_empty());
+    }
+    stays.write_all(b"still here\n").await.unwrap();
+    assert_eq!(line(&mut stays).await.unwrap(), "still here");
+}
+
+#[tokio::test]
+async fn a_workload_that_begins_to_name_a_policy_has_its_connections_checked_again() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let mut stream = client
+        .connect(SocketAddr::new(server.ip, 8080))
+        .await
+        .unwrap();
+    line(&mut stream).await.unwrap();
+    let mut workload = build::workload("server", &["10.9.0.4"]);
+    let everything = Match {
+        destination_ports: vec![8080],
+        ..Match::default()
+    };
+    let mut policy = build::policy("selected", Action::Deny, everything);
+    build::select(&mut workload, &mut policy);
+    mesh.tell(Update::Policy(policy));
+    stream.write_all(b"nothing selects it yet\n").await.unwrap();
+    line(&mut stream).await.unwrap();
+    mesh.tell_workload(workload);
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+}

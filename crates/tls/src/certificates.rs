@@ -130,6 +130,12 @@ impl Certificates {
     /// The certificate of an identity; waits while it is fetched for the first time, never for a
     /// retry.
     pub async fn get(&self, identity: &Identity) -> Result<Arc<WorkloadCert>, CertError> {
+        if let Some(cert) = self
+            .peek(identity)
+            .filter(|cert| !cert.is_expired(SystemTime::now()))
+        {
+            return Ok(cert);
+        }
         let mut slot = self.ask(identity, Priority::RealTime);
         let settled = slot
             .wait_for(|slot| !matches!(slot, Slot::Initializing))

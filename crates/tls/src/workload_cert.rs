@@ -13,11 +13,13 @@ use parking_lot::Mutex;
 use rustls::{
     CertificateError, ClientConfig, RootCertStore, ServerConfig,
     client::{ResolvesClientCert, Resumption},
+    crypto::aws_lc_rs::sign::any_supported_type,
     server::NoServerSessionStorage,
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use webpki::KeyUsage;
+use zeroize::Zeroizing;
 
 use crate::{
     ChainError, TlsSettings,
@@ -74,6 +76,8 @@ impl WorkloadCert {
         roots: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Result<Self, ChainError> {
+        // Wiped on every way out. The loaded key is the library's, which wipes it when freed.
+        let key = Zeroizing::new(key);
         let Some((leaf_der, intermediates)) = chain.split_first() else {
             return Err(ChainError::Empty);
         };
@@ -108,11 +112,7 @@ impl WorkloadCert {
             settings: settings.clone(),
             ..verifier
         };
-        let key = settings
-            .provider
-            .key_provider
-            .load_private_key(key)
-            .map_err(ChainError::Key)?;
+        let key = any_supported_type(&key).map_err(ChainError::Key)?;
         let key = CertifiedKey::new(chain, key);
         key.keys_match().map_err(ChainError::Key)?;
         Ok(Self {

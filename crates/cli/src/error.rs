@@ -1,21 +1,32 @@
-//! What a command says when it fails: what happened, why, and what to try.
+//! What goes wrong for the user of the command line: of which kind, why, and what to try.
 
-use std::{error::Error, fmt, process::ExitCode};
+use std::{error::Error, process::ExitCode};
 
-/// What kind of failure, which is also the exit code.
+/// Which exit code an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Something failed on the way (exit code 1).
-    Failed,
-    /// The command makes no sense as given (exit code 2).
+    /// The command makes no sense as given.
     Usage,
-    /// What was asked for does not exist (exit code 3).
+    /// What was named does not exist.
     NotFound,
-    /// Nobody answers (exit code 4).
+    /// The other side cannot be reached or understood.
     Unreachable,
+    /// Anything else.
+    Failed,
 }
 
-/// A failed command.
+impl ErrorKind {
+    fn code(self) -> u8 {
+        match self {
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Unreachable => 4,
+        }
+    }
+}
+
+/// An error of a command.
 #[derive(Debug)]
 pub struct CliError {
     kind: ErrorKind,
@@ -25,57 +36,55 @@ pub struct CliError {
 }
 
 impl CliError {
-    /// A failure of `kind`.
+    /// An error in words.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-            hints: Vec::new(),
-        }
+        Self { kind, message: message.into(), source: None, hints: Vec::new() }
     }
 
-    /// Keeps the cause.
+    /// Keeps what caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Adds what the user may try.
+    /// Adds something to try.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self
     }
 
-    /// The exit code of the kind.
-    pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self.kind {
-            ErrorKind::Failed => 1,
-            ErrorKind::Usage => 2,
-            ErrorKind::NotFound => 3,
-            ErrorKind::Unreachable => 4,
-        })
+    /// Its kind.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
     }
-}
 
-impl fmt::Display for CliError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.message)?;
-        let mut source = self.source.as_deref().map(|source| source as &dyn Error);
-        while let Some(cause) = source {
-            write!(f, ": {cause}")?;
-            source = cause.source();
+    /// Its text with all causes and hints, a line each.
+    pub fn text(&self) -> String {
+        let mut text = format!("error: {}", self.message);
+        let mut source: Option<&(dyn Error + 'static)> =
+            self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        while let Some(error) = source {
+            let more = error.to_string();
+            // Wrappers often repeat what they wrap.
+            if !text.ends_with(&more) {
+                text.push_str(&format!(": {more}"));
+            }
+            source = error.source();
         }
         for hint in &self.hints {
-            write!(f, "\nhint: {hint}")?;
+            text.push_str(&format!("\nhint: {hint}"));
         }
-        Ok(())
+        text
+    }
+
+    #[expect(clippy::print_stderr, reason = "the command line speaks there")]
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("{}", self.text());
+        ExitCode::from(self.kind.code())
     }
 }
-
-impl Error for CliError {}
 
 #[cfg(test)]
 mod tests {
@@ -84,11 +93,11 @@ mod tests {
     #[test]
     fn an_error_tells_cause_and_hint() {
         let error = CliError::new(ErrorKind::Unreachable, "cannot reach the node proxy")
-            .because(std::io::Error::from(std::io::ErrorKind::ConnectionRefused))
-            .hint("is it running?");
+            .because(std::io::Error::other("connection refused"))
+            .hint("use --node");
         assert_eq!(
-            error.to_string(),
-            "cannot reach the node proxy: connection refused\nhint: is it running?"
+            error.text(),
+            "error: cannot reach the node proxy: connection refused\nhint: use --node"
         );
     }
 }

@@ -1,1 +1,43 @@
 //! The whole mesh on one machine: real binaries, namespaces for nodes and pods.
+//!
+//! A supervisor process plays the API server, the scheduler and the kubelets for a directory of
+//! ordinary manifests; everything it starts lives in namespaces of its own, so that it dies with it.
+//! [`launch`] makes that world, [`cluster`] decides (pure), [`supervisor`] carries out, and
+//! [`client`] talks to a lab that runs.
+#![forbid(unsafe_code)]
+
+mod addresses;
+mod board;
+mod capture;
+pub mod client;
+mod cluster;
+mod cni;
+mod cni_plugin;
+mod containers;
+mod daemon;
+mod dns;
+mod fabric;
+mod launch;
+mod layout;
+mod mesh;
+mod options;
+mod pods;
+mod probes;
+mod protocol;
+mod server;
+mod services;
+mod shim;
+mod state_dir;
+mod supervisor;
+mod tokens;
+
+pub use capture::{Capture, FlowKind, FlowReport, Traffic};
+pub use client::{Client, ClientError};
+pub use cni_plugin::{PLUGIN_NAME, run_plugin};
+pub use launch::{LaunchError, Stage, launch, run_stage};
+pub use options::{IpFamily, Options, PrimaryCni};
+pub use protocol::{
+    ContainerStatus, DaemonStatus, LogSource, NodeStatus, Place, PodStatus, Status,
+};
+pub use shim::run_shim;
+pub use state_dir::{StateDir, StateError, base_directory};

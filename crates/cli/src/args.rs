@@ -1,0 +1,127 @@
+//! The arguments.
+
+use std::path::PathBuf;
+
+use ambit_lab::{IpFamily, PrimaryCni, Stage};
+use clap::{Parser, Subcommand};
+
+use crate::tool::Tool;
+
+/// Ambit, an ambient service mesh.
+#[derive(Debug, Parser)]
+#[command(name = "ambit", version, about)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The whole mesh on one machine: nodes and pods as namespaces, from a directory of manifests
+    Lab {
+        /// Which lab; several run side by side
+        #[arg(long, global = true, default_value = "default", env = "AMBIT_LAB")]
+        name: String,
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+    /// Small programs for pods of a lab
+    #[command(hide = true, subcommand)]
+    LabTool(Tool),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Bring a lab up and wait until its pods are ready
+    Up(UpArgs),
+    /// Take a lab down; nothing of it stays
+    Down,
+    /// Show nodes, pods and the processes of the mesh
+    Status {
+        /// Output format
+        #[arg(short, long, default_value = "table")]
+        output: String,
+    },
+    /// Run a command in a pod
+    Exec {
+        /// The pod: `namespace/name`, a name, or a Deployment's name
+        pod: String,
+        /// The container, if the pod has several
+        #[arg(short, long)]
+        container: Option<String>,
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Show what a pod or a part of the mesh wrote
+    Logs {
+        /// A pod, or `agent`, `proxy`, `control`, `lab`
+        source: String,
+        /// The container, if the pod has several
+        #[arg(short, long)]
+        container: Option<String>,
+        /// Only that node's agent or proxy
+        #[arg(long)]
+        node: Option<String>,
+        /// Go on as more is written
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// The labs that are up
+    List,
+    #[command(hide = true)]
+    Run {
+        #[arg(long)]
+        stage: Stage,
+        #[arg(long)]
+        state: PathBuf,
+    },
+    #[command(hide = true)]
+    Shim { shim: String },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct UpArgs {
+    /// Directory of Kubernetes manifests; followed while the lab is up
+    pub(crate) manifests: PathBuf,
+    /// How many nodes
+    #[arg(long, default_value_t = 2)]
+    pub(crate) nodes: u8,
+    /// ipv4, ipv6 or dual
+    #[arg(long, default_value = "ipv4")]
+    pub(crate) ip_family: IpFamily,
+    /// Another ztunnel-compatible binary for a node, as NODE=PATH; may be given several times
+    #[arg(long, value_name = "NODE=PATH", value_parser = node_proxy)]
+    pub(crate) node_proxy: Vec<(String, PathBuf)>,
+    /// Where ambit-agent, ambit-node-proxy, ambit-control and ambit-cni are; by default beside ambit
+    #[arg(long)]
+    pub(crate) bin_dir: Option<PathBuf>,
+    /// Pods only, without the mesh
+    #[arg(long)]
+    pub(crate) no_mesh: bool,
+    /// Which plugin wires pods before ambit-cni: lab, bridge, ptp or macvlan
+    #[arg(long, default_value = "lab")]
+    pub(crate) primary_cni: PrimaryCni,
+    /// Where CNI plugins other than ours are
+    #[arg(long, default_value = "/usr/lib/cni")]
+    pub(crate) cni_dir: PathBuf,
+    /// Make a user namespace even if root would not need one
+    #[arg(long)]
+    pub(crate) user_namespace: bool,
+    /// Environment for agents, proxies and control plane, as KEY=VALUE
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Seconds to wait for the pods to be ready; 0 does not wait
+    #[arg(long, default_value_t = 60)]
+    pub(crate) wait: u64,
+}
+
+fn node_proxy(text: &str) -> Result<(String, PathBuf), String> {
+    key_value(text).map(|(node, path)| (node, path.into()))
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .ok_or_else(|| format!("{text:?} has no '='"))
+}

@@ -1,0 +1,204 @@
+//! `ambit lab`: up, down, status, exec, logs.
+
+use std::{
+    io::{self, Write},
+    os::fd::AsFd,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use ambit_lab::{Client, ClientError, LogSource, Options, Status, base_directory};
+use comfy_table::{ContentArrangement, Table, presets};
+
+use crate::{
+    CliError, ErrorKind,
+    args::{LabCommand, UpArgs},
+};
+
+pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
+    match command {
+        LabCommand::Run { stage, state } => return Ok(ambit_lab::run_stage(stage, state)),
+        LabCommand::Shim { shim } => return Ok(ambit_lab::run_shim(&shim)),
+        LabCommand::Up(args) => up(name, args)?,
+        LabCommand::Down => find(name)?.down().map_err(client_error)?,
+        LabCommand::Status { output } => {
+            let status = find(name)?.status().map_err(client_error)?;
+            show(&status, &output)?;
+        }
+        LabCommand::Exec { pod, container, command } => {
+            let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+            let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+            let code = find(name)?.exec(&pod, container.as_deref(), &command, streams);
+            let code = code.map_err(client_error)?;
+            return Ok(ExitCode::from(u8::try_from(code).unwrap_or(255)));
+        }
+        LabCommand::Logs { source, container, node, follow } => {
+            let source = match source.as_str() {
+                "lab" => LogSource::Lab,
+                "agent" | "proxy" | "control" => LogSource::Daemon { name: source, node },
+                _ => LogSource::Pod { pod: source, container },
+            };
+            find(name)?.logs(source, follow, io::stdout().as_fd()).map_err(client_error)?;
+        }
+        LabCommand::List => {
+            for name in ambit_lab::StateDir::list(&base_directory()) {
+                say(&name)?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The lab of that name.
+pub(crate) fn find(name: &str) -> Result<Client, CliError> {
+    Client::find(&base_directory(), name).map_err(client_error)
+}
+
+pub(crate) fn client_error(error: ClientError) -> CliError {
+    let kind = match &error {
+        ClientError::State(_) => ErrorKind::NotFound,
+        ClientError::Refused(_) => ErrorKind::Failed,
+        ClientError::Io(_) => ErrorKind::Unreachable,
+    };
+    let text = error.to_string();
+    match std::error::Error::source(&error) {
+        Some(source) => CliError::new(kind, text).because(source.to_string()),
+        None => CliError::new(kind, text),
+    }
+}
+
+fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
+    let wait = Duration::from_secs(args.wait);
+    let options = options(name, args)?;
+    let client = launch(&options)?;
+    say(&format!("lab {name} is up: {} nodes", options.nodes))?;
+    if wait.is_zero() {
+        return Ok(());
+    }
+    let ready = client.wait_until(wait, all_ready).map_err(client_error)?;
+    let status = ready.as_ref().unwrap_or_else(|status| status);
+    show(status, "table")?;
+    match ready {
+        Ok(_) => Ok(()),
+        Err(_) => Err(CliError::new(ErrorKind::Failed, "not all pods became ready")
+            .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` tell more")),
+    }
+}
+
+pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
+    let state = ambit_lab::launch(&base_directory(), options).map_err(|error| {
+        let failed = CliError::new(ErrorKind::Failed, error.to_string());
+        match std::error::Error::source(&error) {
+            Some(source) => failed.because(source.to_string()),
+            None => failed,
+        }
+    })?;
+    Ok(Client::new(state))
+}
+
+fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
+    let ambit = std::env::current_exe()
+        .map_err(|error| CliError::new(ErrorKind::Failed, "cannot find this binary").because(error))?;
+    let beside = || ambit.parent().map_or_else(|| PathBuf::from("."), ToOwned::to_owned);
+    let absolute = |path: PathBuf| {
+        path.canonicalize().map_err(|error| {
+            CliError::new(ErrorKind::NotFound, format!("cannot use {}", path.display())).because(error)
+        })
+    };
+    let mut node_proxies = std::collections::BTreeMap::new();
+    for (node, path) in args.node_proxy {
+        node_proxies.insert(node, absolute(path)?);
+    }
+    Ok(Options {
+        name: name.to_owned(),
+        manifests: absolute(args.manifests)?,
+        nodes: args.nodes,
+        ip_family: args.ip_family,
+        node_proxies,
+        bin_dir: absolute(args.bin_dir.unwrap_or_else(beside))?,
+        ambit,
+        mesh: !args.no_mesh,
+        primary_cni: args.primary_cni,
+        cni_dir: args.cni_dir,
+        user_namespace: args.user_namespace,
+        env: args.env.into_iter().collect(),
+    })
+}
+
+/// Every pod runs and is ready, or has done its work.
+pub(crate) fn all_ready(status: &Status) -> bool {
+    status.pods.iter().all(|pod| pod.ready || pod.phase == "Succeeded")
+}
+
+pub(crate) fn say(text: &str) -> Result<(), CliError> {
+    let written = writeln!(io::stdout(), "{text}");
+    written.map_err(|error| CliError::new(ErrorKind::Failed, "cannot write").because(error))
+}
+
+/// A table without lines, as kubectl's.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+fn show(status: &Status, output: &str) -> Result<(), CliError> {
+    match output {
+        "json" => {
+            let text = serde_json::to_string_pretty(status);
+            return say(&text.map_err(|error| CliError::new(ErrorKind::Failed, "cannot print").because(error))?);
+        }
+        "table" => {}
+        other => {
+            let error = format!("--output {other}: give table or json");
+            return Err(CliError::new(ErrorKind::Usage, error));
+        }
+    }
+    let list = |ips: &[std::net::IpAddr]| {
+        ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    };
+    let mut pods = table(&["NAMESPACE", "POD", "READY", "STATUS", "RESTARTS", "IP", "NODE", "MESH"]);
+    for pod in &status.pods {
+        let ready = pod.containers.iter().filter(|container| container.ready).count();
+        let restarts: u32 = pod.containers.iter().map(|container| container.restarts).sum();
+        let waiting = pod.containers.iter().find(|c| c.state != "running").map(|c| c.state.clone());
+        let state = match (pod.phase.as_str(), waiting, &pod.message) {
+            ("Pending", _, Some(message)) => format!("Pending: {message}"),
+            ("Running", Some(why), _) => why,
+            (phase, _, _) => phase.to_owned(),
+        };
+        pods.add_row([
+            pod.namespace.clone(),
+            pod.name.clone(),
+            format!("{ready}/{}", pod.containers.len()),
+            state,
+            restarts.to_string(),
+            list(&pod.ips),
+            pod.node.clone(),
+            if pod.captured { "captured" } else { "-" }.to_owned(),
+        ]);
+    }
+    say(&pods.to_string())?;
+    if status.mesh {
+        let mut daemons = table(&["PROCESS", "NODE", "PID", "RESTARTS", "STATUS"]);
+        for daemon in &status.daemons {
+            daemons.add_row([
+                daemon.name.clone(),
+                daemon.node.clone().unwrap_or_default(),
+                daemon.pid.map(|pid| pid.to_string()).unwrap_or_default(),
+                daemon.restarts.to_string(),
+                daemon.message.clone().unwrap_or_else(|| "running".to_owned()),
+            ]);
+        }
+        say(&format!("\n{daemons}"))?;
+    }
+    for problem in &status.problems {
+        say(&format!("problem: {problem}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,5 @@
+//! `ambit`, the command line.
+
+fn main() -> std::process::ExitCode {
+    ambit_cli::main()
+}

@@ -1,0 +1,103 @@
+//! Which addresses everything in a lab has. Pure; the same in every lab, since each has a network of
+//! its own.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::IpFamily;
+
+/// Addresses by family; the order is that of preference.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressPlan {
+    pub(crate) family: IpFamily,
+}
+
+impl AddressPlan {
+    /// On the network that joins the nodes: 1 is the lab itself, 2 the control plane.
+    fn fabric(self, host: u8, part: u8) -> Vec<IpNet> {
+        self.pick(
+            (Ipv4Addr::new(172, 18, part, host), 16),
+            (Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, part.into(), host.into()), 64),
+        )
+    }
+
+    /// The lab's own addresses on the fabric.
+    pub(crate) fn root(self) -> Vec<IpNet> {
+        self.fabric(1, 0)
+    }
+
+    /// The control plane's.
+    pub(crate) fn control(self) -> Vec<IpNet> {
+        self.fabric(2, 0)
+    }
+
+    /// A node's; nodes count from 1.
+    pub(crate) fn node(self, number: u8) -> Vec<IpNet> {
+        self.fabric(number, 1)
+    }
+
+    /// The prefixes of a node's pods.
+    pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
+        self.pick(
+            (Ipv4Addr::new(10, 244, number, 0), 24),
+            (Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 0), 64),
+        )
+    }
+
+    /// The gateways of a node's pods, with the prefix length of the pods' network.
+    pub(crate) fn gateways(self, number: u8) -> Vec<IpNet> {
+        self.pick(
+            (Ipv4Addr::new(10, 244, number, 1), 24),
+            (Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 1), 64),
+        )
+    }
+
+    /// The `index`-th virtual address of a service.
+    pub(crate) fn service(self, index: u16) -> Vec<IpAddr> {
+        let [high, low] = index.to_be_bytes();
+        let nets = self.pick(
+            (Ipv4Addr::new(10, 96, high, low), 32),
+            (Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, index), 128),
+        );
+        nets.iter().map(IpNet::addr).collect()
+    }
+
+    fn pick(self, v4: (Ipv4Addr, u8), v6: (Ipv6Addr, u8)) -> Vec<IpNet> {
+        let v4 = Ipv4Net::new(v4.0, v4.1).ok().filter(|_| self.family.v4()).map(IpNet::V4);
+        let v6 = Ipv6Net::new(v6.0, v6.1).ok().filter(|_| self.family.v6()).map(IpNet::V6);
+        v4.into_iter().chain(v6).collect()
+    }
+}
+
+/// The route to everywhere of the family of `address`.
+pub(crate) fn default_route(address: IpAddr) -> IpNet {
+    match address {
+        IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
+        IpAddr::V6(_) => IpNet::V6(Ipv6Net::default()),
+    }
+}
+
+/// `address` alone.
+pub(crate) fn host_route(address: IpAddr) -> IpNet {
+    IpNet::from(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_family_gets_what_was_asked_for() {
+        let texts = |family| {
+            let plan = AddressPlan { family };
+            (plan.node(2), plan.pods(2)).0.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(texts(IpFamily::Ipv4), ["172.18.1.2/16"]);
+        assert_eq!(texts(IpFamily::Ipv6), ["fd00:172:18::1:2/64"]);
+        assert_eq!(texts(IpFamily::Dual), ["172.18.1.2/16", "fd00:172:18::1:2/64"]);
+        let plan = AddressPlan { family: IpFamily::Dual };
+        assert_eq!(plan.service(300)[0].to_string(), "10.96.1.44");
+        assert_eq!(plan.pods(2)[1].to_string(), "fd00:10:244:2::/64");
+    }
+}

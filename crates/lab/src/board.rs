@@ -1,0 +1,290 @@
+//! What is known of a running lab, for those who ask: the supervisor's tasks write, the control
+//! socket's threads read.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use ambit_netlab::Netns;
+use parking_lot::Mutex;
+
+use crate::{
+    Options, Place,
+    cluster::{Observed, PodPlan},
+    containers,
+    fabric::Node,
+    layout::Layout,
+    protocol::{ContainerStatus, DaemonStatus, NodeStatus, PodStatus, Status},
+    shim::Shim,
+};
+
+/// Shared by everything in the supervisor. The lock is held for moments only.
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub(crate) layout: Layout,
+    pub(crate) options: Options,
+    pub(crate) fabric: Netns,
+    pub(crate) control: Netns,
+    pub(crate) nodes: Vec<Arc<Node>>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    pods: BTreeMap<String, PodEntry>,
+    daemons: Vec<DaemonStatus>,
+    problems: Vec<String>,
+}
+
+/// One pod.
+#[derive(Debug)]
+struct PodEntry {
+    plan: PodPlan,
+    observed: Observed,
+    terminating: bool,
+    netns: Option<Netns>,
+}
+
+impl Board {
+    pub(crate) fn new(
+        layout: Layout,
+        options: Options,
+        fabric: Netns,
+        control: Netns,
+        nodes: Vec<Arc<Node>>,
+    ) -> Self {
+        Self { layout, options, fabric, control, nodes, inner: Mutex::default() }
+    }
+
+    pub(crate) fn pod_planned(&self, plan: PodPlan) {
+        let entry =
+            PodEntry { observed: Observed::default(), terminating: false, netns: None, plan };
+        self.inner.lock().pods.insert(entry.plan.uid.clone(), entry);
+    }
+
+    pub(crate) fn pod_network(&self, uid: &str, netns: Option<Netns>) {
+        if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
+            entry.netns = netns;
+        }
+    }
+
+    pub(crate) fn pod_observed(&self, uid: &str, observed: &Observed) {
+        if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
+            entry.observed = observed.clone();
+        }
+    }
+
+    pub(crate) fn pod_terminating(&self, uid: &str) {
+        if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
+            entry.terminating = true;
+        }
+    }
+
+    pub(crate) fn pod_gone(&self, uid: &str) {
+        self.inner.lock().pods.remove(uid);
+    }
+
+    pub(crate) fn daemon(&self, status: DaemonStatus) {
+        let mut inner = self.inner.lock();
+        let same = |known: &&mut DaemonStatus| known.name == status.name && known.node == status.node;
+        match inner.daemons.iter_mut().find(same) {
+            Some(known) => *known = status,
+            None => inner.daemons.push(status),
+        }
+    }
+
+    pub(crate) fn problems(&self, problems: Vec<String>) {
+        self.inner.lock().problems = problems;
+    }
+
+    pub(crate) fn daemons(&self) -> Vec<DaemonStatus> {
+        self.inner.lock().daemons.clone()
+    }
+
+    /// The whole state. Reads the agents' annotations from their files.
+    pub(crate) fn status(&self) -> Status {
+        let inner = self.inner.lock();
+        let nodes = self.nodes.iter().map(|node| NodeStatus {
+            name: node.name.clone(),
+            ips: node.ips.clone(),
+        });
+        Status {
+            name: self.options.name.clone(),
+            manifests: self.options.manifests.display().to_string(),
+            mesh: self.options.mesh,
+            nodes: nodes.collect(),
+            pods: inner.pods.values().map(|entry| entry.status(&self.layout.status())).collect(),
+            daemons: inner.daemons.clone(),
+            problems: inner.problems.clone(),
+        }
+    }
+
+    /// The namespace of a place.
+    pub(crate) fn netns(&self, place: &Place) -> Result<Netns, String> {
+        match place {
+            Place::Fabric => Ok(self.fabric.clone()),
+            Place::Control => Ok(self.control.clone()),
+            Place::Node(name) => self.node(name).map(|node| node.host.netns().clone()),
+            Place::Pod(name) => {
+                let inner = self.inner.lock();
+                inner.find(name)?.netns()
+            }
+        }
+    }
+
+    pub(crate) fn node(&self, name: &str) -> Result<&Arc<Node>, String> {
+        self.nodes
+            .iter()
+            .find(|node| node.name == name)
+            .ok_or_else(|| format!("there is no node {name:?}"))
+    }
+
+    /// The pod that `name` means, ready for a process: `namespace/name`, a name, or the beginning of
+    /// either (so that a Deployment's name finds a pod of it); `deploy/x` too.
+    pub(crate) fn place(
+        self: &Arc<Self>,
+        name: &str,
+        container: Option<&str>,
+    ) -> Result<(containers::Place, String), String> {
+        let inner = self.inner.lock();
+        let entry = inner.find(name)?;
+        let place = containers::Place {
+            board: self.clone(),
+            node: self.node(&entry.plan.node)?.clone(),
+            plan: entry.plan.clone(),
+            netns: entry.netns()?,
+            ips: entry.observed.ips.clone(),
+        };
+        Ok((place, entry.container(container)?))
+    }
+
+    /// The log file of a container.
+    pub(crate) fn container_log(
+        &self,
+        name: &str,
+        container: Option<&str>,
+    ) -> Result<PathBuf, String> {
+        let inner = self.inner.lock();
+        let entry = inner.find(name)?;
+        Ok(self.layout.container_log(&entry.plan.uid, &entry.container(container)?))
+    }
+
+    /// The mounts and host name that every process of a pod gets.
+    pub(crate) fn shim_of(&self, plan: &PodPlan) -> Shim {
+        let dir = self.layout.pod(&plan.uid);
+        Shim {
+            hostname: plan.hostname(),
+            binds: etc_binds(&dir),
+            working_dir: None,
+            command: Vec::new(),
+        }
+    }
+}
+
+/// What is mounted over `/etc`.
+pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
+    ["resolv.conf", "hosts"]
+        .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))
+        .to_vec()
+}
+
+impl Inner {
+    fn find(&self, name: &str) -> Result<&PodEntry, String> {
+        let wanted = name.strip_prefix("pod/").unwrap_or(name);
+        let wanted = wanted.replacen("deploy/", "", 1);
+        let (namespace, wanted) = match wanted.split_once('/') {
+            Some((namespace, wanted)) => (Some(namespace), wanted),
+            None => (None, wanted.as_str()),
+        };
+        let all: Vec<_> = self
+            .pods
+            .values()
+            .filter(|entry| namespace.is_none_or(|namespace| entry.plan.namespace() == namespace))
+            .collect();
+        if let Some(exact) = all.iter().find(|entry| entry.plan.name() == wanted) {
+            return Ok(exact);
+        }
+        let mut found: Vec<_> = all
+            .iter()
+            .filter(|entry| !entry.terminating)
+            .filter(|entry| {
+                let rest = entry.plan.name().strip_prefix(wanted);
+                rest.is_some_and(|rest| rest.starts_with('-'))
+            })
+            .collect();
+        found.sort_by_key(|entry| entry.plan.name().to_owned());
+        // Any pod of one Deployment will do; pods of different owners would be a guess.
+        let owner = |entry: &PodEntry| entry.plan.owner().map(ToOwned::to_owned);
+        match found.as_slice() {
+            [] => Err(format!("there is no pod {name:?}; `ambit lab status` lists them")),
+            [first, rest @ ..] if rest.iter().all(|other| owner(other) == owner(first)) => {
+                Ok(first)
+            }
+            several => {
+                let names: Vec<_> = several.iter().map(|entry| entry.plan.full_name()).collect();
+                Err(format!("{name:?} could be any of {}", names.join(", ")))
+            }
+        }
+    }
+}
+
+impl PodEntry {
+    fn netns(&self) -> Result<Netns, String> {
+        self.netns.clone().ok_or_else(|| {
+            let why = self.observed.message.as_deref().unwrap_or("it is starting");
+            format!("pod {} has no network yet: {why}", self.plan.full_name())
+        })
+    }
+
+    fn container(&self, wanted: Option<&str>) -> Result<String, String> {
+        let containers = self.plan.container_names();
+        match (wanted, containers.as_slice()) {
+            (None, [first, ..]) => Ok(first.clone()),
+            (Some(wanted), all) if all.iter().any(|name| name == wanted) => Ok(wanted.to_owned()),
+            (wanted, all) => Err(format!(
+                "pod {} has no container {}; it has {}",
+                self.plan.full_name(),
+                wanted.unwrap_or_default(),
+                all.join(", ")
+            )),
+        }
+    }
+
+    fn status(&self, annotations: &std::path::Path) -> PodStatus {
+        let plan = &self.plan;
+        let phase = match self.terminating {
+            true => "Terminating".to_owned(),
+            false => self.observed.phase.as_str().to_owned(),
+        };
+        PodStatus {
+            namespace: plan.namespace().to_owned(),
+            name: plan.name().to_owned(),
+            uid: plan.uid.clone(),
+            node: plan.node.clone(),
+            service_account: plan.service_account().to_owned(),
+            ips: self.observed.ips.clone(),
+            phase,
+            ready: self.observed.is_ready(),
+            captured: is_captured(annotations, plan),
+            containers: self
+                .observed
+                .containers
+                .iter()
+                .map(|container| ContainerStatus {
+                    name: container.name.clone(),
+                    state: container.state.to_string(),
+                    ready: container.ready,
+                    restarts: container.restarts,
+                })
+                .collect(),
+            message: self.observed.message.clone(),
+        }
+    }
+}
+
+/// The agent says so in an annotation, written as an overlay of the pod.
+fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
+    let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
+    std::fs::read_to_string(file).is_ok_and(|text| {
+        text.contains(ambit_k8s_api::labels::REDIRECTION)
+            && text.contains(ambit_k8s_api::labels::REDIRECTION_ENABLED)
+    })
+}

@@ -1,0 +1,415 @@
+//! What travels between the nodes: frames of the fabric, sorted into TCP connections, checked for
+//! being TLS record by record, and searched for bytes that must not be readable.
+//!
+//! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
+
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+/// Frames remembered to recognise the same frame on its way out of the bridge.
+const SEEN: usize = 4096;
+
+/// What a flow is, by what was seen of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FlowKind {
+    /// TCP to port 15008, every record TLS.
+    Hbone,
+    /// TCP to another port, every record TLS (the control plane's).
+    Tls,
+    /// TCP in the clear.
+    Plaintext,
+    /// TCP without payload.
+    Empty,
+    /// UDP.
+    Udp,
+}
+
+/// All connections from one address to one address and port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowReport {
+    /// Who opened them.
+    pub client: IpAddr,
+    /// To what.
+    pub server: SocketAddr,
+    /// What they carried.
+    pub kind: FlowKind,
+    /// Connections opened while watching.
+    pub connections: u64,
+    /// Frames, both directions.
+    pub frames: u64,
+    /// Payload, both directions.
+    pub bytes: u64,
+    /// Payload that is not part of a TLS record.
+    pub clear_bytes: u64,
+    /// How often one of the marker texts was readable.
+    pub markers: u64,
+}
+
+/// Traffic seen so far.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    markers: Vec<Vec<u8>>,
+    seen: HashSet<u64>,
+    order: VecDeque<u64>,
+    streams: BTreeMap<(SocketAddr, SocketAddr), Stream>,
+    flows: BTreeMap<(IpAddr, SocketAddr, bool), FlowReport>,
+}
+
+/// One direction of a connection.
+#[derive(Debug)]
+struct Stream {
+    next: u32,
+    record: Record,
+}
+
+/// Where in a TLS record the next byte lies.
+#[derive(Debug)]
+enum Record {
+    Header(Vec<u8>),
+    Body(usize),
+    /// What came was no TLS record, so nothing that follows can be told.
+    NotTls,
+}
+
+struct Segment<'a> {
+    from: SocketAddr,
+    to: SocketAddr,
+    udp: bool,
+    sequence: u32,
+    syn: bool,
+    ack: bool,
+    payload: &'a [u8],
+}
+
+impl Traffic {
+    /// Searches payloads for `markers`.
+    pub fn new(markers: Vec<Vec<u8>>) -> Self {
+        Self { markers, ..Self::default() }
+    }
+
+    /// Takes one Ethernet frame. A frame seen a moment ago is the same one on another port.
+    pub fn frame(&mut self, frame: &[u8]) {
+        let mut hasher = DefaultHasher::new();
+        frame.hash(&mut hasher);
+        let hash = hasher.finish();
+        if !self.seen.insert(hash) {
+            return;
+        }
+        self.order.push_back(hash);
+        if self.order.len() > SEEN
+            && let Some(old) = self.order.pop_front()
+        {
+            self.seen.remove(&old);
+        }
+        if let Some(segment) = parse(frame) {
+            self.segment(&segment);
+        }
+    }
+
+    fn segment(&mut self, segment: &Segment<'_>) {
+        let Segment { from, to, udp, .. } = *segment;
+        let opens = segment.syn && !segment.ack;
+        // The server is whom a connection was opened to; for one already open, the lower port.
+        let known = |client: SocketAddr, server: SocketAddr| {
+            self.flows.contains_key(&(client.ip(), server, udp))
+        };
+        let forwards = opens || known(from, to) || (!known(to, from) && from.port() >= to.port());
+        let (client, server) = if forwards { (from, to) } else { (to, from) };
+        let clear = if udp { segment.payload.len() } else { self.stream(segment) };
+        let found = self.markers.iter().map(|marker| count(segment.payload, marker)).sum::<u64>();
+        let kind = if udp { FlowKind::Udp } else { FlowKind::Empty };
+        let flow = self.flows.entry((client.ip(), server, udp)).or_insert(FlowReport {
+            client: client.ip(),
+            server,
+            kind,
+            connections: 0,
+            frames: 0,
+            bytes: 0,
+            clear_bytes: 0,
+            markers: 0,
+        });
+        flow.connections += u64::from(opens);
+        flow.frames += 1;
+        flow.bytes += segment.payload.len() as u64;
+        flow.clear_bytes += clear as u64;
+        flow.markers += found;
+        if !udp && flow.bytes > 0 {
+            flow.kind = match (flow.clear_bytes, server.port()) {
+                (0, 15008) => FlowKind::Hbone,
+                (0, _) => FlowKind::Tls,
+                _ => FlowKind::Plaintext,
+            };
+        }
+    }
+
+    /// Follows one direction of a connection; gives the number of bytes that are no TLS.
+    fn stream(&mut self, segment: &Segment<'_>) -> usize {
+        let key = (segment.from, segment.to);
+        if segment.syn {
+            let next = segment.sequence.wrapping_add(1);
+            self.streams.insert(key, Stream { next, record: Record::Header(Vec::new()) });
+            return 0;
+        }
+        // Without its beginning, take the first segment for the beginning of a record.
+        let stream = self.streams.entry(key).or_insert(Stream {
+            next: segment.sequence,
+            record: Record::Header(Vec::new()),
+        });
+        // What was sent again counts once; after a gap the borders of records are unknown.
+        let behind = stream.next.wrapping_sub(segment.sequence);
+        let fresh = match usize::try_from(behind) {
+            Ok(behind) if behind <= segment.payload.len() => {
+                segment.payload.get(behind..).unwrap_or_default()
+            }
+            _ => return 0,
+        };
+        stream.next = stream.next.wrapping_add(u32::try_from(fresh.len()).unwrap_or_default());
+        stream.record.take(fresh)
+    }
+
+    /// What was seen, by client and server.
+    pub fn reports(&self) -> Vec<FlowReport> {
+        self.flows.values().cloned().collect()
+    }
+}
+
+impl Record {
+    fn take(&mut self, mut bytes: &[u8]) -> usize {
+        while !bytes.is_empty() {
+            match self {
+                Self::NotTls => return bytes.len(),
+                Self::Body(left) => {
+                    let step = (*left).min(bytes.len());
+                    bytes = bytes.get(step..).unwrap_or_default();
+                    *left -= step;
+                    if *left == 0 {
+                        *self = Self::Header(Vec::new());
+                    }
+                }
+                Self::Header(header) => {
+                    let (step, rest) = bytes.split_at(bytes.len().min(5 - header.len()));
+                    header.extend_from_slice(step);
+                    let so_far = header.len();
+                    match header.as_slice() {
+                        [20..=23, 3, 0..=4, high, low] => {
+                            let length = usize::from(u16::from_be_bytes([*high, *low]));
+                            // The largest record there is, with its overhead (RFC 8446, 5.2).
+                            *self = match length {
+                                0..=16_640 => Self::Body(length),
+                                _ => Self::NotTls,
+                            };
+                            if matches!(self, Self::Body(0)) {
+                                *self = Self::Header(Vec::new());
+                            }
+                        }
+                        [20..=23] | [20..=23, 3] | [20..=23, 3, 0..=4] | [20..=23, 3, 0..=4, _] => {}
+                        _ => {
+                            *self = Self::NotTls;
+                            return so_far + rest.len();
+                        }
+                    }
+                    bytes = rest;
+                }
+            }
+        }
+        0
+    }
+}
+
+fn count(haystack: &[u8], needle: &[u8]) -> u64 {
+    if needle.is_empty() {
+        return 0;
+    }
+    haystack.windows(needle.len()).filter(|window| *window == needle).count() as u64
+}
+
+/// Ethernet, IPv4 or IPv6 without extension headers, TCP or UDP; anything else is nobody's payload.
+fn parse(frame: &[u8]) -> Option<Segment<'_>> {
+    let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
+    let (source, target, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match kind {
+        [0x08, 0x00] => {
+            let header = usize::from(packet.first()? & 0x0f) * 4;
+            let length = usize::from(number(packet.get(2..4)?));
+            let address = |range| {
+                let bytes: [u8; 4] = packet.get::<std::ops::Range<usize>>(range)?.try_into().ok()?;
+                Some(Ipv4Addr::from(bytes))
+            };
+            // A length of 0 is a frame too large for the field (segmentation left to the device).
+            let end = if length == 0 { packet.len() } else { length.min(packet.len()) };
+            (address(12..16)?.into(), address(16..20)?.into(), *packet.get(9)?, packet.get(header..end)?)
+        }
+        [0x86, 0xdd] => {
+            let length = usize::from(number(packet.get(4..6)?));
+            let address = |range| {
+                let bytes: [u8; 16] = packet.get::<std::ops::Range<usize>>(range)?.try_into().ok()?;
+                Some(Ipv6Addr::from(bytes))
+            };
+            let end = if length == 0 { packet.len() } else { (40 + length).min(packet.len()) };
+            (address(8..24)?.into(), address(24..40)?.into(), *packet.get(6)?, packet.get(40..end)?)
+        }
+        _ => return None,
+    };
+    let from = SocketAddr::new(source, number(body.get(0..2)?));
+    let to = SocketAddr::new(target, number(body.get(2..4)?));
+    match protocol {
+        6 => {
+            let sequence = u32::from_be_bytes(body.get(4..8)?.try_into().ok()?);
+            let offset = usize::from(*body.get(12)? >> 4) * 4;
+            let flags = *body.get(13)?;
+            let (syn, ack) = (flags & 2 != 0, flags & 16 != 0);
+            let payload = body.get(offset..)?;
+            Some(Segment { from, to, udp: false, sequence, syn, ack, payload })
+        }
+        17 => {
+            let payload = body.get(8..)?;
+            Some(Segment { from, to, udp: true, sequence: 0, syn: false, ack: false, payload })
+        }
+        _ => None,
+    }
+}
+
+fn number(bytes: &[u8]) -> u16 {
+    bytes.try_into().map_or(0, u16::from_be_bytes)
+}
+
+/// A capture that runs on a thread of its own until [`Capture::finish`].
+#[derive(Debug)]
+pub struct Capture {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Traffic>,
+}
+
+impl Capture {
+    /// Begins to read frames from a packet socket.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(socket: OwnedFd, markers: Vec<Vec<u8>>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("capture".into())
+            .spawn(move || read(&socket, &stopped, Traffic::new(markers)))?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it, with everything that was sent before this call.
+    pub fn finish(self) -> Traffic {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn read(socket: &OwnedFd, stop: &AtomicBool, mut traffic: Traffic) -> Traffic {
+    let mut buffer = vec![0_u8; 1 << 17];
+    let moment = Duration::from_millis(50);
+    loop {
+        let last = stop.load(Ordering::Relaxed);
+        let timeout = Timespec::try_from(if last { Duration::ZERO } else { moment }).ok();
+        let mut poll = [PollFd::new(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut poll, timeout.as_ref()) {
+            Ok(0) if last => return traffic,
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(_) => return traffic,
+        }
+        match rustix::io::read(socket, buffer.as_mut_slice()) {
+            Ok(length) => traffic.frame(buffer.get(..length).unwrap_or_default()),
+            Err(_) => return traffic,
+        }
+    }
+}
+
+/// A socket that sees every frame of the calling thread's namespace.
+pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::PACKET,
+        rustix::net::SocketType::RAW,
+        rustix::net::SocketFlags::CLOEXEC,
+        Some(rustix::net::eth::ALL),
+    )?;
+    // A burst between two reads must fit. The larger figure needs the right to it.
+    let _less_than_wanted = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
+    let _not_permitted = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24);
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(from: (u8, u16), to: (u8, u16), sequence: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([8, 0, 0x45, 0]);
+        frame.extend(u16::try_from(40 + payload.len()).unwrap().to_be_bytes());
+        frame.extend([0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, from.0, 10, 0, 0, to.0]);
+        frame.extend(from.1.to_be_bytes());
+        frame.extend(to.1.to_be_bytes());
+        frame.extend(sequence.to_be_bytes());
+        frame.extend([0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
+        frame.extend(payload);
+        frame
+    }
+
+    fn connection(port: u16, parts: &[&[u8]]) -> Traffic {
+        let mut traffic = Traffic::new(vec![b"SECRET".to_vec()]);
+        traffic.frame(&tcp((1, 40000), (2, port), 99, 2, b""));
+        let mut sequence = 100;
+        for part in parts {
+            let frame = tcp((1, 40000), (2, port), sequence, 16, part);
+            traffic.frame(&frame);
+            // The same frame leaves the bridge.
+            traffic.frame(&frame);
+            sequence += u32::try_from(part.len()).unwrap();
+        }
+        traffic
+    }
+
+    #[test]
+    fn records_may_be_cut_anywhere() {
+        let records = [&[22, 3, 1, 0, 3, 9, 9, 9][..], &[23, 3, 3, 0, 1, 9]].concat();
+        for cut in 1..records.len() {
+            let (first, second) = records.split_at(cut);
+            let report = connection(15008, &[first, second]).reports().remove(0);
+            assert_eq!((report.kind, report.clear_bytes), (FlowKind::Hbone, 0), "{cut}");
+            assert_eq!((report.connections, report.bytes), (1, 14));
+        }
+    }
+
+    #[test]
+    fn plaintext_is_seen_and_its_marker_found() {
+        let report = connection(8080, &[b"GET / SECRET"]).reports().remove(0);
+        assert_eq!((report.kind, report.clear_bytes, report.markers), (FlowKind::Plaintext, 12, 1));
+        // Also behind something that looked like TLS, and on the tunnel's own port.
+        let report = connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"]).reports().remove(0);
+        assert_eq!((report.kind, report.clear_bytes, report.markers), (FlowKind::Plaintext, 6, 1));
+    }
+
+    #[test]
+    fn replies_belong_to_the_connection_and_garbage_to_nobody() {
+        let mut traffic = connection(80, &[b"a"]);
+        traffic.frame(&tcp((2, 80), (1, 40000), 5, 18, b""));
+        traffic.frame(&tcp((2, 80), (1, 40000), 6, 16, b"bb"));
+        let reports = traffic.reports();
+        assert_eq!(reports.len(), 1);
+        assert_eq!(reports[0].bytes, 3);
+        let full = tcp((1, 1), (2, 2), 0, 16, b"x");
+        for length in 0..full.len() {
+            traffic.frame(&full[..length]);
+        }
+        traffic.frame(&[0xff; 100]);
+    }
+}

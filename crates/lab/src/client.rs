@@ -1,0 +1,256 @@
+//! Talking to a lab that runs. Blocking: for commands and tests.
+
+use std::{
+    fs, io,
+    io::Read,
+    net::{SocketAddr, TcpStream},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal};
+
+use crate::{
+    Capture, LogSource, Place, StateDir, StateError, Status,
+    protocol::{self, Reply, Request},
+};
+
+/// How long a lab may take to end by itself before its first process is killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a lab did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no such lab.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// It says why not.
+    #[error("{0}")]
+    Refused(String),
+    /// It does not answer.
+    #[error("the lab does not answer")]
+    Io(#[from] io::Error),
+}
+
+/// A command's result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Exit code; 128 and the signal's number for a signal.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// A lab that runs.
+#[derive(Clone, Debug)]
+pub struct Client {
+    state: StateDir,
+}
+
+impl Client {
+    /// Finds the lab `name`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(base: &Path, name: &str) -> Result<Self, ClientError> {
+        Ok(Self::new(StateDir::find(base, name)?))
+    }
+
+    /// Talks to the lab of a directory.
+    pub fn new(state: StateDir) -> Self {
+        Self { state }
+    }
+
+    /// Everything there is to know.
+    ///
+    /// # Errors
+    /// When the lab does not answer.
+    pub fn status(&self) -> Result<Status, ClientError> {
+        match self.ask(&Request::Status, &[])?.0 {
+            Reply::Status(status) => Ok(*status),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Waits until `enough` says so, looking again and again; the last status on timeout.
+    ///
+    /// # Errors
+    /// When the lab does not answer.
+    pub fn wait_until(
+        &self,
+        timeout: Duration,
+        mut enough: impl FnMut(&Status) -> bool,
+    ) -> Result<Result<Status, Status>, ClientError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let status = self.status()?;
+            if enough(&status) {
+                return Ok(Ok(status));
+            }
+            if Instant::now() > deadline {
+                return Ok(Err(status));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Runs a command in a container with the given standard streams; gives its exit code.
+    ///
+    /// # Errors
+    /// When there is no such pod or the command cannot be started.
+    pub fn exec(
+        &self,
+        pod: &str,
+        container: Option<&str>,
+        command: &[String],
+        streams: [BorrowedFd<'_>; 3],
+    ) -> Result<i32, ClientError> {
+        let request = Request::Exec {
+            pod: pod.to_owned(),
+            container: container.map(ToOwned::to_owned),
+            command: command.to_vec(),
+        };
+        match self.ask(&request, &streams)?.0 {
+            Reply::Exited(code) => Ok(code),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Runs a command in a pod and collects what it writes.
+    ///
+    /// # Errors
+    /// As [`Client::exec`].
+    pub fn output(&self, pod: &str, command: &[&str]) -> Result<ExecOutput, ClientError> {
+        let command: Vec<_> = command.iter().map(|arg| (*arg).to_owned()).collect();
+        let null = fs::File::open("/dev/null")?;
+        let (out, out_end) = io::pipe()?;
+        let (err, err_end) = io::pipe()?;
+        let collect = |mut from: io::PipeReader| {
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _what_came_counts = from.read_to_end(&mut bytes);
+                String::from_utf8_lossy(&bytes).into_owned()
+            })
+        };
+        let (out, err) = (collect(out), collect(err));
+        let code =
+            self.exec(pod, None, &command, [null.as_fd(), out_end.as_fd(), err_end.as_fd()]);
+        drop((out_end, err_end));
+        let text = |thread: thread::JoinHandle<String>| thread.join().unwrap_or_default();
+        let (stdout, stderr) = (text(out), text(err));
+        Ok(ExecOutput { code: code?, stdout, stderr })
+    }
+
+    /// Copies a log to `out`.
+    ///
+    /// # Errors
+    /// When there is no such log.
+    pub fn logs(
+        &self,
+        source: LogSource,
+        follow: bool,
+        out: BorrowedFd<'_>,
+    ) -> Result<(), ClientError> {
+        self.ask(&Request::Logs { source, follow }, &[out]).map(drop)
+    }
+
+    /// A log as text.
+    ///
+    /// # Errors
+    /// When there is no such log.
+    pub fn log_text(&self, source: LogSource) -> Result<String, ClientError> {
+        let (mut reader, writer) = io::pipe()?;
+        let reading = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _what_came_counts = reader.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let done = self.logs(source, false, writer.as_fd());
+        drop(writer);
+        let text = reading.join().unwrap_or_default();
+        done.map(|()| text)
+    }
+
+    /// A connection made from inside the lab.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn dial(&self, place: Place, address: SocketAddr) -> Result<TcpStream, ClientError> {
+        Ok(TcpStream::from(self.ask_fd(&Request::Dial { place, address })?))
+    }
+
+    /// Begins to watch what travels between the nodes.
+    ///
+    /// # Errors
+    /// When the lab cannot open a packet socket.
+    pub fn capture(&self, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
+        Ok(Capture::start(self.ask_fd(&Request::Capture)?, markers)?)
+    }
+
+    /// Kills a daemon's process (SIGKILL); the lab starts it again.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn kill(&self, name: &str, node: Option<&str>) -> Result<(), ClientError> {
+        let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
+        self.ask(&Request::Kill { name, node }, &[]).map(drop)
+    }
+
+    /// Ends the lab and waits until nothing is left of it.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub fn down(&self) -> Result<(), ClientError> {
+        let asked = self.ask(&Request::Down, &[]);
+        let deadline = Instant::now() + PATIENCE;
+        while asked.is_ok() && self.state.is_alive() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        if self.state.is_alive() {
+            self.kill_first_process()?;
+        }
+        Ok(self.state.remove()?)
+    }
+
+    fn kill_first_process(&self) -> Result<(), ClientError> {
+        let text = fs::read_to_string(self.state.layout().pid())?;
+        let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| ClientError::Refused("its process id is not known".into()))?;
+        rustix::process::kill_process(pid, Signal::KILL).map_err(io::Error::from)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.state.is_alive() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn ask_fd(&self, request: &Request) -> Result<OwnedFd, ClientError> {
+        let (_, mut fds) = self.ask(request, &[])?;
+        fds.pop().ok_or_else(unexpected)
+    }
+
+    fn ask(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        let stream = UnixStream::connect(self.state.layout().socket())?;
+        protocol::send(&stream, request, fds)?;
+        match protocol::receive::<Reply>(&stream)? {
+            Some((Reply::Error(text), _)) => Err(ClientError::Refused(text)),
+            Some((reply, fds)) => Ok((reply, fds)),
+            None => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
+    }
+}
+
+fn unexpected() -> ClientError {
+    ClientError::Io(io::Error::other("an answer to another question"))
+}

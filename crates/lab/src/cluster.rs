@@ -1,0 +1,262 @@
+//! What should run: manifests in, pods to start and stop, and objects to add, out. The lab's API
+//! server, controllers and scheduler in one pure machine.
+//!
+//! Knows no files, processes or namespaces; [`crate::supervisor`] carries its effects out.
+
+mod expand;
+mod overlay;
+mod pod;
+mod schedule;
+mod service;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ambit_k8s_api::{Kind, Object, ObjectKey};
+use ambit_manifests::ObjectEvent;
+use serde_json::Value;
+
+pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
+pub(crate) use schedule::NodeInfo;
+pub(crate) use service::{PortView, ServiceView, container_port};
+
+use crate::addresses::AddressPlan;
+
+/// The state of the cluster as the lab wants it and sees it.
+pub(crate) struct Cluster {
+    addresses: AddressPlan,
+    nodes: Vec<NodeInfo>,
+    objects: BTreeMap<ObjectKey, Object>,
+    pods: BTreeMap<ObjectKey, Record>,
+    service_ips: BTreeMap<ObjectKey, Vec<IpAddr>>,
+    next_service: u16,
+    views: Vec<ServiceView>,
+    added: BTreeMap<ObjectKey, Value>,
+    unschedulable: BTreeMap<ObjectKey, String>,
+    new_uid: Box<dyn FnMut() -> String + Send>,
+}
+
+struct Record {
+    plan: PodPlan,
+    observed: Observed,
+    terminating: bool,
+}
+
+/// What happens to the cluster.
+pub(crate) enum Event {
+    /// Manifests changed.
+    Manifests(Vec<ObjectEvent>),
+    /// A pod's state, as its runner sees it.
+    Observed { uid: String, observed: Observed },
+    /// A pod that was to stop is gone.
+    Gone { uid: String },
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Effect {
+    /// Lay these fields over the object.
+    Write(ObjectKey, Value),
+    /// Take the lab's part of the object away.
+    Remove(ObjectKey),
+    /// Start a pod. Its object has been written before.
+    Start(PodPlan),
+    /// Stop a pod, with its grace period.
+    Stop { uid: String },
+    /// Services, their addresses and endpoints are now these.
+    Services(Vec<ServiceView>),
+}
+
+/// Services count from here; below are addresses that people choose by hand.
+const FIRST_SERVICE: u16 = 256;
+
+impl Cluster {
+    pub(crate) fn new(
+        addresses: AddressPlan,
+        nodes: Vec<NodeInfo>,
+        new_uid: Box<dyn FnMut() -> String + Send>,
+    ) -> Self {
+        Self {
+            addresses,
+            nodes,
+            objects: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            service_ips: BTreeMap::new(),
+            next_service: FIRST_SERVICE,
+            views: Vec::new(),
+            added: BTreeMap::new(),
+            unschedulable: BTreeMap::new(),
+            new_uid,
+        }
+    }
+
+    /// Applies one event.
+    pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Manifests(events) => {
+                for event in events {
+                    match event {
+                        ObjectEvent::Applied { object, .. } => {
+                            self.objects.insert(object.key(), object);
+                        }
+                        ObjectEvent::Deleted(key) => {
+                            self.objects.remove(&key);
+                        }
+                    }
+                }
+                self.reconcile(&mut effects);
+            }
+            Event::Observed { uid, observed } => {
+                if let Some(record) = self.by_uid(&uid) {
+                    record.observed = observed;
+                }
+            }
+            Event::Gone { uid } => {
+                self.pods.retain(|_, record| record.plan.uid != uid);
+                self.reconcile(&mut effects);
+            }
+        }
+        self.write_objects(&mut effects);
+        self.view_services(&mut effects);
+        effects
+    }
+
+    /// Pods that no node can take, and why.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.unschedulable.iter().map(|(key, why)| format!("{key}: {why}")).collect()
+    }
+
+    fn by_uid(&mut self, uid: &str) -> Option<&mut Record> {
+        self.pods.values_mut().find(|record| record.plan.uid == uid)
+    }
+
+    fn reconcile(&mut self, effects: &mut Vec<Effect>) {
+        let mut desired = expand::pods(&self.objects);
+        for (key, record) in &mut self.pods {
+            match desired.remove(key) {
+                // What a running pod may change without being started again: labels, annotations.
+                Some(want) if want.pod.spec == record.plan.pod.spec => {
+                    record.plan.pod = want.pod;
+                }
+                _ if record.terminating => {}
+                _ => {
+                    record.terminating = true;
+                    effects.push(Effect::Stop { uid: record.plan.uid.clone() });
+                }
+            }
+        }
+        self.unschedulable.clear();
+        for (key, want) in desired {
+            let placed: Vec<_> = self
+                .pods
+                .values()
+                .filter(|record| !record.terminating)
+                .map(|record| (record.plan.node.as_str(), record.plan.owner()))
+                .collect();
+            match schedule::choose(&self.nodes, &self.objects, &want.pod, &placed) {
+                Ok(node) => {
+                    let uid = want.uid().unwrap_or_else(|| (self.new_uid)());
+                    let plan = PodPlan { uid, node, pod: want.pod, whole: want.whole };
+                    let record = Record {
+                        plan: plan.clone(),
+                        observed: Observed::default(),
+                        terminating: false,
+                    };
+                    self.pods.insert(key.clone(), record);
+                    // Its object goes before it: agents and control plane must know the pod.
+                    self.write_objects(effects);
+                    effects.push(Effect::Start(plan));
+                }
+                Err(why) => {
+                    self.unschedulable.insert(key, why);
+                }
+            }
+        }
+        self.assign_service_ips();
+    }
+
+    fn assign_service_ips(&mut self) {
+        let services: Vec<_> = self
+            .objects
+            .values()
+            .filter_map(|object| match object {
+                Object::Service(service) => Some((object.key(), service.clone())),
+                _ => None,
+            })
+            .collect();
+        let keys: BTreeSet<_> = services.iter().map(|(key, _)| key.clone()).collect();
+        self.service_ips.retain(|key, _| keys.contains(key));
+        for (key, service) in services {
+            let old = self.service_ips.get(&key).map_or(&[][..], Vec::as_slice);
+            let next = self.next_service;
+            let ips = service::addresses(&service, self.addresses, old, next);
+            if ips != old && ips.iter().any(|ip| self.addresses.service(next).contains(ip)) {
+                self.next_service = self.next_service.saturating_add(1);
+            }
+            self.service_ips.insert(key, ips);
+        }
+    }
+
+    /// Writes what is new or changed of the objects the lab adds, and removes what it no longer adds.
+    fn write_objects(&mut self, effects: &mut Vec<Effect>) {
+        let mut wanted = BTreeMap::new();
+        for node in &self.nodes {
+            wanted.insert(ObjectKey::new(Kind::Node, "", node.name.as_str()), overlay::node(node));
+        }
+        let mut namespaces: BTreeSet<_> =
+            self.objects.keys().filter(|key| key.kind.is_namespaced()).map(|key| key.namespace.clone()).collect();
+        namespaces.insert(arcstr::literal!("default"));
+        for namespace in namespaces {
+            let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
+            wanted.insert(key, overlay::namespace(&namespace));
+        }
+        for (key, ips) in &self.service_ips {
+            if !ips.is_empty() {
+                wanted.insert(key.clone(), overlay::service(key, ips));
+            }
+        }
+        for (key, record) in &self.pods {
+            let Record { plan, observed, terminating } = record;
+            wanted.insert(key.clone(), overlay::pod(key, plan, observed, *terminating));
+        }
+        for key in self.added.keys().filter(|key| !wanted.contains_key(key)) {
+            effects.push(Effect::Remove(key.clone()));
+        }
+        for (key, value) in &wanted {
+            if self.added.get(key) != Some(value) {
+                effects.push(Effect::Write(key.clone(), value.clone()));
+            }
+        }
+        self.added = wanted;
+    }
+
+    fn view_services(&mut self, effects: &mut Vec<Effect>) {
+        let pods: Vec<_> = self
+            .pods
+            .values()
+            .filter(|record| !record.terminating && !record.observed.ips.is_empty())
+            .map(|record| (&record.plan, &record.observed))
+            .collect();
+        let views: Vec<_> = self
+            .objects
+            .iter()
+            .filter_map(|(key, object)| match object {
+                Object::Service(spec) => {
+                    let ips = self.service_ips.get(key).map_or(&[][..], Vec::as_slice);
+                    service::view(key, spec, ips, &pods)
+                }
+                _ => None,
+            })
+            .collect();
+        if views != self.views {
+            self.views.clone_from(&views);
+            effects.push(Effect::Services(views));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! Which pods the manifests ask for: bare ones, and those of Deployments.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ambit_k8s_api::{Deployment, Kind, Object, ObjectKey, ObjectMeta, Pod, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+/// A pod that should exist.
+pub(super) struct Desired {
+    pub(super) pod: Arc<Pod>,
+    /// Not in the manifests itself.
+    pub(super) whole: bool,
+}
+
+impl Desired {
+    /// A UID given in the manifest.
+    pub(super) fn uid(&self) -> Option<String> {
+        self.pod.metadata.uid.clone().filter(|uid| !uid.is_empty())
+    }
+}
+
+pub(super) fn pods(objects: &BTreeMap<ObjectKey, Object>) -> BTreeMap<ObjectKey, Desired> {
+    let mut pods = BTreeMap::new();
+    for (key, object) in objects {
+        match object {
+            Object::Pod(pod) => {
+                pods.insert(key.clone(), Desired { pod: pod.clone(), whole: false });
+            }
+            Object::Deployment(deployment) => expand(key, deployment, &mut pods),
+            _ => {}
+        }
+    }
+    pods
+}
+
+fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKey, Desired>) {
+    let Some(spec) = &deployment.spec else { return };
+    let template = serde_json::to_vec(&spec.template).unwrap_or_default();
+    let hash = name_of(fnv(&template), 9);
+    let replica_set = format!("{}-{hash}", key.name);
+    for index in 0..spec.replicas.unwrap_or(1).clamp(0, 500) {
+        let suffix = name_of(fnv(format!("{replica_set}/{index}").as_bytes()), 5);
+        let name = format!("{replica_set}-{suffix}");
+        let mut meta = spec.template.metadata.clone().unwrap_or_default();
+        meta.labels.get_or_insert_default().insert(labels::POD_TEMPLATE_HASH.into(), hash.clone());
+        let pod = Pod {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(key.namespace.to_string()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "apps/v1".into(),
+                    kind: "ReplicaSet".into(),
+                    name: replica_set.clone(),
+                    controller: Some(true),
+                    ..OwnerReference::default()
+                }]),
+                labels: meta.labels,
+                annotations: meta.annotations,
+                ..ObjectMeta::default()
+            },
+            spec: spec.template.spec.clone(),
+            ..Pod::default()
+        };
+        let key = ObjectKey::new(Kind::Pod, key.namespace.clone(), name);
+        pods.insert(key, Desired { pod: Arc::new(pod), whole: true });
+    }
+}
+
+/// A number as Kubernetes writes hashes into names: no vowels, so no words.
+fn name_of(mut number: u64, length: usize) -> String {
+    const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut name = String::with_capacity(length);
+    for _ in 0..length {
+        let index = usize::try_from(number % 27).unwrap_or_default();
+        name.push(LETTERS.get(index).copied().map_or('x', char::from));
+        number /= 27;
+    }
+    name
+}
+
+/// FNV-1a: the same names in every run, which the standard hasher does not promise.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

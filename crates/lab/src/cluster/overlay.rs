@@ -1,0 +1,115 @@
+//! The objects, and parts of objects, that the lab adds to what the manifests say.
+
+use std::net::IpAddr;
+
+use ambit_k8s_api::{ObjectKey, labels};
+use serde_json::{Map, Value, json};
+
+use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
+
+pub(super) fn node(node: &NodeInfo) -> Value {
+    let addresses: Vec<_> = node
+        .ips
+        .iter()
+        .map(|ip| json!({"type": "InternalIP", "address": ip.to_string()}))
+        .collect();
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": node.name, "labels": {HOSTNAME: node.name}},
+        "status": {
+            "addresses": addresses,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    })
+}
+
+pub(super) fn namespace(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
+    })
+}
+
+pub(super) fn service(key: &ObjectKey, ips: &[IpAddr]) -> Value {
+    let texts: Vec<_> = ips.iter().map(ToString::to_string).collect();
+    let families: Vec<_> =
+        ips.iter().map(|ip| if ip.is_ipv4() { "IPv4" } else { "IPv6" }).collect();
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": meta(key),
+        "spec": {"clusterIP": texts.first(), "clusterIPs": texts, "ipFamilies": families},
+    })
+}
+
+pub(super) fn pod(
+    key: &ObjectKey,
+    plan: &PodPlan,
+    observed: &Observed,
+    terminating: bool,
+) -> Value {
+    // The whole object for what a Deployment makes; else only what the lab knows better.
+    let mut value = match plan.whole {
+        true => serde_json::to_value(&*plan.pod).unwrap_or_default(),
+        false => json!({"metadata": meta(key)}),
+    };
+    merge(&mut value, json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"uid": plan.uid},
+        "spec": {"nodeName": plan.node, "serviceAccountName": plan.service_account()},
+        "status": status(observed),
+    }));
+    if terminating {
+        // The moment does not matter, that it goes does.
+        merge(&mut value, json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}));
+    }
+    value
+}
+
+fn meta(key: &ObjectKey) -> Value {
+    json!({
+        "name": key.name.as_str(),
+        "namespace": key.namespace.as_str(),
+        "annotations": {labels::OVERLAY: "true"},
+    })
+}
+
+fn status(observed: &Observed) -> Value {
+    let ready = if observed.is_ready() { "True" } else { "False" };
+    let mut status = json!({
+        "phase": observed.phase.as_str(),
+        "conditions": [
+            {"type": "Ready", "status": ready},
+            {"type": "ContainersReady", "status": ready},
+        ],
+        "containerStatuses": observed.containers.iter().map(container).collect::<Vec<_>>(),
+    });
+    if let Some(first) = observed.ips.first() {
+        let ips: Vec<_> = observed.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        merge(&mut status, json!({"podIP": first.to_string(), "podIPs": ips}));
+    }
+    status
+}
+
+fn container(container: &ContainerObserved) -> Value {
+    let state = match &container.state {
+        ContainerState::Waiting(why) => json!({"waiting": {"reason": why}}),
+        ContainerState::Running => json!({"running": {}}),
+        ContainerState::Exited(code) => json!({"terminated": {"exitCode": code}}),
+    };
+    json!({
+        "name": container.name, "image": "", "imageID": "",
+        "ready": container.ready, "restartCount": container.restarts, "state": state,
+    })
+}
+
+fn merge(target: &mut Value, patch: Value) {
+    match (target, patch) {
+        (Value::Object(target), Value::Object(patch)) => {
+            for (key, value) in patch {
+                merge(target.entry(key).or_insert_with(|| Value::Object(Map::new())), value);
+            }
+        }
+        (target, patch) => *target = patch,
+    }
+}

@@ -1,0 +1,64 @@
+//! Which node takes a pod.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ambit_k8s_api::{Kind, Object, ObjectKey, Pod};
+
+/// A node of the lab.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeInfo {
+    pub(crate) name: String,
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+/// Label that every node has: its name.
+pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// Picks the node that has fewest pods of the same owner, then fewest pods.
+///
+/// `placed` are the pods that run already: node and owner.
+pub(super) fn choose(
+    nodes: &[NodeInfo],
+    objects: &BTreeMap<ObjectKey, Object>,
+    pod: &Pod,
+    placed: &[(&str, Option<&str>)],
+) -> Result<String, String> {
+    let spec = pod.spec.as_ref().ok_or("it has no spec")?;
+    if let Some(name) = spec.node_name.as_deref().filter(|name| !name.is_empty()) {
+        return match nodes.iter().any(|node| node.name == name) {
+            true => Ok(name.to_owned()),
+            false => Err(format!("spec.nodeName: the lab has no node {name:?}")),
+        };
+    }
+    let owner = pod.metadata.owner_references.as_deref().unwrap_or_default().first();
+    let owner = owner.map(|owner| owner.name.as_str());
+    let selector = spec.node_selector.clone().unwrap_or_default();
+    nodes
+        .iter()
+        .filter(|node| {
+            selector.iter().all(|(label, value)| has_label(node, objects, label, value))
+        })
+        .min_by_key(|node| {
+            let here = placed.iter().filter(|(name, _)| *name == node.name);
+            let siblings = here.clone().filter(|(_, other)| owner.is_some() && *other == owner);
+            (siblings.count(), here.count())
+        })
+        .map(|node| node.name.clone())
+        .ok_or_else(|| format!("spec.nodeSelector: no node has the labels {selector:?}"))
+}
+
+fn has_label(
+    node: &NodeInfo,
+    objects: &BTreeMap<ObjectKey, Object>,
+    label: &str,
+    value: &str,
+) -> bool {
+    if label == HOSTNAME {
+        return node.name == value;
+    }
+    let object = objects.get(&ObjectKey::new(Kind::Node, "", node.name.as_str()));
+    object
+        .and_then(|object| object.metadata().labels.as_ref())
+        .and_then(|labels| labels.get(label))
+        .is_some_and(|found| found == value)
+}

@@ -1,0 +1,136 @@
+//! Services with their addresses and endpoints.
+
+use std::net::IpAddr;
+
+use ambit_k8s_api::{ObjectKey, Service};
+use k8s_openapi::{
+    api::core::v1::ServicePort, apimachinery::pkg::util::intstr::IntOrString,
+};
+
+use super::{Observed, PodPlan};
+use crate::addresses::AddressPlan;
+
+/// What clients outside the mesh are to find behind a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServiceView {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Virtual addresses; none for a headless service.
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) ports: Vec<PortView>,
+    /// Addresses of the endpoints with their host names, for headless services.
+    pub(crate) endpoints: Vec<(String, IpAddr)>,
+}
+
+/// One port of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PortView {
+    pub(crate) port: u16,
+    pub(crate) udp: bool,
+    pub(crate) targets: Vec<(IpAddr, u16)>,
+}
+
+/// The addresses of a service: those it names, those it had, or new ones.
+pub(super) fn addresses(
+    service: &Service,
+    plan: AddressPlan,
+    old: &[IpAddr],
+    next: u16,
+) -> Vec<IpAddr> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    let given: Vec<&str> = match spec.cluster_ips.as_deref() {
+        Some([]) | None => spec.cluster_ip.as_deref().into_iter().collect(),
+        Some(several) => several.iter().map(String::as_str).collect(),
+    };
+    let given: Vec<_> = given.into_iter().filter(|text| !text.is_empty()).collect();
+    if given.contains(&"None") || spec.type_.as_deref() == Some("ExternalName") {
+        return Vec::new();
+    }
+    if !given.is_empty() {
+        return given.iter().filter_map(|text| text.parse().ok()).collect();
+    }
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    let policy = spec.ip_family_policy.as_deref().unwrap_or("SingleStack");
+    let mut fresh = if old.is_empty() { plan.service(next) } else { old.to_vec() };
+    if let Some(first) = families.first() {
+        fresh.sort_by_key(|ip| (first == "IPv6") != ip.is_ipv6());
+    }
+    if policy == "SingleStack" && families.len() < 2 {
+        fresh.truncate(1);
+    }
+    fresh
+}
+
+/// The service as it stands; `None` when it has neither addresses nor endpoints by nature.
+pub(super) fn view(
+    key: &ObjectKey,
+    service: &Service,
+    ips: &[IpAddr],
+    pods: &[(&PodPlan, &Observed)],
+) -> Option<ServiceView> {
+    let spec = service.spec.as_ref()?;
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return None;
+    }
+    let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty());
+    let unready = spec.publish_not_ready_addresses.unwrap_or(false);
+    let endpoints: Vec<_> = pods
+        .iter()
+        .filter(|(plan, observed)| {
+            let labels = plan.pod.metadata.labels.as_ref();
+            plan.namespace() == key.namespace
+                && (unready || observed.is_ready())
+                && selector.is_some_and(|selector| {
+                    selector.iter().all(|(label, value)| {
+                        labels.and_then(|labels| labels.get(label)) == Some(value)
+                    })
+                })
+        })
+        .collect();
+    let ports = spec.ports.as_deref().unwrap_or_default();
+    Some(ServiceView {
+        namespace: key.namespace.to_string(),
+        name: key.name.to_string(),
+        ips: ips.to_vec(),
+        ports: ports.iter().filter_map(|port| port_view(port, &endpoints)).collect(),
+        endpoints: endpoints
+            .iter()
+            .flat_map(|(plan, seen)| seen.ips.iter().map(|ip| (plan.hostname(), *ip)))
+            .collect(),
+    })
+}
+
+fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &Observed)]) -> Option<PortView> {
+    let udp = match port.protocol.as_deref() {
+        None | Some("TCP") => false,
+        Some("UDP") => true,
+        Some(_) => return None,
+    };
+    let number = u16::try_from(port.port).ok()?;
+    let targets = endpoints.iter().flat_map(|(plan, observed)| {
+        let target = target_port(port, number, plan);
+        observed.ips.iter().filter_map(move |ip| Some((*ip, target?)))
+    });
+    Some(PortView { port: number, udp, targets: targets.collect() })
+}
+
+fn target_port(port: &ServicePort, number: u16, plan: &PodPlan) -> Option<u16> {
+    match &port.target_port {
+        None => Some(number),
+        Some(target) => container_port(target, plan),
+    }
+}
+
+/// A port by number, or by the name it has in some container.
+pub(crate) fn container_port(port: &IntOrString, plan: &PodPlan) -> Option<u16> {
+    match port {
+        IntOrString::Int(number) => u16::try_from(*number).ok(),
+        IntOrString::String(name) => plan
+            .containers()
+            .iter()
+            .flat_map(|container| container.ports.as_deref().unwrap_or_default())
+            .find(|port| port.name.as_deref() == Some(name))
+            .and_then(|port| u16::try_from(port.container_port).ok())
+            .or_else(|| name.parse().ok()),
+    }
+}

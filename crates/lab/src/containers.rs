@@ -1,0 +1,413 @@
+//! One container: its process, its restarts and its probes.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    process::{Command, ExitStatus, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_netlab::Netns;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Probe};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{process::Child, sync::{mpsc, watch}, time::sleep};
+
+use crate::{
+    board::Board,
+    cluster::{ContainerObserved, ContainerState, PodPlan},
+    fabric::Node,
+    mesh,
+    probes::{self, Timing},
+};
+
+/// Waits between restarts: shorter than the kubelet's, for a lab is watched by a person.
+const FIRST_RESTART: Duration = Duration::from_millis(200);
+const LAST_RESTART: Duration = Duration::from_secs(10);
+/// A container that ran this long is restarted without delay.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// A pod's sandbox: where its containers run.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) board: Arc<Board>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) plan: PodPlan,
+    pub(crate) netns: Netns,
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+/// Variable that every process of a pod carries: the agent finds pods' namespaces by it.
+pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
+
+impl Place {
+    /// The environment of a container's processes.
+    pub(crate) fn environment(&self, container: Option<&Container>) -> BTreeMap<String, String> {
+        let mut env = BTreeMap::new();
+        env.insert("PATH".to_owned(), mesh::path(&self.board));
+        env.insert("HOSTNAME".to_owned(), self.plan.hostname());
+        env.insert("HOME".to_owned(), "/tmp".to_owned());
+        env.insert("TERM".to_owned(), "xterm".to_owned());
+        let variables = container.and_then(|container| container.env.as_deref());
+        for variable in variables.unwrap_or_default() {
+            if let Some(value) = self.value(variable) {
+                env.insert(variable.name.clone(), expand(&value, &env));
+            }
+        }
+        env.insert(POD_UID.to_owned(), self.plan.uid.clone());
+        env
+    }
+
+    fn value(&self, variable: &EnvVar) -> Option<String> {
+        if let Some(value) = &variable.value {
+            return Some(value.clone());
+        }
+        let plan = &self.plan;
+        let ips = || self.ips.iter().map(ToString::to_string).collect::<Vec<_>>();
+        match variable.value_from.as_ref()?.field_ref.as_ref()?.field_path.as_str() {
+            "metadata.name" => Some(plan.name().to_owned()),
+            "metadata.namespace" => Some(plan.namespace().to_owned()),
+            "metadata.uid" => Some(plan.uid.clone()),
+            "spec.nodeName" => Some(plan.node.clone()),
+            "spec.serviceAccountName" => Some(plan.service_account().to_owned()),
+            "status.podIP" => ips().into_iter().next(),
+            "status.podIPs" => Some(ips().join(",")),
+            "status.hostIP" => self.node.ips.first().map(ToString::to_string),
+            _ => None,
+        }
+    }
+
+    /// A command in this pod; standard streams are the caller's matter.
+    pub(crate) fn command(
+        &self,
+        argv: Vec<String>,
+        working_dir: Option<&str>,
+        env: &BTreeMap<String, String>,
+    ) -> io::Result<Command> {
+        let mut shim = self.board.shim_of(&self.plan);
+        shim.command = argv.iter().map(|arg| expand(arg, env)).collect();
+        shim.working_dir = working_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        let mut command = shim.command(&self.board.options.ambit)?;
+        command.env_clear().envs(env);
+        Ok(command)
+    }
+
+    /// Starts the process that holds the namespace, and shows whose it is, while no container runs.
+    pub(crate) fn hold(&self) -> io::Result<Child> {
+        let mut command = self.command(Vec::new(), None, &self.environment(None))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.spawn(command)
+    }
+
+    pub(crate) fn spawn(&self, command: Command) -> io::Result<Child> {
+        let mut command = tokio::process::Command::from(command);
+        command.kill_on_drop(true);
+        self.netns.run(|| command.spawn())?
+    }
+}
+
+/// Kubernetes' `$(NAME)`; `$$` is a dollar, unknown names stay as they are.
+fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+        } else if let Some((name, tail)) =
+            after.strip_prefix('(').and_then(|inside| inside.split_once(')'))
+            && let Some(value) = env.get(name)
+        {
+            out.push_str(value);
+            rest = tail;
+        } else {
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// When a container that ended is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restart {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl Restart {
+    pub(crate) fn of(plan: &PodPlan) -> Self {
+        match plan.spec().and_then(|spec| spec.restart_policy.as_deref()) {
+            Some("Never") => Self::Never,
+            Some("OnFailure") => Self::OnFailure,
+            _ => Self::Always,
+        }
+    }
+
+    fn wants(self, code: i32) -> bool {
+        match self {
+            Self::Always => true,
+            Self::OnFailure => code != 0,
+            Self::Never => false,
+        }
+    }
+}
+
+/// Runs a container until it has ended for good, or `stop` says so and the grace period is over.
+pub(crate) async fn run(
+    place: Place,
+    container: Container,
+    restart: Restart,
+    mut stop: watch::Receiver<bool>,
+    reports: mpsc::Sender<ContainerObserved>,
+) {
+    let mut seen = ContainerObserved::new(&container.name);
+    let mut wait = FIRST_RESTART;
+    let report = |seen: &ContainerObserved| {
+        let (reports, seen) = (reports.clone(), seen.clone());
+        async move { reports.send(seen).await.is_ok() }
+    };
+    loop {
+        let started = Instant::now();
+        let ended = match start(&place, &container) {
+            Ok(child) => {
+                seen.state = ContainerState::Running;
+                seen.ready = container.readiness_probe.is_none() && container.startup_probe.is_none();
+                report(&seen).await;
+                attend(&place, &container, child, &mut seen, &mut stop, &reports).await
+            }
+            Err(error) => {
+                seen.state = ContainerState::Waiting(error.to_string());
+                report(&seen).await;
+                Err(error)
+            }
+        };
+        seen.ready = false;
+        let code = ended.as_ref().map_or(128, exit_code);
+        if ended.is_ok() {
+            seen.state = ContainerState::Exited(code);
+        }
+        if *stop.borrow() || !restart.wants(code) {
+            report(&seen).await;
+            return;
+        }
+        report(&seen).await;
+        wait = if started.elapsed() > STABLE { FIRST_RESTART } else { (wait * 2).min(LAST_RESTART) };
+        tokio::select! {
+            () = sleep(wait) => {}
+            () = stopped(&mut stop) => return,
+        }
+        seen.restarts += 1;
+    }
+}
+
+fn start(place: &Place, container: &Container) -> io::Result<Child> {
+    let mut argv = container.command.clone().unwrap_or_default();
+    argv.extend(container.args.clone().unwrap_or_default());
+    if container.command.as_ref().is_none_or(Vec::is_empty) {
+        return Err(io::Error::other(format!(
+            "NoCommand: the lab runs commands, not images: give container {} a `command`",
+            container.name
+        )));
+    }
+    let log = place.board.layout.container_log(&place.plan.uid, &container.name);
+    let log = File::options().create(true).append(true).open(log)?;
+    let env = place.environment(Some(container));
+    let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    place.spawn(command)
+}
+
+/// Watches a running process: probes it, reports it, ends it when asked to.
+async fn attend(
+    place: &Place,
+    container: &Container,
+    mut child: Child,
+    seen: &mut ContainerObserved,
+    stop: &mut watch::Receiver<bool>,
+    reports: &mpsc::Sender<ContainerObserved>,
+) -> io::Result<ExitStatus> {
+    let (verdicts, mut verdict) = mpsc::channel(4);
+    let probing = probe_all(place, container, &verdicts);
+    tokio::pin!(probing);
+    let mut probes_done = false;
+    loop {
+        tokio::select! {
+            status = child.wait() => return status,
+            () = &mut probing, if !probes_done => probes_done = true,
+            Some(verdict) = verdict.recv() => match verdict {
+                Verdict::Ready(ready) => {
+                    if seen.ready != ready {
+                        seen.ready = ready;
+                        let _pod_is_gone = reports.send(seen.clone()).await;
+                    }
+                }
+                Verdict::Unlive(why) => {
+                    tracing::warn!(pod = place.plan.full_name(), container = container.name, why,
+                        "liveness probe failed, restarting the container");
+                    signal(&child, Signal::TERM);
+                    let grace = tokio::time::timeout(grace(&place.plan), child.wait()).await;
+                    if let Ok(status) = grace { return status; }
+                    signal(&child, Signal::KILL);
+                }
+            },
+            () = stopped(stop) => {
+                signal(&child, Signal::TERM);
+                if let Ok(status) = tokio::time::timeout(grace(&place.plan), child.wait()).await {
+                    return status;
+                }
+                signal(&child, Signal::KILL);
+                return child.wait().await;
+            }
+        }
+    }
+}
+
+/// Waits until the pod is to stop.
+pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // A sender that is gone means that the pod is forgotten: it stops as well.
+    let _told = stop.wait_for(|stop| *stop).await.is_ok();
+}
+
+enum Verdict {
+    Ready(bool),
+    Unlive(String),
+}
+
+async fn probe_all(place: &Place, container: &Container, verdicts: &mpsc::Sender<Verdict>) {
+    if let Some(startup) = &container.startup_probe {
+        let started = probe_until_started(place, container, startup).await;
+        if let Err(why) = started {
+            let _container_is_gone = verdicts.send(Verdict::Unlive(why.to_string())).await;
+            return;
+        }
+    }
+    if container.readiness_probe.is_none() {
+        let _container_is_gone = verdicts.send(Verdict::Ready(true)).await;
+    }
+    let readiness = async {
+        let Some(probe) = &container.readiness_probe else { return };
+        probe_for_ever(place, container, probe, |ok, _| verdicts.try_send(Verdict::Ready(ok)).is_ok())
+            .await;
+    };
+    let liveness = async {
+        let Some(probe) = &container.liveness_probe else { return };
+        probe_for_ever(place, container, probe, |ok, why| {
+            ok || verdicts.try_send(Verdict::Unlive(why)).is_ok()
+        })
+        .await;
+    };
+    tokio::join!(readiness, liveness);
+}
+
+async fn probe_until_started(
+    place: &Place,
+    container: &Container,
+    probe: &Probe,
+) -> io::Result<()> {
+    let timing = Timing::of(probe);
+    sleep(timing.initial_delay).await;
+    let mut failures = 0;
+    loop {
+        match once(place, container, probe).await {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                failures += 1;
+                if failures >= timing.failures {
+                    return Err(error);
+                }
+            }
+        }
+        sleep(timing.period).await;
+    }
+}
+
+/// Calls `verdict` whenever the threshold of successes or failures is reached.
+async fn probe_for_ever(
+    place: &Place,
+    container: &Container,
+    probe: &Probe,
+    mut verdict: impl FnMut(bool, String) -> bool,
+) {
+    let timing = Timing::of(probe);
+    sleep(timing.initial_delay).await;
+    let (mut successes, mut failures, mut ever) = (0, 0, false);
+    loop {
+        match once(place, container, probe).await {
+            Ok(()) => {
+                (successes, failures) = (successes + 1, 0);
+                if successes >= timing.successes {
+                    ever = true;
+                    verdict(true, String::new());
+                }
+            }
+            Err(error) => {
+                (successes, failures) = (0, failures + 1);
+                if failures >= timing.failures {
+                    verdict(false, error.to_string());
+                }
+            }
+        }
+        // A pod that is just starting is asked more often than the manifest says.
+        sleep(if ever { timing.period } else { timing.period.min(Duration::from_millis(250)) }).await;
+    }
+}
+
+async fn once(place: &Place, container: &Container, probe: &Probe) -> io::Result<()> {
+    let ip = place.ips.first().copied().ok_or_else(|| io::Error::other("the pod has no address"))?;
+    if let Some(done) = probes::network(probe, &place.node, &place.plan, ip).await {
+        return done;
+    }
+    let argv = probe.exec.as_ref().and_then(|exec| exec.command.clone()).unwrap_or_default();
+    let env = place.environment(Some(container));
+    let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = place.spawn(command)?;
+    let status = tokio::time::timeout(Timing::of(probe).timeout, child.wait()).await;
+    match status {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(io::Error::other(status.to_string())),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// The exit code, as shells count signals.
+pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// To the whole group: a shell's children too.
+fn signal(child: &Child, signal: Signal) {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        let _it_is_gone = kill_process_group(pid, signal);
+    }
+}
+
+fn grace(plan: &PodPlan) -> Duration {
+    let seconds = plan.spec().and_then(|spec| spec.termination_grace_period_seconds);
+    Duration::from_secs(seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_expanded_as_kubernetes_does() {
+        let env = BTreeMap::from([("A".to_owned(), "1".to_owned())]);
+        for (text, expected) in
+            [("$(A)-$(B)", "1-$(B)"), ("$$(A)", "$(A)"), ("a$", "a$"), ("$(A", "$(A"), ("", "")]
+        {
+            assert_eq!(expand(text, &env), expected, "{text}");
+        }
+    }
+}

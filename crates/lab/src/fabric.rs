@@ -1,0 +1,139 @@
+//! The network that joins the nodes: a bridge in the lab's own namespace, a namespace for each node
+//! and one for the control plane.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use ambit_netlab::{Host, HostError, Netns};
+
+use crate::{
+    Options, PrimaryCni,
+    addresses::{AddressPlan, default_route},
+    layout::Layout,
+};
+
+/// The bridge.
+pub(crate) const BRIDGE: &str = "fabric0";
+/// The interface of a node, and of the control plane, on the fabric.
+const UPLINK: &str = "eth0";
+
+/// A node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) number: u8,
+    pub(crate) host: Host,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) dir: PathBuf,
+}
+
+/// Everything that is wired before any pod.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    pub(crate) root: Host,
+    pub(crate) control: Host,
+    pub(crate) nodes: Vec<Node>,
+}
+
+/// Makes and wires the namespaces.
+pub(crate) async fn build(
+    plan: AddressPlan,
+    options: &Options,
+    layout: &Layout,
+) -> Result<Fabric, HostError> {
+    let here = Netns::current().and_then(|here| Ok(Host::enter("fabric", here)));
+    let root = match here {
+        Ok(root) => root?,
+        Err(_) => Host::new("fabric").await?,
+    };
+    root.up("lo").await?;
+    root.bridge(BRIDGE).await?;
+    for address in plan.root() {
+        root.address(BRIDGE, address).await?;
+    }
+    forward(&root, plan)?;
+
+    let control = Host::new("control").await?;
+    connect(&root, &control, "control", plan, &plan.control()).await?;
+    let mut nodes = Vec::new();
+    for number in 1..=options.nodes {
+        let name = format!("node-{number}");
+        let host = Host::new(&name).await?;
+        forward(&host, plan)?;
+        let addresses = plan.node(number);
+        connect(&root, &host, &name, plan, &addresses).await?;
+        let ips: Vec<_> = addresses.iter().map(ipnet::IpNet::addr).collect();
+        for (prefix, via) in plan.pods(number).into_iter().zip(&ips) {
+            root.route(prefix, Some(*via), BRIDGE).await?;
+        }
+        let dir = layout.node(&name);
+        nodes.push(Node { name, number, host, ips, dir });
+    }
+    for node in &nodes {
+        for other in nodes.iter().filter(|other| other.number != node.number) {
+            for (prefix, via) in plan.pods(other.number).into_iter().zip(&other.ips) {
+                node.host.route(prefix, Some(*via), UPLINK).await?;
+            }
+        }
+        for (prefix, via) in plan.pods(node.number).into_iter().zip(&node.ips) {
+            control.route(prefix, Some(*via), UPLINK).await?;
+        }
+        if options.primary_cni == PrimaryCni::Macvlan {
+            macvlan(plan, node).await?;
+        }
+        if options.primary_cni == PrimaryCni::Bridge {
+            // Replies between pods of one bridge bypass routing, and with it the translation of
+            // service addresses, unless the kernel shows bridged packets to netfilter.
+            let _not_built_in = node.host.sysctl("net.bridge.bridge-nf-call-iptables", "1");
+            let _not_built_in = node.host.sysctl("net.bridge.bridge-nf-call-ip6tables", "1");
+        }
+    }
+    Ok(Fabric { root, control, nodes })
+}
+
+async fn connect(
+    root: &Host,
+    host: &Host,
+    port: &str,
+    plan: AddressPlan,
+    addresses: &[ipnet::IpNet],
+) -> Result<(), HostError> {
+    root.veth(port, host, UPLINK).await?;
+    root.attach(port, BRIDGE).await?;
+    root.up(port).await?;
+    host.up(UPLINK).await?;
+    for address in addresses {
+        host.address(UPLINK, *address).await?;
+    }
+    for gateway in plan.root() {
+        host.route(default_route(gateway.addr()), Some(gateway.addr()), UPLINK).await?;
+    }
+    Ok(())
+}
+
+fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
+    if plan.family.v4() {
+        host.sysctl("net.ipv4.ip_forward", "1")?;
+        // Pods of a node share a bridge but talk through the node: no "go there directly" to them.
+        host.sysctl("net.ipv4.conf.all.send_redirects", "0")?;
+        host.sysctl("net.ipv4.conf.default.send_redirects", "0")?;
+    }
+    if plan.family.v6() {
+        host.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    }
+    Ok(())
+}
+
+/// The parent of pods' interfaces under the `macvlan` plugin, one end of a pair of which the node has
+/// the other: so pods reach the node itself, which a parent cannot be reached through.
+pub(crate) const MACVLAN_MASTER: &str = "pods1";
+const MACVLAN_GATEWAY: &str = "pods0";
+
+async fn macvlan(plan: AddressPlan, node: &Node) -> Result<(), HostError> {
+    node.host.veth(MACVLAN_GATEWAY, &node.host, MACVLAN_MASTER).await?;
+    node.host.up(MACVLAN_GATEWAY).await?;
+    node.host.up(MACVLAN_MASTER).await?;
+    for gateway in plan.gateways(node.number) {
+        node.host.address(MACVLAN_GATEWAY, gateway).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Bringing a lab's world up: from the user's command to the supervisor, in stages.
+//!
+//! 1. `launch` (in the user's process) writes the options and starts stage *guard*.
+//! 2. *guard* moves into namespaces of its own, starts *init*, and stays outside as a witness: when
+//!    *init* is gone it removes the lab's directory.
+//! 3. *init* is process 1 of the lab. When it dies, of SIGKILL too, the kernel kills every process of
+//!    the lab, and with them go all namespaces. It mounts what is private, starts the supervisor,
+//!    buries orphans, and ends with the supervisor.
+//! 4. *supervise* is [`crate::supervisor`].
+//!
+//! Each stage before the last runs on a single thread: namespaces cannot be left otherwise.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, BufReader},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    str::FromStr,
+};
+
+use ambit_netlab::{Isolation, Unshared};
+use rustix::{
+    mount::{MountFlags, MountPropagationFlags},
+    process::{Signal, WaitOptions},
+};
+
+use crate::{
+    Options, StateDir,
+    layout::Layout,
+    state_dir::{self, StateError},
+};
+
+/// One stage of starting a lab; see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Outside, waiting for the end.
+    Guard,
+    /// Process 1.
+    Init,
+    /// The supervisor.
+    Supervise,
+}
+
+impl Stage {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Guard => "guard",
+            Self::Init => "init",
+            Self::Supervise => "supervise",
+        }
+    }
+}
+
+impl FromStr for Stage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Guard, Self::Init, Self::Supervise]
+            .into_iter()
+            .find(|stage| stage.as_str() == text)
+            .ok_or_else(|| format!("there is no stage {text:?}"))
+    }
+}
+
+/// Why a lab does not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Options that cannot work.
+    #[error("{0}")]
+    Options(String),
+    /// Its directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A process or file.
+    #[error("cannot {what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The supervisor gave up; its words.
+    #[error("the lab did not come up: {0}")]
+    Failed(String),
+}
+
+fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
+    let what = what.into();
+    move |source| LaunchError::Io { what, source }
+}
+
+/// Brings a lab up and returns when its supervisor accepts requests. Pods may still be starting.
+///
+/// # Errors
+/// When a lab of that name lives, or anything on the way fails; nothing is left then.
+pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
+    options.check().map_err(LaunchError::Options)?;
+    let state = StateDir::create(base, &options.name)?;
+    let started = start(&state, options);
+    if started.is_err() {
+        // The guard removes the directory too; whoever is second finds nothing.
+        let _gone = state.remove();
+    }
+    started.map(|()| state)
+}
+
+fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
+    let layout = state.layout();
+    let text = serde_json::to_vec_pretty(options).map_err(io::Error::from);
+    text.and_then(|text| fs::write(layout.options(), text))
+        .map_err(io_failed("write the lab's options"))?;
+    let log = File::create(layout.log()).map_err(io_failed("open the lab's log"))?;
+    let mut guard = stage_command(&options.ambit, Stage::Guard, layout)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(io_failed(format!("start {}", options.ambit.display())))?;
+    // The supervisor says one line on the standard output it inherits; no line means it died.
+    let mut line = String::new();
+    if let Some(stdout) = guard.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(io_failed("hear from the lab"))?;
+    }
+    if line.trim() == READY {
+        return Ok(());
+    }
+    let log = fs::read_to_string(layout.log()).unwrap_or_default();
+    let _ended = guard.wait();
+    let last = log.lines().rev().find(|line| !line.trim().is_empty());
+    Err(LaunchError::Failed(last.unwrap_or("it died without a word").to_owned()))
+}
+
+/// What the supervisor says once it accepts requests.
+pub(crate) const READY: &str = "ready";
+
+fn stage_command(ambit: &Path, stage: Stage, layout: &Layout) -> Command {
+    let mut command = Command::new(ambit);
+    command.args(["lab", "run", "--stage", stage.as_str(), "--state"]).arg(layout.root());
+    command
+}
+
+/// Runs one stage; called by the hidden subcommand. Must be the process's only thread.
+pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
+    let layout = Layout::new(state);
+    let options = match read_options(&layout) {
+        Ok(options) => options,
+        Err(error) => return complain(&error),
+    };
+    let result = match stage {
+        Stage::Guard => guard(&layout, &options),
+        Stage::Init => init(&layout, &options),
+        Stage::Supervise => crate::supervisor::run(layout, options)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| LaunchError::Failed(error.to_string())),
+    };
+    result.unwrap_or_else(|error| complain(&error))
+}
+
+#[expect(clippy::print_stderr, reason = "standard error is the lab's log, nothing else is set up")]
+fn complain(error: &dyn std::error::Error) -> ExitCode {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    eprintln!("{text}");
+    ExitCode::FAILURE
+}
+
+fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
+    let read = fs::read(layout.options());
+    read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?))
+        .map_err(io_failed("read the lab's options"))
+}
+
+fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+    // Away from the user's terminal, so that no signal meant for the command reaches the lab.
+    rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
+    let isolation = match options.user_namespace {
+        true => Isolation::UserNamespace,
+        false => Isolation::AsNeeded,
+    };
+    let how = ambit_netlab::isolate(isolation).map_err(io_failed(
+        "make namespaces (neither the right to, nor user namespaces: see the sysctls \
+         user.max_user_namespaces and kernel.unprivileged_userns_clone)",
+    ))?;
+    let mut child = stage_command(&options.ambit, Stage::Init, layout)
+        .env(USER_NAMESPACE, if how == Unshared::InUserNamespace { "1" } else { "" })
+        .spawn()
+        .map_err(io_failed("start the lab's first process"))?;
+    let noted = fs::write(layout.pid(), child.id().to_string());
+    noted.map_err(io_failed("note the lab's process id"))?;
+    hand_over_stdout()?;
+    let ended = wait(&mut child)?;
+    // By itself and not well: the log tells why, so it stays until the next `up` or `down`.
+    if ended.code().is_none_or(|code| code == 0) {
+        state_dir::remove(layout.root())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tells the supervisor whether root is root.
+pub(crate) const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
+
+fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
+    child.wait().map_err(io_failed("wait for the lab"))
+}
+
+/// Lets go of the pipe to the user's command, which waits for its end when the lab fails.
+pub(crate) fn hand_over_stdout() -> Result<(), LaunchError> {
+    let null = File::options().write(true).open("/dev/null");
+    null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null.as_fd())?))
+        .map_err(io_failed("let go of the standard output"))
+}
+
+fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+    // Should the guard be killed, the lab goes too.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| io_failed("bind the lab's life to its guard's")(error.into()))?;
+    let _lock = state_dir::take_lock(layout).map_err(io_failed("lock the lab's directory"))?;
+    mount_private(layout)?;
+    let name = format!("lab-{}", options.name);
+    rustix::system::sethostname(name.as_bytes())
+        .map_err(|error| io_failed("set the host name")(error.into()))?;
+    let child = stage_command(&options.ambit, Stage::Supervise, layout)
+        .spawn()
+        .map_err(io_failed("start the lab's supervisor"))?;
+    hand_over_stdout()?;
+    let supervisor = i32::try_from(child.id()).unwrap_or_default();
+    loop {
+        // Orphans of the whole lab come here too.
+        let waited = rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::empty()))
+            .map_err(|error| io_failed("wait for the lab's processes")(error.into()))?;
+        let Some((pid, status)) = waited else { continue };
+        if pid.as_raw_nonzero().get() == supervisor {
+            let well = status.exit_status() == Some(0) || status.terminating_signal().is_some();
+            return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+    }
+}
+
+fn mount_private(layout: &Layout) -> Result<(), LaunchError> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |error: rustix::io::Errno| io_failed(what)(error.into())
+    };
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).map_err(failed("make the mounts private"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount("proc", "/proc", "proc", flags, None)
+        .map_err(failed("mount /proc of the lab's own processes"))?;
+    fs::create_dir_all(layout.run()).map_err(io_failed("make the lab's private directory"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("ambit-lab", layout.run(), "tmpfs", flags, Some(c"mode=0700,size=1g"))
+        .map_err(failed("mount the lab's private directory"))?;
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Where a lab keeps its files. What is private to it (keys, tokens, live objects, logs) lies under
+//! `run`, a memory file system of its own mount namespace that nobody outside sees and that is gone
+//! with the lab.
+
+use std::path::{Path, PathBuf};
+
+/// The directory of one lab.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+macro_rules! paths {
+    ($($(#[doc = $doc:literal])* $name:ident = $path:literal;)*) => {
+        $($(#[doc = $doc])* pub(crate) fn $name(&self) -> PathBuf { self.root.join($path) })*
+    };
+}
+
+impl Layout {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    paths! {
+        /// Locked while the lab lives.
+        lock = "lock";
+        /// Process id of the lab's first process, as seen from outside.
+        pid = "pid";
+        /// The options it was started with.
+        options = "options.json";
+        /// Where clients connect.
+        socket = "control.sock";
+        /// What the supervisor itself says.
+        log = "lab.log";
+        /// The private part.
+        run = "run";
+        /// Objects the lab adds: nodes, pods of deployments, addresses, states.
+        live = "run/live";
+        /// Annotations the agents write.
+        status = "run/status";
+        /// Output of pods and daemons.
+        logs = "run/logs";
+        /// The control plane's CA.
+        ca = "run/ca";
+        /// Root certificate for the proxies.
+        root_cert = "run/root-cert.pem";
+        /// Public key that tokens are checked with.
+        token_keys = "run/token-keys.pem";
+        /// Links to the plugins.
+        cni_bin = "run/cni-bin";
+        /// A lock file for iptables, should it be used: /run need not be writable.
+        xtables_lock = "run/xtables.lock";
+    }
+
+    /// A directory of one node.
+    pub(crate) fn node(&self, node: &str) -> PathBuf {
+        self.root.join("run/nodes").join(node)
+    }
+
+    /// A directory of one pod: what is mounted over its `/etc`.
+    pub(crate) fn pod(&self, uid: &str) -> PathBuf {
+        self.root.join("run/pods").join(uid)
+    }
+
+    /// A container's output.
+    pub(crate) fn container_log(&self, uid: &str, container: &str) -> PathBuf {
+        self.logs().join(format!("pod-{uid}-{container}.log"))
+    }
+
+    /// A daemon's output.
+    pub(crate) fn daemon_log(&self, name: &str, node: Option<&str>) -> PathBuf {
+        self.logs().join(match node {
+            Some(node) => format!("{node}-{name}.log"),
+            None => format!("{name}.log"),
+        })
+    }
+}

@@ -1,0 +1,301 @@
+//! The processes of the mesh: control plane, and an agent and a node proxy on each node, with the
+//! files and environment that each expects.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_k8s_api::{Kind, ObjectKey};
+use serde_json::{Value, json};
+
+use crate::{
+    board::{Board, etc_binds},
+    cni::agent_run_dir,
+    daemon::Daemon,
+    dns::{DOMAIN, resolv_conf},
+    fabric::Node,
+    shim::Shim,
+    tokens::{Bound, TokenIssuer},
+};
+
+/// Port of the control plane's xDS and CA.
+const XDS_PORT: u16 = 15012;
+/// The namespace of the mesh's own pods.
+const SYSTEM: &str = "istio-system";
+/// How long the control plane may take to write its root certificate.
+const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
+/// How often tokens are written anew; a fraction of their life.
+const RENEW_TOKENS: Duration = Duration::from_secs(3600);
+
+/// Starts the mesh. Returns when the control plane has a root certificate.
+pub(crate) async fn start(board: &Arc<Board>, control: Vec<IpAddr>) -> io::Result<()> {
+    let issuer = TokenIssuer::new()?;
+    fs::write(board.layout.token_keys(), issuer.public_pem())?;
+    control_daemon(board, &control)?.keep(board.clone());
+    wait_for_root_cert(board).await?;
+    for node in &board.nodes {
+        fs::create_dir_all(agent_run_dir(node))?;
+        write_token(&issuer, node)?;
+        etc(&node.dir, &node.name, &node.ips, &control, &node.ips)?;
+        agent(board, node).keep(board.clone());
+        proxy(board, node, &control).keep(board.clone());
+    }
+    let nodes = board.nodes.clone();
+    drop(ambit_rt::spawn("tokens", async move {
+        loop {
+            tokio::time::sleep(RENEW_TOKENS).await;
+            for node in &nodes {
+                if let Err(error) = write_token(&issuer, node) {
+                    tracing::error!(node = node.name, %error, "cannot renew the proxy's token");
+                }
+            }
+        }
+    }));
+    Ok(())
+}
+
+/// The objects of the mesh's own pods, which a cluster would have: node proxies call the control
+/// plane in the name of theirs.
+pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
+    let mut objects = BTreeMap::new();
+    let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM);
+    objects.insert(
+        namespace,
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}),
+    );
+    for node in nodes {
+        let name = proxy_pod(node);
+        let ips: Vec<_> = node.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        objects.insert(
+            ObjectKey::new(Kind::Pod, SYSTEM, name.as_str()),
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {
+                    "name": name, "namespace": SYSTEM, "uid": proxy_uid(node),
+                    "labels": {"app": "ztunnel", "istio.io/dataplane-mode": "none"},
+                },
+                "spec": {
+                    "nodeName": node.name, "serviceAccountName": "ztunnel", "hostNetwork": true,
+                    "containers": [{"name": "istio-proxy", "image": "ambit-node-proxy"}],
+                },
+                "status": {
+                    "phase": "Running", "podIPs": ips,
+                    "podIP": node.ips.first().map(ToString::to_string),
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }),
+        );
+    }
+    objects
+}
+
+fn proxy_pod(node: &Node) -> String {
+    format!("ztunnel-{}", node.name)
+}
+
+fn proxy_uid(node: &Node) -> String {
+    format!("00000000-0000-4000-8000-{:012}", node.number)
+}
+
+fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
+    let token = issuer.sign(&Bound {
+        namespace: SYSTEM,
+        service_account: "ztunnel",
+        pod: &proxy_pod(node),
+        pod_uid: &proxy_uid(node),
+        node: &node.name,
+    })?;
+    let path = node.dir.join("token");
+    let fresh = path.with_extension("new");
+    fs::write(&fresh, token)?;
+    fs::rename(fresh, path)
+}
+
+/// Writes what is mounted over `/etc`.
+pub(crate) fn etc(
+    dir: &std::path::Path,
+    hostname: &str,
+    own: &[IpAddr],
+    control: &[IpAddr],
+    dns: &[IpAddr],
+) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    fs::write(dir.join("resolv.conf"), resolv_conf(dns, "default"))?;
+    let mut hosts = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
+    for ip in own {
+        hosts.push_str(&format!("{ip} {hostname}\n"));
+    }
+    for ip in control {
+        hosts.push_str(&format!("{ip} istiod.{SYSTEM}.svc istiod.{SYSTEM}.svc.{DOMAIN}\n"));
+    }
+    fs::write(dir.join("hosts"), hosts)
+}
+
+fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
+    let layout = &board.layout;
+    let dir = layout.node("control");
+    etc(&dir, "control", control, control, &board.nodes.first().map_or(Vec::new(), |node| node.ips.clone()))?;
+    fs::create_dir_all(layout.ca())?;
+    let any = any_address(board);
+    let mut command = vec![program(board, "ambit-control")];
+    let mut flag = |name: &str, value: String| command.extend([format!("--{name}"), value]);
+    for dir in manifest_dirs(board) {
+        flag("manifests", dir.display().to_string());
+    }
+    flag("listen-xds", SocketAddr::new(any, XDS_PORT).to_string());
+    flag("listen-monitoring", SocketAddr::new(any, 15014).to_string());
+    flag("ca-dir", layout.ca().display().to_string());
+    flag("root-cert-out", layout.root_cert().display().to_string());
+    flag("token-keys", layout.token_keys().display().to_string());
+    flag("server-san", format!("istiod.{SYSTEM}.svc"));
+    for ip in control {
+        flag("server-san", ip.to_string());
+    }
+    let shim =
+        Shim { hostname: "control".into(), binds: etc_binds(&dir), working_dir: None, command };
+    Ok(Daemon {
+        name: "control".into(),
+        node: None,
+        netns: board.control.clone(),
+        shim,
+        env: environment(board, &[]),
+        log: layout.daemon_log("control", None),
+    })
+}
+
+fn agent(board: &Board, node: &Node) -> Daemon {
+    let mut command = vec![program(board, "ambit-agent")];
+    let mut flag = |name: &str, value: String| command.extend([format!("--{name}"), value]);
+    flag("node", node.name.clone());
+    for dir in manifest_dirs(board) {
+        flag("manifests", dir.display().to_string());
+    }
+    flag("status-dir", board.layout.status().display().to_string());
+    flag("run-dir", agent_run_dir(node).display().to_string());
+    flag("zds-socket", zds_socket(node).display().to_string());
+    flag("discover", "environ".into());
+    let v6 = board.options.ip_family.v6().to_string();
+    let variables = [
+        ("NODE_NAME", node.name.clone()),
+        ("AMBIENT_IPV6", v6),
+        ("SYSTEM_NAMESPACE", SYSTEM.into()),
+        ("XTABLES_LOCKFILE", board.layout.xtables_lock().display().to_string()),
+    ];
+    daemon(board, node, "agent", command, &variables)
+}
+
+fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
+    let ours = || program(board, "ambit-node-proxy");
+    let other = board.options.node_proxies.get(&node.name);
+    let program = other.map_or_else(ours, |path| path.display().to_string());
+    let root = board.layout.root_cert().display().to_string();
+    let control = control.first().map_or_else(String::new, |ip| {
+        format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
+    });
+    let first = node.ips.first().map(ToString::to_string).unwrap_or_default();
+    let variables = [
+        ("XDS_ADDRESS", control.clone()),
+        ("CA_ADDRESS", control),
+        ("XDS_ROOT_CA", root.clone()),
+        ("CA_ROOT_CA", root),
+        ("AUTH_TOKEN", node.dir.join("token").display().to_string()),
+        ("INPOD_UDS", zds_socket(node).display().to_string()),
+        ("NODE_NAME", node.name.clone()),
+        ("POD_NAME", proxy_pod(node)),
+        ("POD_NAMESPACE", SYSTEM.into()),
+        ("SERVICE_ACCOUNT", "ztunnel".into()),
+        ("INSTANCE_IP", first),
+        ("TRUST_DOMAIN", DOMAIN.into()),
+        ("CLUSTER_ID", "Kubernetes".into()),
+        ("ISTIO_META_CLUSTER_ID", "Kubernetes".into()),
+        ("CLUSTER_DOMAIN", DOMAIN.into()),
+        ("IPV6_ENABLED", "true".into()),
+        ("RUST_LOG", "info".into()),
+    ];
+    daemon(board, node, "proxy", vec![program, "proxy".into(), "ztunnel".into()], &variables)
+}
+
+fn daemon(
+    board: &Board,
+    node: &Node,
+    name: &str,
+    command: Vec<String>,
+    variables: &[(&str, String)],
+) -> Daemon {
+    Daemon {
+        name: name.into(),
+        node: Some(node.name.clone()),
+        netns: node.host.netns().clone(),
+        shim: Shim {
+            hostname: node.name.clone(),
+            binds: etc_binds(&node.dir),
+            working_dir: None,
+            command,
+        },
+        env: environment(board, variables),
+        log: board.layout.daemon_log(name, Some(&node.name)),
+    }
+}
+
+fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, String)> {
+    let mut env: BTreeMap<String, String> = BTreeMap::new();
+    env.insert("PATH".into(), path(board));
+    // Where the processes of the mesh log to is a file of the lab's own.
+    env.insert("RUST_BACKTRACE".into(), "1".into());
+    env.extend(variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    env.extend(board.options.env.clone());
+    env.into_iter().collect()
+}
+
+/// The directories of programs: the binaries' own first.
+pub(crate) fn path(board: &Board) -> String {
+    let inherited = std::env::var("PATH").unwrap_or_default();
+    let own = board.options.ambit.parent().map(|dir| dir.display().to_string());
+    let bin = board.options.bin_dir.display().to_string();
+    [own.unwrap_or_default(), bin, inherited]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(":")
+}
+
+fn manifest_dirs(board: &Board) -> [PathBuf; 3] {
+    [board.options.manifests.clone(), board.layout.live(), board.layout.status()]
+}
+
+fn program(board: &Board, name: &str) -> String {
+    board.options.bin_dir.join(name).display().to_string()
+}
+
+fn zds_socket(node: &Node) -> PathBuf {
+    node.dir.join("ztunnel.sock")
+}
+
+fn any_address(board: &Board) -> IpAddr {
+    match board.options.ip_family.v6() {
+        true => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        false => std::net::Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+async fn wait_for_root_cert(board: &Board) -> io::Result<()> {
+    let started = Instant::now();
+    while !fs::metadata(board.layout.root_cert()).is_ok_and(|meta| meta.len() > 0) {
+        if started.elapsed() > ROOT_CERT_WAIT {
+            let log = fs::read_to_string(board.layout.daemon_log("control", None));
+            let log = log.unwrap_or_default();
+            let last = log.lines().rev().find(|line| !line.is_empty()).unwrap_or("it says nothing");
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the control plane wrote no root certificate: {last}"),
+            ));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! What the user asked for when bringing a lab up.
+
+use std::{collections::BTreeMap, path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Which addresses pods, nodes and services get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpFamily {
+    /// IPv4 only.
+    #[default]
+    Ipv4,
+    /// IPv6 only.
+    Ipv6,
+    /// Both, IPv4 first.
+    Dual,
+}
+
+impl IpFamily {
+    /// Whether there are IPv4 addresses.
+    pub fn v4(self) -> bool {
+        self != Self::Ipv6
+    }
+
+    /// Whether there are IPv6 addresses.
+    pub fn v6(self) -> bool {
+        self != Self::Ipv4
+    }
+}
+
+impl FromStr for IpFamily {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "ipv4" => Ok(Self::Ipv4),
+            "ipv6" => Ok(Self::Ipv6),
+            "dual" => Ok(Self::Dual),
+            _ => Err(format!("{text:?} is none of ipv4, ipv6, dual")),
+        }
+    }
+}
+
+/// Which plugin wires pods before ours is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrimaryCni {
+    /// The lab's own: every packet between pods is routed by the node.
+    #[default]
+    Lab,
+    /// The `bridge` plugin of the containernetworking project.
+    Bridge,
+    /// Its `ptp` plugin.
+    Ptp,
+    /// Its `macvlan` plugin.
+    Macvlan,
+}
+
+impl FromStr for PrimaryCni {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "lab" => Ok(Self::Lab),
+            "bridge" => Ok(Self::Bridge),
+            "ptp" => Ok(Self::Ptp),
+            "macvlan" => Ok(Self::Macvlan),
+            _ => Err(format!("{text:?} is none of lab, bridge, ptp, macvlan")),
+        }
+    }
+}
+
+/// A lab as the user wants it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Its name; several labs run side by side under different names.
+    pub name: String,
+    /// The directory of manifests.
+    pub manifests: PathBuf,
+    /// How many nodes, `node-1` and so on.
+    pub nodes: u8,
+    /// Address families.
+    pub ip_family: IpFamily,
+    /// Node proxies other than ours, by node name.
+    pub node_proxies: BTreeMap<String, PathBuf>,
+    /// Where `ambit-agent` and the other binaries are.
+    pub bin_dir: PathBuf,
+    /// The `ambit` binary itself: it also plays pod processes' shim, the CNI plugin and lab tools.
+    pub ambit: PathBuf,
+    /// False leaves out control plane, agents, proxies and the chained plugin.
+    pub mesh: bool,
+    /// Which plugin wires pods.
+    pub primary_cni: PrimaryCni,
+    /// Where the plugins other than ours are.
+    pub cni_dir: PathBuf,
+    /// A user namespace even where root would not need one.
+    pub user_namespace: bool,
+    /// Added to the environment of agents, proxies and control plane.
+    pub env: BTreeMap<String, String>,
+}
+
+/// The largest number of nodes: their numbers are bytes of addresses.
+pub(crate) const MAX_NODES: u8 = 99;
+
+impl Options {
+    /// What cannot work, in words for the user.
+    ///
+    /// # Errors
+    /// The first fault found.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=MAX_NODES).contains(&self.nodes) {
+            return Err(format!("--nodes {}: give 1 to {MAX_NODES}", self.nodes));
+        }
+        if let Some(node) = self.node_proxies.keys().find(|node| !self.has_node(node)) {
+            return Err(format!(
+                "--node-proxy {node}: there is no such node, only node-1 to node-{}",
+                self.nodes
+            ));
+        }
+        Ok(())
+    }
+
+    fn has_node(&self, name: &str) -> bool {
+        (1..=self.nodes).any(|number| name == format!("node-{number}"))
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn for_tests(nodes: u8, ip_family: IpFamily) -> Options {
+    Options {
+        name: "test".into(),
+        manifests: "/manifests".into(),
+        nodes,
+        ip_family,
+        node_proxies: BTreeMap::new(),
+        bin_dir: "/bin".into(),
+        ambit: "/bin/ambit".into(),
+        mesh: true,
+        primary_cni: PrimaryCni::Lab,
+        cni_dir: "/usr/lib/cni".into(),
+        user_namespace: false,
+        env: BTreeMap::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_for_a_node_that_does_not_exist_is_refused() {
+        let mut options = for_tests(2, IpFamily::Ipv4);
+        options.node_proxies.insert("node-2".into(), "/ztunnel".into());
+        assert_eq!(options.check(), Ok(()));
+        options.node_proxies.insert("node-3".into(), "/ztunnel".into());
+        assert!(options.check().unwrap_err().contains("node-3"));
+    }
+}

@@ -1,0 +1,290 @@
+//! One pod from its sandbox to its end, as a kubelet would run it.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ambit_netlab::Netns;
+use rustix::process::{Pid, Signal};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+
+use crate::{
+    board::Board,
+    cluster::{ContainerObserved, ContainerState, Event, Observed, Phase, PodPlan},
+    cni::{CniError, PluginList, Sandbox},
+    containers::{self, POD_UID, Place, Restart},
+    dns::resolv_conf,
+    fabric::Node,
+};
+
+/// Waits between attempts to make a sandbox; a kubelet's are longer.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// What a pod's runner needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Runner {
+    pub(crate) board: Arc<Board>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) plugins: Arc<PluginList>,
+    pub(crate) plan: PodPlan,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// Why a sandbox could not be made.
+#[derive(Debug, thiserror::Error)]
+enum SandboxError {
+    #[error("cannot make the pod's network namespace")]
+    Netns(#[source] io::Error),
+    #[error("{0}")]
+    Cni(#[from] CniError),
+    #[error("cannot prepare the pod's files")]
+    Files(#[source] io::Error),
+}
+
+impl Runner {
+    /// Runs the pod until it has ended and `stop` was given; a pod that ended by itself stays known.
+    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut observed = Observed::default();
+        let made = tokio::select! {
+            made = self.make_sandbox(&mut observed) => Some(made),
+            () = containers::stopped(&mut stop) => None,
+        };
+        if let Some((place, sandbox, _holder)) = made {
+            self.run_containers(&place, &mut observed, &stop).await;
+            containers::stopped(&mut stop).await;
+            self.end(sandbox.as_ref()).await;
+        }
+        kill_by_uid(&self.plan.uid);
+        self.board.pod_gone(&self.plan.uid);
+        let annotations = format!("{}.{}.yaml", self.plan.namespace(), self.plan.name());
+        // The agent's word on this pod says nothing about the next of that name.
+        let _there_is_none = fs::remove_file(self.board.layout.status().join(annotations));
+        let _there_is_none = fs::remove_dir_all(self.board.layout.pod(&self.plan.uid));
+        let _supervisor_is_gone = self.events.send(Event::Gone { uid: self.plan.uid.clone() }).await;
+    }
+
+    async fn observe(&self, observed: &Observed) {
+        self.board.pod_observed(&self.plan.uid, observed);
+        let event = Event::Observed { uid: self.plan.uid.clone(), observed: observed.clone() };
+        let _supervisor_is_gone = self.events.send(event).await;
+    }
+
+    /// Tries until it works: the same pod, a new namespace each time.
+    async fn make_sandbox(
+        &self,
+        observed: &mut Observed,
+    ) -> (Place, Option<Sandbox>, tokio::process::Child) {
+        let mut wait = FIRST_RETRY;
+        loop {
+            match self.try_sandbox().await {
+                Ok(made) => {
+                    observed.message = None;
+                    observed.ips.clone_from(&made.0.ips);
+                    return made;
+                }
+                Err(error) => {
+                    let message = describe(&error);
+                    tracing::warn!(pod = self.plan.full_name(), message, "no sandbox; trying again");
+                    if observed.message.as_ref() != Some(&message) {
+                        observed.message = Some(message);
+                        self.observe(observed).await;
+                    }
+                }
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(LAST_RETRY);
+        }
+    }
+
+    async fn try_sandbox(
+        &self,
+    ) -> Result<(Place, Option<Sandbox>, tokio::process::Child), SandboxError> {
+        let (netns, ips, sandbox) = if self.plan.is_host_network() {
+            (self.node.host.netns().clone(), self.node.ips.clone(), None)
+        } else {
+            let (netns, ips, sandbox) = self.wire().await?;
+            (netns, ips, Some(sandbox))
+        };
+        self.write_etc(&ips).map_err(SandboxError::Files)?;
+        let place = Place {
+            board: self.board.clone(),
+            node: self.node.clone(),
+            plan: self.plan.clone(),
+            netns,
+            ips,
+        };
+        let holder = place.hold().map_err(SandboxError::Files)?;
+        self.board.pod_network(&self.plan.uid, Some(place.netns.clone()));
+        Ok((place, sandbox, holder))
+    }
+
+    async fn wire(&self) -> Result<(Netns, Vec<std::net::IpAddr>, Sandbox), SandboxError> {
+        let netns = ambit_netlab::new_netns().map_err(SandboxError::Netns)?;
+        let sandbox = Sandbox {
+            id: sandbox_id(),
+            // A descriptor of this process: the namespace is mounted nowhere, so it goes with us.
+            netns: format!("/proc/{}/fd/{}", own_pid(), netns.as_fd().as_raw_fd()),
+        };
+        // Should the caller give up in the middle, the sandbox must go too.
+        let mut undo = UndoSandbox { runner: self.clone(), sandbox: Some((sandbox.clone(), netns.clone())) };
+        match self.plugins.add(&self.node, &self.plan, &sandbox).await {
+            Ok(ips) => {
+                undo.sandbox = None;
+                Ok((netns, ips, sandbox))
+            }
+            Err(error) => {
+                undo.sandbox = None;
+                self.plugins.delete(&self.node, &self.plan, &sandbox).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn write_etc(&self, ips: &[std::net::IpAddr]) -> io::Result<()> {
+        let dir = self.board.layout.pod(&self.plan.uid);
+        fs::create_dir_all(&dir)?;
+        fs::write(dir.join("resolv.conf"), resolv_conf(&self.node.ips, self.plan.namespace()))?;
+        let mut hosts = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
+        for ip in ips {
+            hosts.push_str(&format!("{ip} {}\n", self.plan.hostname()));
+        }
+        let aliases = self.plan.spec().and_then(|spec| spec.host_aliases.as_deref());
+        for alias in aliases.unwrap_or_default() {
+            let names = alias.hostnames.as_deref().unwrap_or_default().join(" ");
+            hosts.push_str(&format!("{} {names}\n", alias.ip));
+        }
+        fs::write(dir.join("hosts"), hosts)
+    }
+
+    /// Runs init containers one after the other, then the others together, until all have ended or
+    /// were stopped.
+    async fn run_containers(
+        &self,
+        place: &Place,
+        observed: &mut Observed,
+        stop: &watch::Receiver<bool>,
+    ) {
+        let spec = self.plan.spec();
+        let restart = Restart::of(&self.plan);
+        let all: Vec<_> = self.plan.containers().iter().map(|c| ContainerObserved::new(&c.name)).collect();
+        observed.containers = all;
+        self.observe(observed).await;
+        let (reports, mut reported) = mpsc::channel(16);
+        let init = spec.and_then(|spec| spec.init_containers.clone()).unwrap_or_default();
+        for container in init {
+            let again = if restart == Restart::Never { restart } else { Restart::OnFailure };
+            let name = container.name.clone();
+            let run = containers::run(place.clone(), container, again, stop.clone(), reports.clone());
+            let mut last = None;
+            tokio::pin!(run);
+            loop {
+                tokio::select! {
+                    () = &mut run => break,
+                    Some(seen) = reported.recv() => last = Some(seen.state),
+                }
+            }
+            while let Ok(seen) = reported.try_recv() {
+                last = Some(seen.state);
+            }
+            if *stop.borrow() {
+                return;
+            }
+            if last != Some(ContainerState::Exited(0)) {
+                observed.phase = Phase::Failed;
+                observed.message = Some(format!("init container {name} failed"));
+                self.observe(observed).await;
+                return;
+            }
+        }
+        observed.phase = Phase::Running;
+        for container in self.plan.containers().iter().cloned() {
+            let run = containers::run(place.clone(), container, restart, stop.clone(), reports.clone());
+            drop(ambit_rt::spawn("container", run));
+        }
+        drop(reports);
+        while let Some(seen) = reported.recv().await {
+            if let Some(known) = observed.containers.iter_mut().find(|c| c.name == seen.name) {
+                *known = seen;
+            }
+            self.observe(observed).await;
+        }
+        if !*stop.borrow() {
+            let failed = |c: &ContainerObserved| c.state != ContainerState::Exited(0);
+            let any = observed.containers.iter().any(failed);
+            observed.phase = if any { Phase::Failed } else { Phase::Succeeded };
+            self.observe(observed).await;
+        }
+    }
+
+    async fn end(&self, sandbox: Option<&Sandbox>) {
+        kill_by_uid(&self.plan.uid);
+        self.board.pod_network(&self.plan.uid, None);
+        if let Some(sandbox) = sandbox {
+            self.plugins.delete(&self.node, &self.plan, sandbox).await;
+        }
+    }
+}
+
+/// Takes a half-made sandbox down when its making is given up.
+struct UndoSandbox {
+    runner: Runner,
+    sandbox: Option<(Sandbox, Netns)>,
+}
+
+impl Drop for UndoSandbox {
+    fn drop(&mut self) {
+        if let Some((sandbox, netns)) = self.sandbox.take() {
+            let runner = self.runner.clone();
+            drop(ambit_rt::spawn("undo sandbox", async move {
+                runner.plugins.delete(&runner.node, &runner.plan, &sandbox).await;
+                drop(netns);
+            }));
+        }
+    }
+}
+
+fn describe(error: &SandboxError) -> String {
+    let source = std::error::Error::source(error);
+    match source {
+        Some(source) if !matches!(error, SandboxError::Cni(_)) => format!("{error}: {source}"),
+        _ => error.to_string(),
+    }
+}
+
+fn sandbox_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // The first letters name the interface, so that is where it must differ.
+    format!("{:08x}lab", COUNT.fetch_add(1, Ordering::Relaxed) + 1)
+}
+
+/// This process as /proc numbers it, which may show another process namespace's view.
+fn own_pid() -> String {
+    let link = fs::read_link("/proc/self").ok();
+    let name = link.as_deref().and_then(Path::to_str).map(ToOwned::to_owned);
+    name.unwrap_or_else(|| std::process::id().to_string())
+}
+
+/// Kills whatever still runs in a pod's name: children that left their process group, too.
+fn kill_by_uid(uid: &str) {
+    let wanted = format!("{POD_UID}={uid}");
+    let Ok(entries) = fs::read_dir("/proc") else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
+        let Ok(environ) = fs::read(entry.path().join("environ")) else { continue };
+        if environ.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes()) {
+            let _it_is_gone = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}

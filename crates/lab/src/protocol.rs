@@ -1,0 +1,274 @@
+//! What a lab's supervisor and its clients say over the control socket: one request a connection, as
+//! a line of JSON with descriptors attached, and lines of JSON back.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The longest line; a command line that the kernel takes fits.
+const MAX_LINE: usize = 1 << 20;
+/// Descriptors attached to a line at most: standard input, output and error.
+const MAX_FDS: usize = 3;
+
+/// A namespace of the lab.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Place {
+    /// The network that joins the nodes.
+    Fabric,
+    /// The control plane's.
+    Control,
+    /// A node's.
+    Node(String),
+    /// A pod's, by any form `exec` takes.
+    Pod(String),
+}
+
+/// Whose output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LogSource {
+    /// A container's; the only one if unnamed.
+    Pod {
+        /// Any form `exec` takes.
+        pod: String,
+        /// Container name.
+        container: Option<String>,
+    },
+    /// `agent`, `proxy` or `control`; of one node or of all.
+    Daemon {
+        /// Which.
+        name: String,
+        /// Node name.
+        node: Option<String>,
+    },
+    /// The supervisor's own.
+    Lab,
+}
+
+/// What a client asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Request {
+    /// Everything there is to know, at once.
+    Status,
+    /// Run a command in a container's namespaces with the three descriptors attached.
+    Exec { pod: String, container: Option<String>, command: Vec<String> },
+    /// Copy a log into the descriptor attached.
+    Logs { source: LogSource, follow: bool },
+    /// Connect from inside a namespace; the reply carries the connection.
+    Dial { place: Place, address: SocketAddr },
+    /// A packet socket that sees the frames between the nodes; the reply carries it.
+    Capture,
+    /// A daemon's process is to be killed (it is restarted): for tests of faults.
+    Kill { name: String, node: Option<String> },
+    /// End the lab.
+    Down,
+}
+
+/// What the supervisor answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Reply {
+    Status(Box<Status>),
+    Exited(i32),
+    Done,
+    Error(String),
+}
+
+/// The state of a lab.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Name of the lab.
+    pub name: String,
+    /// Its manifests.
+    pub manifests: String,
+    /// Whether it runs the mesh or bare pods.
+    pub mesh: bool,
+    /// The nodes.
+    pub nodes: Vec<NodeStatus>,
+    /// The pods.
+    pub pods: Vec<PodStatus>,
+    /// Agents, proxies and control plane.
+    pub daemons: Vec<DaemonStatus>,
+    /// Manifests that cannot be used, and why.
+    pub problems: Vec<String>,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its addresses.
+    pub ips: Vec<std::net::IpAddr>,
+}
+
+/// One pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+    /// Node it runs on.
+    pub node: String,
+    /// Service account.
+    pub service_account: String,
+    /// Addresses.
+    pub ips: Vec<std::net::IpAddr>,
+    /// As Kubernetes names it: Pending, Running, Succeeded, Failed; Terminating when it goes.
+    pub phase: String,
+    /// All its containers are ready.
+    pub ready: bool,
+    /// The node agent says it is captured.
+    pub captured: bool,
+    /// Its containers.
+    pub containers: Vec<ContainerStatus>,
+    /// Why it is not (yet) running.
+    pub message: Option<String>,
+}
+
+/// One container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerStatus {
+    /// Name.
+    pub name: String,
+    /// `running`, or why it is not.
+    pub state: String,
+    /// Its probe passes.
+    pub ready: bool,
+    /// How often it was restarted.
+    pub restarts: u32,
+}
+
+/// One process of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonStatus {
+    /// `agent`, `proxy` or `control`.
+    pub name: String,
+    /// The node it serves; none for the control plane.
+    pub node: Option<String>,
+    /// Its process id inside the lab, while it runs.
+    pub pid: Option<u32>,
+    /// How often it was restarted.
+    pub restarts: u32,
+    /// Why it does not run.
+    pub message: Option<String>,
+}
+
+/// Sends one value as a line, with descriptors.
+pub(crate) fn send<T: Serialize>(
+    stream: &UnixStream,
+    value: &T,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    let mut rest = line.as_slice();
+    let mut fds = fds;
+    while !rest.is_empty() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::other("too many descriptors"));
+        }
+        // A client that went away is an error to the caller, never a signal.
+        let flags = SendFlags::NOSIGNAL;
+        let sent = rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, flags)
+        })?;
+        rest = rest.get(sent..).unwrap_or_default();
+        fds = &[];
+    }
+    Ok(())
+}
+
+/// Receives one value and the descriptors that came with it. `None` at the end of the stream.
+pub(crate) fn receive<T: DeserializeOwned>(
+    stream: &UnixStream,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut line = Vec::new();
+    let mut fds = Vec::new();
+    loop {
+        let mut buffer = [0_u8; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                stream.as_fd(),
+                &mut [IoSliceMut::new(&mut buffer)],
+                &mut ancillary,
+                flags,
+            )
+        })?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        if received.bytes == 0 {
+            return match line.is_empty() {
+                true => Ok(None),
+                false => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+        }
+        line.extend_from_slice(buffer.get(..received.bytes).unwrap_or_default());
+        if line.last() == Some(&b'\n') {
+            return Ok(Some((serde_json::from_slice(&line)?, fds)));
+        }
+        if line.len() > MAX_LINE {
+            return Err(io::Error::other("the message is too long"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    #[test]
+    fn a_request_arrives_with_its_descriptors() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        let request = Request::Exec {
+            pod: "shop/a".into(),
+            container: None,
+            command: vec!["x".repeat(10_000)],
+        };
+        send(&here, &request, &[writer.as_fd()]).unwrap();
+        drop(writer);
+        let (request, mut fds) = receive::<Request>(&there).unwrap().unwrap();
+        assert!(matches!(request, Request::Exec { command, .. } if command[0].len() == 10_000));
+        let mut passed = std::fs::File::from(fds.pop().unwrap());
+        passed.write_all(b"hello").unwrap();
+        drop(passed);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "hello");
+        drop(here);
+        assert!(receive::<Request>(&there).unwrap().is_none());
+    }
+}

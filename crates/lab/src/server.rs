@@ -1,0 +1,238 @@
+//! The control socket: a thread for each client, since most of them wait for a process.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write},
+    net::TcpStream,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+        unix::process::CommandExt as _,
+    },
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal};
+use tokio::sync::mpsc;
+
+use crate::{
+    LogSource,
+    board::Board,
+    capture,
+    containers::exit_code,
+    protocol::{self, Reply, Request},
+};
+
+/// How long a connection made for a client may take.
+const DIAL: Duration = Duration::from_secs(10);
+/// How often a log that is followed is looked at.
+const FOLLOW: Duration = Duration::from_millis(100);
+
+/// Serves the socket for as long as the lab lives; `down` is told when a client ends the lab.
+pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()> {
+    let path = board.layout.socket();
+    let listener = UnixListener::bind(&path)?;
+    let accept = move || {
+        for stream in listener.incoming().filter_map(Result::ok) {
+            let (board, down) = (board.clone(), down.clone());
+            let serve = move || {
+                if let Err(error) = answer(&board, &down, &stream) {
+                    tracing::debug!(%error, "a client of the control socket went away");
+                }
+            };
+            let spawned = thread::Builder::new().name("client".into()).spawn(serve);
+            if let Err(error) = spawned {
+                tracing::error!(%error, "cannot serve a client of the control socket");
+            }
+        }
+    };
+    thread::Builder::new().name("control socket".into()).spawn(accept).map(drop)
+}
+
+fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> io::Result<()> {
+    let Some((request, fds)) = protocol::receive::<Request>(stream)? else { return Ok(()) };
+    let error = |text: String| protocol::send(stream, &Reply::Error(text), &[]);
+    match request {
+        Request::Status => {
+            protocol::send(stream, &Reply::Status(Box::new(board.status())), &[])
+        }
+        Request::Exec { pod, container, command } => {
+            match exec(board, &pod, container.as_deref(), command, fds) {
+                Ok(child) => {
+                    let code = attend(child, stream)?;
+                    protocol::send(stream, &Reply::Exited(code), &[])
+                }
+                Err(text) => error(text),
+            }
+        }
+        Request::Logs { source, follow } => match logs(board, &source, follow, fds, stream) {
+            Ok(()) => protocol::send(stream, &Reply::Done, &[]),
+            Err(text) => error(text),
+        },
+        Request::Dial { place, address } => {
+            let dialled = board.netns(&place).and_then(|netns| {
+                let connected = netns.run(|| TcpStream::connect_timeout(&address, DIAL));
+                connected
+                    .and_then(|connected| connected)
+                    .map_err(|error| format!("cannot connect to {address} from there: {error}"))
+            });
+            match dialled {
+                Ok(connection) => protocol::send(stream, &Reply::Done, &[connection.as_fd()]),
+                Err(text) => error(text),
+            }
+        }
+        Request::Capture => {
+            match board.fabric.run(capture::packet_socket).and_then(|socket| socket) {
+                Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
+                Err(why) => error(format!("cannot open a packet socket: {why}")),
+            }
+        }
+        Request::Kill { name, node } => match kill(board, &name, node.as_deref()) {
+            Ok(()) => protocol::send(stream, &Reply::Done, &[]),
+            Err(text) => error(text),
+        },
+        Request::Down => {
+            protocol::send(stream, &Reply::Done, &[])?;
+            let _it_goes_already = down.blocking_send(());
+            Ok(())
+        }
+    }
+}
+
+fn exec(
+    board: &Arc<Board>,
+    pod: &str,
+    container: Option<&str>,
+    argv: Vec<String>,
+    fds: Vec<OwnedFd>,
+) -> Result<Child, String> {
+    let (place, container) = board.place(pod, container)?;
+    let container = place.plan.containers().iter().find(|known| known.name == container);
+    let env = place.environment(container);
+    let working_dir = container.and_then(|container| container.working_dir.as_deref());
+    let mut command: Command =
+        place.command(argv, working_dir, &env).map_err(|error| error.to_string())?;
+    let mut fds = fds.into_iter();
+    let mut next = || fds.next().map_or_else(Stdio::null, Stdio::from);
+    command.stdin(next()).stdout(next()).stderr(next()).process_group(0);
+    let spawned = place.netns.run(|| command.spawn()).and_then(|spawned| spawned);
+    spawned.map_err(|error| format!("cannot run the command: {error}"))
+}
+
+/// Waits for a process; should the client go away first, it is killed.
+fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let watched = stream.try_clone()?;
+    let watch = move || {
+        let mut byte = [0];
+        // Nothing more is said by a client: whatever comes back is its end.
+        let _end = (&watched).read(&mut byte);
+        if let Some(group) = group {
+            let _it_is_gone = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+    };
+    let watcher = thread::Builder::new().name("client gone?".into()).spawn(watch);
+    let status = child.wait()?;
+    // The watcher must not signal a group that by then is another's: its read ends here and now, and
+    // the process is reaped only above, so at worst nothing is left to signal.
+    let _already_closed = stream.shutdown(std::net::Shutdown::Read);
+    drop(watcher);
+    Ok(exit_code(&status))
+}
+
+fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
+    let all = board.daemons();
+    let found = all.iter().find(|daemon| daemon.name == name && daemon.node.as_deref() == node);
+    let daemon = found.ok_or_else(|| format!("there is no {name}"))?;
+    let pid = daemon.pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| format!("{name} does not run"))?;
+    rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())
+}
+
+fn logs(
+    board: &Board,
+    source: &LogSource,
+    follow: bool,
+    fds: Vec<OwnedFd>,
+    stream: &UnixStream,
+) -> Result<(), String> {
+    let out = fds.into_iter().next().ok_or("the client gave nothing to write to")?;
+    let mut out = File::from(out);
+    let files = log_files(board, source)?;
+    let failed = |error: io::Error| error.to_string();
+    let mut files: Vec<_> = files
+        .into_iter()
+        .map(|(label, path)| (label, path, 0_u64))
+        .collect();
+    let many = files.len() > 1;
+    loop {
+        for (label, path, position) in &mut files {
+            let prefix = if many { Some(label.as_str()) } else { None };
+            *position = copy_from(path, *position, prefix, &mut out).map_err(failed)?;
+        }
+        if !follow || is_gone(stream) {
+            return Ok(());
+        }
+        thread::sleep(FOLLOW);
+    }
+}
+
+fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>, String> {
+    match source {
+        LogSource::Pod { pod, container } => {
+            Ok(vec![(pod.clone(), board.container_log(pod, container.as_deref())?)])
+        }
+        LogSource::Lab => Ok(vec![("lab".into(), board.layout.log())]),
+        LogSource::Daemon { name, node } => {
+            let files: Vec<_> = board
+                .daemons()
+                .into_iter()
+                .filter(|daemon| daemon.name == *name)
+                .filter(|daemon| node.is_none() || daemon.node == *node)
+                .map(|daemon| {
+                    let label = daemon.node.clone().unwrap_or_else(|| daemon.name.clone());
+                    (label, board.layout.daemon_log(&daemon.name, daemon.node.as_deref()))
+                })
+                .collect();
+            if files.is_empty() { Err(format!("there is no {name} here")) } else { Ok(files) }
+        }
+    }
+}
+
+/// Copies what a file has beyond `position`; with a prefix, line by line.
+fn copy_from(
+    path: &std::path::Path,
+    position: u64,
+    prefix: Option<&str>,
+    out: &mut File,
+) -> io::Result<u64> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    file.seek(SeekFrom::Start(position))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let length = u64::try_from(text.len()).unwrap_or_default();
+    match prefix {
+        None => out.write_all(&text)?,
+        Some(prefix) => {
+            for line in text.split_inclusive(|byte| *byte == b'\n') {
+                write!(out, "{prefix}: ")?;
+                out.write_all(line)?;
+            }
+        }
+    }
+    Ok(position + length)
+}
+
+fn is_gone(stream: &UnixStream) -> bool {
+    let mut byte = [0];
+    let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
+    matches!(rustix::net::recv(stream, &mut byte, flags), Ok((0, _)))
+}

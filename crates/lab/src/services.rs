@@ -1,0 +1,143 @@
+//! What kube-proxy does, for clients that are not captured: service addresses are translated to
+//! those of ready endpoints in the node's namespace.
+//!
+//! Rendered as one nftables transaction; the lab's own table, replaced as a whole.
+
+use std::{collections::BTreeSet, fmt::Write, io, net::IpAddr, process::Stdio};
+
+use tokio::io::AsyncWriteExt;
+
+use crate::{
+    cluster::{PortView, ServiceView},
+    fabric::Node,
+};
+
+/// The table's name, in the families ip and ip6.
+const TABLE: &str = "lab-services";
+
+/// The nftables script that makes `views` reachable.
+pub(crate) fn render(views: &[ServiceView]) -> String {
+    let mut script = String::new();
+    for (family, v4) in [("ip", true), ("ip6", false)] {
+        render_family(&mut script, family, views, |ip| ip.is_ipv4() == v4);
+    }
+    script
+}
+
+fn render_family(
+    script: &mut String,
+    family: &str,
+    views: &[ServiceView],
+    ours: impl Fn(&IpAddr) -> bool,
+) {
+    let mut translate = String::new();
+    let mut refuse = String::new();
+    let mut hairpins = BTreeSet::new();
+    for view in views {
+        for vip in view.ips.iter().filter(|ip| ours(ip)) {
+            for port in &view.ports {
+                let targets: Vec<_> = port.targets.iter().filter(|(ip, _)| ours(ip)).collect();
+                let protocol = if port.udp { "udp" } else { "tcp" };
+                let to = format!("{family} daddr {vip} {protocol} dport {}", port.port);
+                if targets.is_empty() {
+                    let how = if port.udp { "" } else { " with tcp reset" };
+                    push(&mut refuse, format_args!("    {to} reject{how}"));
+                } else {
+                    push(&mut translate, format_args!("    {to} {}", dnat(family, port, &targets)));
+                }
+                hairpins.extend(targets.iter().map(|(ip, _)| *ip));
+            }
+        }
+    }
+    // Added first so that deleting never fails.
+    push(script, format_args!("add table {family} {TABLE}"));
+    push(script, format_args!("delete table {family} {TABLE}"));
+    push(script, format_args!("table {family} {TABLE} {{"));
+    push(script, format_args!("  chain services {{\n{translate}  }}"));
+    push(script, format_args!("  chain refused {{\n{refuse}  }}"));
+    for (name, kind, hook, priority, jump) in [
+        ("prerouting", "nat", "prerouting", "-100", "services"),
+        ("output", "nat", "output", "-100", "services"),
+        ("refuse-forward", "filter", "forward", "0", "refused"),
+        ("refuse-output", "filter", "output", "0", "refused"),
+    ] {
+        push(script, format_args!("  chain {name} {{"));
+        push(script, format_args!("    type {kind} hook {hook} priority {priority};"));
+        push(script, format_args!("    jump {jump}\n  }}"));
+    }
+    push(script, format_args!("  chain postrouting {{"));
+    push(script, format_args!("    type nat hook postrouting priority 100;"));
+    for ip in hairpins {
+        // A pod that reaches itself through a service must not see its own address as the peer's.
+        push(script, format_args!("    {family} saddr {ip} {family} daddr {ip} masquerade"));
+    }
+    push(script, format_args!("  }}\n}}"));
+}
+
+fn dnat(family: &str, port: &PortView, targets: &[&(IpAddr, u16)]) -> String {
+    let _ = port;
+    if let [(ip, port)] = targets {
+        return format!("dnat to {}", target(family, *ip, *port));
+    }
+    let mut map = String::new();
+    for (index, (ip, port)) in targets.iter().enumerate() {
+        let comma = if index == 0 { "" } else { ", " };
+        let _never_fails = write!(map, "{comma}{index} : {ip} . {port}");
+    }
+    format!("dnat {family} to numgen random mod {} map {{ {map} }}", targets.len())
+}
+
+fn target(family: &str, ip: IpAddr, port: u16) -> String {
+    if family == "ip" { format!("{ip}:{port}") } else { format!("[{ip}]:{port}") }
+}
+
+fn push(script: &mut String, line: std::fmt::Arguments<'_>) {
+    let _never_fails = writeln!(script, "{line}");
+}
+
+/// Loads a script in a node's namespace.
+pub(crate) async fn load(node: &Node, script: &str) -> io::Result<()> {
+    let mut command = tokio::process::Command::new("nft");
+    command
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let mut child = node.host.run(|| command.spawn())??;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(script.as_bytes()).await?;
+    }
+    let output = child.wait_with_output().await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(targets: &[&str]) -> ServiceView {
+        let targets = targets.iter().map(|ip| (ip.parse().unwrap(), 8080)).collect();
+        ServiceView {
+            namespace: "shop".into(),
+            name: "web".into(),
+            ips: vec!["10.96.1.0".parse().unwrap(), "fd00:10:96::100".parse().unwrap()],
+            ports: vec![PortView { port: 80, udp: false, targets }],
+            endpoints: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn one_endpoint_several_and_none() {
+        let script = render(&[view(&["10.244.1.2"])]);
+        assert!(script.contains("ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.1.2:8080"));
+        assert!(script.contains("ip6 daddr fd00:10:96::100 tcp dport 80 reject with tcp reset"));
+        let script = render(&[view(&["10.244.1.2", "10.244.2.2"])]);
+        assert!(script.contains(
+            "dnat ip to numgen random mod 2 map { 0 : 10.244.1.2 . 8080, 1 : 10.244.2.2 . 8080 }"
+        ));
+    }
+}

@@ -1,0 +1,91 @@
+//! The last steps of a process before it becomes a pod's or a node's: a mount namespace with its own
+//! `/etc/resolv.conf` and `/etc/hosts`, a host name, a working directory, then `exec`.
+//!
+//! A process of its own because those steps must happen between fork and exec; the network namespace
+//! is inherited from the thread that started it.
+
+use std::{
+    fs, io,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use rustix::{
+    mount::{MountFlags, MountPropagationFlags},
+    thread::UnshareFlags,
+};
+use serde::{Deserialize, Serialize};
+
+/// What the shim does before it becomes `command`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shim {
+    pub(crate) hostname: String,
+    /// Source and what it is mounted over; a target that does not exist is left out.
+    pub(crate) binds: Vec<(PathBuf, PathBuf)>,
+    pub(crate) working_dir: Option<PathBuf>,
+    /// Empty: wait for ever, holding the namespaces.
+    pub(crate) command: Vec<String>,
+}
+
+impl Shim {
+    /// The command that becomes this; the caller sets environment and standard streams.
+    pub(crate) fn command(&self, ambit: &Path) -> io::Result<Command> {
+        let mut command = Command::new(ambit);
+        command.args(["lab", "shim"]).arg(serde_json::to_string(self)?);
+        // A group of its own: signals go to all of it, and none comes from the lab's group.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+/// Runs the shim; called by the hidden subcommand. Returns only when it fails.
+#[expect(clippy::print_stderr, reason = "standard error is the pod's log")]
+pub fn run_shim(text: &str) -> ExitCode {
+    let shim: Shim = match serde_json::from_str(text) {
+        Ok(shim) => shim,
+        Err(error) => {
+            eprintln!("ambit lab shim: {error}");
+            return ExitCode::from(125);
+        }
+    };
+    if let Err(error) = prepare(&shim) {
+        eprintln!("ambit lab shim: cannot prepare the process: {error}");
+        return ExitCode::from(125);
+    }
+    let Some((program, args)) = shim.command.split_first() else {
+        loop {
+            std::thread::park();
+        }
+    };
+    let error = Command::new(program).args(args).exec();
+    eprintln!("cannot run {program}: {error}");
+    // As shells do: 127 for not found, 126 for not executable.
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn prepare(shim: &Shim) -> io::Result<()> {
+    #[expect(
+        deprecated,
+        reason = "rustix marks it unsafe because of UnshareFlags::FILES, which is not passed"
+    )]
+    rustix::thread::unshare(UnshareFlags::NEWNS | UnshareFlags::NEWUTS)?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private)?;
+    for (source, target) in &shim.binds {
+        // Follow a link by hand: /etc/resolv.conf often is one into a directory that is not there.
+        let target = fs::canonicalize(target).unwrap_or_else(|_| target.clone());
+        if target.exists() {
+            rustix::mount::mount_bind(source, &target)?;
+        }
+    }
+    // sysfs shows the interfaces of the namespace it was mounted in; ours are others.
+    let _not_vital = rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::RDONLY, None);
+    if !shim.hostname.is_empty() {
+        rustix::system::sethostname(shim.hostname.as_bytes())?;
+    }
+    if let Some(dir) = &shim.working_dir {
+        std::env::set_current_dir(dir)?;
+    }
+    Ok(())
+}

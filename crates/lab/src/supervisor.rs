@@ -1,0 +1,282 @@
+//! The process that owns a lab: builds the network, starts the mesh, and carries out what
+//! [`crate::cluster`] decides until it is told to end.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    io::Write as _,
+    path::Path,
+    sync::Arc,
+};
+
+use ambit_k8s_api::ObjectKey;
+use ambit_rt::logging::LogFormat;
+use ambit_manifests::{Change, ManifestDirs, OpenError};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    Options,
+    addresses::AddressPlan,
+    board::Board,
+    cluster::{Cluster, Effect, Event, NodeInfo, PodPlan, ServiceView},
+    cni::PluginList,
+    cni_plugin::PLUGIN_NAME,
+    dns::{self, Zone},
+    fabric::{self, Node},
+    launch, mesh,
+    pods::Runner,
+    layout::Layout,
+    server, services,
+};
+
+/// Why a lab ends, or does not begin.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SupervisorError {
+    #[error("{0}")]
+    Network(String),
+    #[error(transparent)]
+    Manifests(#[from] OpenError),
+    #[error("cannot {what}: {source}")]
+    Io {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SupervisorError {
+    move |source| SupervisorError::Io { what, source }
+}
+
+/// Runs until the lab is told to end.
+pub(crate) fn run(layout: Layout, options: Options) -> Result<(), SupervisorError> {
+    let env = ambit_rt::Env::from_process();
+    let filter = env.text("AMBIT_LAB_LOG", "info");
+    // Standard error is the lab's log; standard output is where `up` waits for one word.
+    let logging = ambit_rt::logging::init_with(LogFormat::Text, &filter, io::stderr());
+    let _handle = logging.map_err(|error| failed("log")(io::Error::other(error)))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime"))?;
+    let result = runtime.block_on(supervise(layout, options));
+    // Every other process of the lab ends with its first one, which ends with this.
+    runtime.shutdown_background();
+    result
+}
+
+async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorError> {
+    let plan = AddressPlan { family: options.ip_family };
+    for dir in [layout.live(), layout.status(), layout.logs(), layout.cni_bin()] {
+        fs::create_dir_all(dir).map_err(failed("make the lab's directories"))?;
+    }
+    std::os::unix::fs::symlink(&options.ambit, layout.cni_bin().join(PLUGIN_NAME))
+        .map_err(failed("install the lab's plugin"))?;
+    let built = fabric::build(plan, &options, &layout).await;
+    let built = built.map_err(|error| SupervisorError::Network(chain(&error)))?;
+    let nodes: Vec<_> = built.nodes.into_iter().map(Arc::new).collect();
+    let board = Arc::new(Board::new(
+        layout,
+        options,
+        built.root.netns().clone(),
+        built.control.netns().clone(),
+        nodes.clone(),
+    ));
+    let (zone, zones) = watch::channel(Arc::new(Zone::default()));
+    let mut plugins = HashMap::new();
+    for node in &nodes {
+        fs::create_dir_all(&node.dir).map_err(failed("make a node's directory"))?;
+        dns::serve(node, &zones).map_err(failed("serve DNS on a node"))?;
+        let list = PluginList::new(node, plan, &board.options, &board.layout.cni_bin());
+        let text = serde_json::to_vec_pretty(&list.to_json()).map_err(io::Error::from);
+        text.and_then(|text| fs::write(node.dir.join("10-lab.conflist"), text))
+            .map_err(failed("write a node's plugin list"))?;
+        plugins.insert(node.name.clone(), Arc::new(list));
+    }
+    let mut manifests = ManifestDirs::open(vec![board.options.manifests.clone()])?;
+    let (down, mut ended) = mpsc::channel(1);
+    let (events, mut happened) = mpsc::channel(64);
+    let infos = nodes.iter().map(|node| NodeInfo { name: node.name.clone(), ips: node.ips.clone() });
+    let mut supervisor = Supervisor {
+        cluster: Cluster::new(plan, infos.collect(), Box::new(new_uid)),
+        writer: LiveObjects { fixed: BTreeMap::new() },
+        stops: HashMap::new(),
+        node_views: nodes.iter().map(|node| follow_services(node.clone())).collect(),
+        board: board.clone(),
+        plugins,
+        zone,
+        events,
+        problems: Vec::new(),
+    };
+    // The whole first state is written before anything reads it.
+    if board.options.mesh {
+        supervisor.writer.fixed = mesh::objects(&nodes);
+        for (key, value) in &supervisor.writer.fixed {
+            write_object(&board.layout.live(), key, value).map_err(failed("write an object"))?;
+        }
+    }
+    let first = manifests.changed().await;
+    let effects = first.map(|change| supervisor.change(change)).unwrap_or_default();
+    let (objects, rest): (Vec<_>, Vec<_>) =
+        effects.into_iter().partition(|effect| matches!(effect, Effect::Write(..)));
+    supervisor.carry_out(objects);
+    if board.options.mesh {
+        let control = plan.control().iter().map(ipnet::IpNet::addr).collect();
+        mesh::start(&board, control).await.map_err(failed("start the mesh"))?;
+    }
+    server::serve(board.clone(), down).map_err(failed("open the control socket"))?;
+    supervisor.carry_out(rest);
+    announce()?;
+    loop {
+        let effects = tokio::select! {
+            Some(change) = manifests.changed() => supervisor.change(change),
+            Some(event) = happened.recv() => supervisor.event(event),
+            _ = ended.recv() => return Ok(()),
+        };
+        supervisor.carry_out(effects);
+    }
+}
+
+fn announce() -> Result<(), SupervisorError> {
+    let mut stdout = io::stdout().lock();
+    let said = writeln!(stdout, "{}", launch::READY).and_then(|()| stdout.flush());
+    said.map_err(failed("say that the lab is ready"))?;
+    launch::hand_over_stdout().map_err(|error| SupervisorError::Network(error.to_string()))
+}
+
+struct Supervisor {
+    board: Arc<Board>,
+    cluster: Cluster,
+    writer: LiveObjects,
+    plugins: HashMap<String, Arc<PluginList>>,
+    stops: HashMap<String, watch::Sender<bool>>,
+    node_views: Vec<watch::Sender<Arc<Vec<ServiceView>>>>,
+    zone: watch::Sender<Arc<Zone>>,
+    events: mpsc::Sender<Event>,
+    problems: Vec<String>,
+}
+
+/// Objects that the lab itself keeps in the live directory, whatever the manifests say.
+struct LiveObjects {
+    fixed: BTreeMap<ObjectKey, Value>,
+}
+
+impl Supervisor {
+    fn change(&mut self, change: Change) -> Vec<Effect> {
+        self.problems = change.problems.iter().map(ToString::to_string).collect();
+        self.event(Event::Manifests(change.events))
+    }
+
+    fn event(&mut self, event: Event) -> Vec<Effect> {
+        if let Event::Gone { uid } = &event {
+            self.stops.remove(uid);
+        }
+        let effects = self.cluster.apply(event);
+        let mut problems = self.problems.clone();
+        problems.extend(self.cluster.problems());
+        self.board.problems(problems);
+        effects
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Write(key, value) => self.write(&key, &value),
+                Effect::Remove(key) => {
+                    let path = object_path(&self.board.layout.live(), &key);
+                    match self.writer.fixed.get(&key) {
+                        Some(fixed) => self.write(&key, &fixed.clone()),
+                        None => drop(fs::remove_file(path)),
+                    }
+                }
+                Effect::Start(plan) => self.start(plan),
+                Effect::Stop { uid } => {
+                    self.board.pod_terminating(&uid);
+                    if let Some(stop) = self.stops.get(&uid) {
+                        stop.send_replace(true);
+                    }
+                }
+                Effect::Services(views) => {
+                    self.zone.send_replace(Arc::new(Zone::new(&views)));
+                    let views = Arc::new(views);
+                    for node in &self.node_views {
+                        node.send_replace(views.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(&self, key: &ObjectKey, value: &Value) {
+        if let Err(error) = write_object(&self.board.layout.live(), key, value) {
+            tracing::error!(%key, %error, "cannot write an object");
+        }
+    }
+
+    fn start(&mut self, plan: PodPlan) {
+        self.board.pod_planned(plan.clone());
+        let node = self.board.node(&plan.node).cloned();
+        let (Ok(node), Some(plugins)) = (node, self.plugins.get(&plan.node)) else {
+            tracing::error!(pod = plan.full_name(), node = plan.node, "there is no such node");
+            return;
+        };
+        let (stop, stopped) = watch::channel(false);
+        self.stops.insert(plan.uid.clone(), stop);
+        let runner = Runner {
+            board: self.board.clone(),
+            node,
+            plugins: plugins.clone(),
+            plan,
+            events: self.events.clone(),
+        };
+        drop(ambit_rt::spawn("pod", runner.run(stopped)));
+    }
+}
+
+/// Keeps a node's translation of service addresses at the newest state.
+fn follow_services(node: Arc<Node>) -> watch::Sender<Arc<Vec<ServiceView>>> {
+    let (sender, mut views) = watch::channel(Arc::new(Vec::new()));
+    drop(ambit_rt::spawn("services", async move {
+        let mut failing = false;
+        while views.changed().await.is_ok() {
+            let script = services::render(&views.borrow_and_update().clone());
+            match services::load(&node, &script).await {
+                Ok(()) => failing = false,
+                Err(error) if !failing => {
+                    failing = true;
+                    tracing::warn!(node = node.name, %error,
+                        "pods outside the mesh cannot use service addresses (is nft installed?)");
+                }
+                Err(_) => {}
+            }
+        }
+    }));
+    sender
+}
+
+fn object_path(dir: &Path, key: &ObjectKey) -> std::path::PathBuf {
+    dir.join(format!("{}.{}.{}.json", key.kind, key.namespace, key.name))
+}
+
+/// Readers see the old object or the new one, never a part.
+fn write_object(dir: &Path, key: &ObjectKey, value: &Value) -> io::Result<()> {
+    let path = object_path(dir, key);
+    let fresh = path.with_extension("new");
+    fs::write(&fresh, serde_json::to_vec(value)?)?;
+    fs::rename(fresh, path)
+}
+
+fn new_uid() -> String {
+    // The kernel makes them; without /proc, something unlike any other in this lab.
+    let text = fs::read_to_string("/proc/sys/kernel/random/uuid");
+    text.map_or_else(|_| format!("{:?}", std::time::Instant::now()), |text| text.trim().to_owned())
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", chain(source)),
+        None => error.to_string(),
+    }
+}

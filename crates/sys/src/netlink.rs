@@ -246,7 +246,8 @@ impl Socket {
                 if let Err(error) = result {
                     first_error.get_or_insert((message.seq, error));
                 }
-                if message.seq == last {
+                // Number 0 is the batch itself: refused as a whole, nothing more will come.
+                if message.seq == last || message.seq == 0 {
                     return first_error.map_or(Ok(()), Err);
                 }
             }

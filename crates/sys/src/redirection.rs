@@ -165,7 +165,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
         let carrier = candidates
             .iter()
             .find(|c| present.contains(c))
-            .or(candidates.first());
+            .or_else(|| candidates.first());
         let rules = match carrier.map(|carrier| carrier.observe(&ruleset)) {
             Some(Err(error)) if !error.is_unsupported() => return Err(error),
             Some(Ok(rules)) => rules,

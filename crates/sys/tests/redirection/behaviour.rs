@@ -47,12 +47,15 @@ fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
         assert_eq!(from.ip(), ip(pod), "{backend}");
         talk(&mut direct, &mut served);
 
-        // The pod talking to itself is left alone, by loopback and by its own address.
+        // The pod talking to itself is left alone, by loopback and by its own address; and so is the
+        // proxy doing it without a spoofed source.
         let loopback = if pod == POD4 { "127.0.0.1" } else { "::1" };
         for own in [loopback, pod] {
-            let mut client = connect(&world.pod, address(own, 8080)).unwrap();
-            let (mut served, _) = accept(&local);
-            talk(&mut client, &mut served);
+            let to = address(own, 8080);
+            for client in [connect(&world.pod, to), connect_marked(&world.pod, to)] {
+                let (mut served, _) = accept(&local);
+                talk(&mut client.unwrap(), &mut served);
+            }
         }
         nobody(&proxy.outbound);
         nobody(&proxy.inbound);
@@ -379,25 +382,27 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
     });
 }
 
-/// Not one of many connections gets past the proxy while rules are repaired, changed and carried
-/// over to another backend, again and again.
+/// Not one of many connections, out of the pod or into it, gets past the proxy while rules are
+/// repaired, changed and carried over to another backend, again and again.
 #[test]
 fn nothing_escapes_while_rules_change() {
     let world = World::new();
     let proxy = world.proxy();
-    let server = listen(&world.peer, 80);
+    let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
     apply(&world.pod, &with(Backend::Nftables)).unwrap();
     let done = AtomicBool::new(false);
+    let open = |from: &ambit_sys::netns::Netns, to, captured: &std::net::TcpListener| {
+        let mut opened = 0;
+        while !done.load(Ordering::Relaxed) {
+            connect(from, to).unwrap();
+            accept_within(captured, Duration::from_secs(2)).expect("it escaped");
+            opened += 1;
+        }
+        opened
+    };
     std::thread::scope(|scope| {
-        let clients = scope.spawn(|| {
-            let mut opened = 0;
-            while !done.load(Ordering::Relaxed) {
-                connect(&world.pod, address(PEER4, 80)).unwrap();
-                accept_within(&proxy.outbound, Duration::from_secs(1)).expect("it escaped");
-                opened += 1;
-            }
-            opened
-        });
+        let outward = scope.spawn(|| open(&world.pod, address(PEER4, 80), &proxy.outbound));
+        let inward = scope.spawn(|| open(&world.peer, address(POD4, 8080), &proxy.inbound));
         for round in 0..60 {
             let backend = match round % 6 {
                 0 => Backend::IptablesNft,
@@ -419,7 +424,8 @@ fn nothing_escapes_while_rules_change() {
             }
         }
         done.store(true, Ordering::Relaxed);
-        assert!(clients.join().unwrap() > 50);
+        assert!(outward.join().unwrap() > 50 && inward.join().unwrap() > 50);
     });
     nobody(&server);
+    nobody(&app);
 }

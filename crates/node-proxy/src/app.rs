@@ -80,6 +80,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     ambit_rt::spawn("identities", prefetch(state.clone(), certificates.clone()));
     let synced = move || state_ready.ready();
     if config.local_xds.is_some() || config.xds.address.is_none() {
+        state.mark_policies_known();
         synced();
     } else {
         let follower = Follower {
@@ -228,6 +229,10 @@ struct Follower<F> {
 impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
     fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
         self.state.apply(batch);
+    }
+
+    fn policies_known(&self) {
+        self.state.mark_policies_known();
     }
 
     fn ready(&self) {

@@ -13,7 +13,10 @@ mod tests;
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -72,6 +75,8 @@ struct Inner {
     config: StateConfig,
     table: RwLock<MeshTable>,
     policies: RwLock<PolicySet>,
+    /// Whether the policies that exist have been told once.
+    policies_known: AtomicBool,
     /// Counts changes of local workloads.
     local_changes: watch::Sender<u64>,
     /// Counts, for each pod somebody watches, changes of what its authorization depends on.
@@ -102,6 +107,7 @@ impl SharedState {
             config,
             table: RwLock::new(table),
             policies: RwLock::new(policies),
+            policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
             pods: Mutex::default(),
             demands,
@@ -196,6 +202,16 @@ impl SharedState {
         });
     }
 
+    /// The policies that exist have been told once: from now on connections to pods can be decided.
+    /// Until then no local pod counts as known, for its namespace may have policies that are still
+    /// on their way.
+    pub fn mark_policies_known(&self) {
+        if !self.0.policies_known.swap(true, Ordering::AcqRel) {
+            self.notify_pods(|_, _, _| true);
+            self.0.local_changes.send_modify(|count| *count += 1);
+        }
+    }
+
     /// Tells the watchers of the pods that `concerned` picks by namespace and name.
     fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
         let watched: Vec<_> = {
@@ -240,8 +256,12 @@ impl SharedState {
 
     // === local pods ===
 
-    /// The workload of a local pod, as the control plane knows it.
+    /// The workload of a local pod, as the control plane knows it; `None` also while the policies
+    /// are not known.
     pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
+        if !self.0.policies_known.load(Ordering::Acquire) {
+            return None;
+        }
         self.table()
             .local_workload(pod)
             .map(|workload| Arc::new(workload.to_model()))

@@ -182,7 +182,7 @@ impl<'t> Choice<'t, '_> {
             // The service must list the port.
             (Mode::Standard, None) => return None,
             (Mode::Standard, Some(_)) => own.or(by_service)?,
-            (Mode::Waypoint, _) => own.or(by_service).or(tunnel.map(|_| self.port))?,
+            (Mode::Waypoint, _) => own.or(by_service).or_else(|| tunnel.map(|_| self.port))?,
         };
         Some((workload, port))
     }

@@ -53,7 +53,10 @@ pub trait Handler: Send + 'static {
     /// Applies a batch and empties it.
     fn apply(&self, batch: &mut Vec<Update>);
 
-    /// Everything that is followed as a whole has been received once.
+    /// A push of policies was taken in: those that exist are known, but for refused ones.
+    fn policies_known(&self) {}
+
+    /// Everything that is followed as a whole has been received once, without a refusal.
     fn ready(&self) {}
 
     /// A message of a type came, with so many bytes (`istio_xds_message_*`).
@@ -89,6 +92,9 @@ pub(crate) async fn take_in<H: Handler>(
         batch.removed(kind, name.as_str().into(), now);
     }
     batch.flush();
+    if kind == Some(POLICIES) {
+        handler.policies_known();
+    }
     batch.push.finish()
 }
 

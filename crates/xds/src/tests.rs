@@ -406,20 +406,15 @@ async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
     assert_eq!(first.resource_names_unsubscribe, ["*"]);
     session.request().await;
 
-    let demand = async |name: &str| {
+    let demand = |name: &str| {
         let (done, answered) = oneshot::channel();
-        demands
-            .send(AddressDemand {
-                name: name.into(),
-                done,
-            })
-            .await
-            .unwrap();
+        let name = name.to_owned();
+        demands.try_send(AddressDemand { name, done }).unwrap();
         answered
     };
     // By an alias, by two who want the same, and with a negative answer.
-    let by_alias = [demand("/10.0.0.1").await, demand("/10.0.0.1").await];
-    let absent = demand("ns/none").await;
+    let by_alias = [demand("/10.0.0.1"), demand("/10.0.0.1")];
+    let absent = demand("ns/none");
     for name in ["/10.0.0.1", "ns/none"] {
         let request = session.request().await;
         assert_eq!(request.resource_names_subscribe, [name]);

@@ -63,9 +63,35 @@ fn changed(watch: &mut watch::Receiver<u64>) -> bool {
     changed
 }
 
+fn state() -> SharedState {
+    let state = SharedState::new(config());
+    state.mark_policies_known();
+    state
+}
+
+#[tokio::test]
+async fn no_pod_is_known_before_the_policies_are() {
+    let state = SharedState::new(config());
+    let mut watch = state.watch_pod(&pod("a"));
+    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    watch.mark_unchanged();
+    assert!(state.local_workload(&pod("a")).is_none());
+    let waiting = {
+        let state = state.clone();
+        ambit_rt::spawn("waiting", async move {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            state.wait_for_workload(&pod("a"), deadline).await
+        })
+    };
+    tokio::task::yield_now().await;
+    state.mark_policies_known();
+    assert!(waiting.await.unwrap().is_some());
+    assert!(changed(&mut watch));
+}
+
 #[tokio::test]
 async fn a_pod_that_is_known_needs_no_waiting() {
-    let state = SharedState::new(config());
+    let state = state();
     apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
     let found = state.wait_for_workload(&pod("a"), Instant::now()).await;
     assert_eq!(found.unwrap().name, "a");
@@ -73,7 +99,7 @@ async fn a_pod_that_is_known_needs_no_waiting() {
 
 #[tokio::test]
 async fn a_pod_that_becomes_known_wakes_who_waits_for_it() {
-    let state = SharedState::new(config());
+    let state = state();
     let waiting = {
         let state = state.clone();
         ambit_rt::spawn("waiting", async move {
@@ -90,7 +116,7 @@ async fn a_pod_that_becomes_known_wakes_who_waits_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_stays_unknown_is_given_up_at_the_deadline() {
-    let state = SharedState::new(config());
+    let state = state();
     // On another node, or under another account: not this pod.
     apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
     apply(
@@ -353,6 +379,7 @@ async fn without_an_answer_the_connection_fails_instead_of_going_plain() {
 #[tokio::test]
 async fn the_pods_own_record_is_asked_for() {
     let (state, demands) = SharedState::on_demand(config());
+    state.mark_policies_known();
     let (_serving, asked) = serve(&state, demands, |_| {
         vec![there(workload("a", "n1", "10.0.0.1"))]
     });

@@ -1,0 +1,319 @@
+//! A lab for a test: the real binaries over a directory of manifests that the test may change.
+//!
+//! Every method panics with what it waited for and what the mesh said instead: this crate is for tests
+//! alone.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::panic,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+pub use ambit_lab::{
+    Capture, Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
+    PrimaryCni, Status, Traffic,
+};
+
+/// How long anything may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
+/// `server`, one outside the mesh on each node (`legacy/client`, `legacy/server`).
+pub const PAIR: &str = include_str!("pair.yaml");
+
+/// A lab that ends with the test.
+#[derive(Debug)]
+pub struct Mesh {
+    client: Client,
+    manifests: tempfile::TempDir,
+    _base: tempfile::TempDir,
+}
+
+/// The options a test starts from: two nodes, IPv4, the mesh.
+pub fn options() -> Options {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let ambit = binary("ambit");
+    Options {
+        name: format!("test-{}-{number}", std::process::id()),
+        manifests: PathBuf::new(),
+        nodes: 2,
+        ip_family: IpFamily::Ipv4,
+        node_proxies: Default::default(),
+        bin_dir: ambit.parent().expect("the binaries are in a directory").to_path_buf(),
+        ambit,
+        mesh: true,
+        primary_cni: PrimaryCni::Lab,
+        cni_dir: "/usr/lib/cni".into(),
+        user_namespace: false,
+        env: Default::default(),
+    }
+}
+
+/// A binary of the workspace. The tests' own are in `target/<profile>/deps`, the others one above.
+pub fn binary(name: &str) -> PathBuf {
+    let me = std::env::current_exe().expect("a running test has a path");
+    let path = me.ancestors().nth(2).expect("tests are in target/<profile>/deps").join(name);
+    assert!(path.exists(), "{} is not built: use `cargo xtask test`", path.display());
+    path
+}
+
+impl Mesh {
+    /// A lab of two nodes with these manifests; returns when all pods are ready and captured where
+    /// they should be.
+    pub fn up(manifests: &str) -> Self {
+        Self::up_with(manifests, options())
+    }
+
+    /// [`Self::up`] with other options.
+    pub fn up_with(manifests: &str, mut options: Options) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the manifests");
+        fs::write(directory.path().join("manifests.yaml"), with_tools(manifests)).unwrap();
+        options.manifests = directory.path().to_path_buf();
+        let base = tempfile::tempdir().expect("a directory for the lab");
+        let state = ambit_lab::launch(base.path(), &options)
+            .unwrap_or_else(|error| panic!("the lab does not come up: {error:?}"));
+        let mesh = Self { client: Client::new(state), manifests: directory, _base: base };
+        mesh.until("all pods ready", |status| {
+            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
+        });
+        mesh
+    }
+
+    /// The lab's client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Writes (or replaces) a file of manifests; the lab follows.
+    pub fn apply(&self, file: &str, manifests: &str) {
+        // Renamed into place, as editors and kubectl-like tools do.
+        let scratch = self.manifests.path().join(format!(".{file}.new"));
+        fs::write(&scratch, with_tools(manifests)).unwrap();
+        fs::rename(scratch, self.manifests.path().join(format!("{file}.yaml"))).unwrap();
+    }
+
+    /// Removes a file of manifests.
+    pub fn remove(&self, file: &str) {
+        fs::remove_file(self.manifests.path().join(format!("{file}.yaml"))).unwrap();
+    }
+
+    /// Changes the label of a namespace that decides whether its pods are in the mesh.
+    pub fn label(&self, namespace: &str, mode: &str) {
+        self.apply(
+            &format!("label-{namespace}"),
+            &format!(
+                "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n  \
+                 labels: {{istio.io/dataplane-mode: {mode}}}\n"
+            ),
+        );
+    }
+
+    /// Waits until the lab's status satisfies a condition.
+    pub fn until(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
+        match self.client.wait_until(PATIENCE, condition).expect("the lab answers") {
+            Ok(status) => status,
+            Err(status) => panic!(
+                "not within {PATIENCE:?}: {what}\n{status:#?}\n{}",
+                self.logs()
+            ),
+        }
+    }
+
+    /// Waits until a pod is captured, or is not.
+    pub fn until_captured(&self, pod: &str, captured: bool) {
+        self.until(&format!("{pod} captured: {captured}"), |status| {
+            find(status, pod).is_some_and(|pod| pod.captured == captured)
+        });
+    }
+
+    /// A pod's status.
+    pub fn pod(&self, name: &str) -> PodStatus {
+        let status = self.client.status().expect("the lab answers");
+        find(&status, name).unwrap_or_else(|| panic!("no pod {name} in {status:#?}")).clone()
+    }
+
+    /// First address of a pod.
+    pub fn ip(&self, pod: &str) -> IpAddr {
+        *self.pod(pod).ips.first().expect("a running pod has an address")
+    }
+
+    /// A `GET` from inside a pod, by the lab's own client.
+    pub fn get(&self, pod: &str, url: &str) -> Answer {
+        let ambit = binary("ambit");
+        let tool = ambit.to_str().expect("a path in UTF-8");
+        let output = self
+            .client
+            .output(pod, &[tool, "lab-tool", "get", url, "--timeout", "5000"])
+            .unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
+        Answer { code: output.code, body: output.stdout + &output.stderr }
+    }
+
+    /// [`Self::get`] until it succeeds or fails as wanted.
+    pub fn until_get(&self, pod: &str, url: &str, success: bool) -> Answer {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.get(pod, url);
+            if answer.succeeded() == success {
+                return answer;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{pod} -> {url} never became success={success}: {answer:?}\n{}",
+                self.logs()
+            );
+        }
+    }
+
+    /// A connection from inside a pod.
+    pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
+        let stream = self
+            .client
+            .dial(Place::Pod(pod.to_owned()), address)
+            .map_err(|error| std::io::Error::other(error.to_string()))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(Conversation(stream))
+    }
+
+    /// Watches the wire between the nodes, looking for texts that must not be readable.
+    pub fn watch(&self, markers: &[&str]) -> Capture {
+        let markers = markers.iter().map(|marker| marker.as_bytes().to_vec()).collect();
+        self.client.capture(markers).expect("a packet socket in the lab")
+    }
+
+    /// The node proxies' access log, all nodes.
+    pub fn access_log(&self) -> String {
+        let log = LogSource::Daemon { name: "proxy".into(), node: None };
+        let text = self.client.log_text(log).expect("the proxies have a log");
+        text.lines().filter(|line| line.contains("\taccess\t")).map(|l| format!("{l}\n")).collect()
+    }
+
+    /// The last lines of everything that runs.
+    pub fn logs(&self) -> String {
+        let mut text = String::new();
+        for name in ["control", "agent", "proxy"] {
+            let source = LogSource::Daemon { name: name.into(), node: None };
+            let log = self.client.log_text(source).unwrap_or_else(|error| error.to_string());
+            let lines: Vec<_> = log.lines().collect();
+            let tail = lines.get(lines.len().saturating_sub(30)..).unwrap_or_default();
+            text += &format!("--- {name}\n{}\n", tail.join("\n"));
+        }
+        text
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        if let Err(error) = self.client.down() {
+            eprintln!("the lab does not go down: {error}");
+        }
+    }
+}
+
+/// What a `GET` gave.
+#[derive(Debug)]
+pub struct Answer {
+    /// 0, or curl's code for the failure.
+    pub code: i32,
+    /// Whatever was printed.
+    pub body: String,
+}
+
+impl Answer {
+    /// Whether it was answered with 200.
+    pub fn succeeded(&self) -> bool {
+        self.code == 0
+    }
+
+    /// Fails the test unless it succeeded; gives the body.
+    #[track_caller]
+    pub fn ok(&self) -> &str {
+        assert!(self.succeeded(), "{self:?}");
+        &self.body
+    }
+
+    /// Fails the test if it succeeded.
+    #[track_caller]
+    pub fn refused(&self) {
+        assert!(!self.succeeded(), "{self:?}");
+    }
+}
+
+/// A connection to an echo server.
+#[derive(Debug)]
+pub struct Conversation(TcpStream);
+
+impl Conversation {
+    /// Says a line and hears it again.
+    pub fn say(&mut self, text: &str) -> std::io::Result<()> {
+        self.0.write_all(text.as_bytes())?;
+        let mut heard = vec![0; text.len()];
+        self.0.read_exact(&mut heard)?;
+        if heard == text.as_bytes() { Ok(()) } else { Err(std::io::Error::other("a wrong echo")) }
+    }
+
+    /// Waits until the other side is gone.
+    pub fn until_closed(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.say("still there?").is_ok() {
+            assert!(Instant::now() < deadline, "the connection is still open");
+        }
+    }
+}
+
+/// What of the wire between nodes must never be: clear bytes of captured pods, or readable markers.
+#[track_caller]
+pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
+    let reports = traffic.reports();
+    for report in &reports {
+        let concerned = captured.contains(&report.client) && captured.contains(&report.server.ip());
+        if concerned {
+            assert_eq!(report.kind, FlowKind::Hbone, "{report:?} in {reports:#?}");
+            assert_eq!(report.server.port(), 15008, "{report:?}");
+            assert_eq!(report.clear_bytes, 0, "{report:?}");
+        }
+        assert!(!concerned || report.markers == 0, "readable: {report:?}");
+    }
+    assert!(
+        reports.iter().any(|report| report.kind == FlowKind::Hbone && report.bytes > 0),
+        "nothing was captured: {reports:#?}"
+    );
+}
+
+/// The pod `namespace/name`; the name may be its Deployment's.
+pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
+    let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
+    status.pods.iter().find(|pod| {
+        pod.namespace == namespace && (pod.name == name || pod.name.starts_with(&format!("{name}-")))
+    })
+}
+
+/// Waits until `condition` holds.
+#[track_caller]
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `$AMBIT` in manifests is the command line's path: pods run its small tools.
+fn with_tools(manifests: &str) -> String {
+    let ambit: &Path = &binary("ambit");
+    manifests.replace("$AMBIT", &ambit.to_string_lossy())
+}

@@ -1,0 +1,88 @@
+//! Parts are killed while pods talk: nothing escapes, and everything works again by itself.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{Mesh, Options, PAIR, assert_only_tls, options, until};
+
+/// Who is killed, and on which node.
+const VICTIMS: [(&str, Option<&str>); 5] = [
+    ("proxy", Some("node-1")),
+    ("proxy", Some("node-2")),
+    ("agent", Some("node-1")),
+    ("agent", Some("node-2")),
+    ("control", None),
+];
+
+fn works(mesh: &Mesh) -> bool {
+    mesh.get("shop/client", "http://server.shop/").succeeded()
+}
+
+#[test]
+fn whoever_is_killed_nothing_escapes_and_all_pods_work_again_untouched() {
+    let mesh = Mesh::up(PAIR);
+    let captured = [mesh.ip("shop/client"), mesh.ip("shop/server")];
+    let before = mesh.client().status().unwrap().pods;
+    let wire = mesh.watch(&["plain-marker"]);
+    assert!(works(&mesh));
+    for (name, node) in VICTIMS {
+        mesh.client().kill(name, node).unwrap();
+        // Calls go on all the while: each either fails or is encrypted.
+        until(&format!("calls work after {name} was killed on {node:?}"), || works(&mesh));
+    }
+    // Both of a node at once.
+    mesh.client().kill("agent", Some("node-2")).unwrap();
+    mesh.client().kill("proxy", Some("node-2")).unwrap();
+    until("calls work after agent and proxy were killed", || works(&mesh));
+    assert_only_tls(&wire.finish(), &captured);
+    let after = mesh.client().status().unwrap().pods;
+    let uids = |pods: &[ambit_system_tests::PodStatus]| -> Vec<_> {
+        pods.iter().map(|pod| (pod.name.clone(), pod.uid.clone(), pod.ips.clone())).collect()
+    };
+    assert_eq!(uids(&before), uids(&after), "pods were touched");
+    assert!(after.iter().flat_map(|pod| &pod.containers).all(|c| c.restarts == 0), "{after:#?}");
+}
+
+#[test]
+fn connections_do_not_need_agent_or_control_plane() {
+    let mesh = Mesh::up(PAIR);
+    let server = mesh.ip("shop/server");
+    let mut echo = mesh.dial("shop/client", SocketAddr::new(server, 9000)).unwrap();
+    echo.say("hello").unwrap();
+    for (name, node) in [("agent", Some("node-1")), ("agent", Some("node-2")), ("control", None)] {
+        mesh.client().kill(name, node).unwrap();
+        echo.say("still here").unwrap();
+        mesh.get("shop/client", "http://server.shop/").ok();
+    }
+}
+
+#[test]
+fn new_mesh_pods_wait_for_an_agent_that_is_away_and_are_captured_after() {
+    let mesh = Mesh::up(PAIR);
+    let wire = mesh.watch(&["late-marker"]);
+    mesh.client().kill("agent", Some("node-1")).unwrap();
+    mesh.apply(
+        "late",
+        "apiVersion: v1
+kind: Pod
+metadata: {name: late, namespace: shop}
+spec:
+  nodeName: node-1
+  serviceAccountName: client
+  restartPolicy: Never
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/late-marker']}
+",
+    );
+    mesh.until("the pod has had its answer", |status| {
+        ambit_system_tests::find(status, "shop/late").is_some_and(|pod| pod.phase == "Succeeded")
+    });
+    assert_only_tls(&wire.finish(), &[mesh.ip("shop/late"), mesh.ip("shop/server")]);
+}
+
+#[test]
+fn the_whole_mesh_runs_for_an_ordinary_user() {
+    let mesh = Mesh::up_with(PAIR, Options { user_namespace: true, ..options() });
+    let wire = mesh.watch(&["plain-marker"]);
+    mesh.get("shop/client", "http://server.shop/").ok();
+    assert_only_tls(&wire.finish(), &[mesh.ip("shop/client"), mesh.ip("shop/server")]);
+}

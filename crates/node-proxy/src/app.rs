@@ -80,6 +80,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     ambit_rt::spawn("identities", prefetch(state.clone(), certificates.clone()));
     let synced = move || state_ready.ready();
     if config.local_xds.is_some() || config.xds.address.is_none() {
+        state.mark_addresses_known();
         state.mark_policies_known();
         synced();
     } else {
@@ -229,6 +230,10 @@ struct Follower<F> {
 impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
     fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
         self.state.apply(batch);
+    }
+
+    fn addresses_known(&self) {
+        self.state.mark_addresses_known();
     }
 
     fn policies_known(&self) {

@@ -105,6 +105,7 @@ impl LocalMesh {
     /// Puts everything into the state.
     pub fn apply_to(&self, state: &SharedState) {
         self.replace(&Self::default(), state);
+        state.mark_addresses_known();
         state.mark_policies_known();
     }
 

@@ -75,9 +75,11 @@ struct Inner {
     config: StateConfig,
     table: RwLock<MeshTable>,
     policies: RwLock<PolicySet>,
+    /// Whether the workloads and services that exist have been told once.
+    addresses_known: AtomicBool,
     /// Whether the policies that exist have been told once.
     policies_known: AtomicBool,
-    /// Counts changes of local workloads.
+    /// Counts changes of local workloads, and of what is known at all.
     local_changes: watch::Sender<u64>,
     /// Counts, for each pod somebody watches, changes of what its authorization depends on.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
@@ -107,6 +109,7 @@ impl SharedState {
             config,
             table: RwLock::new(table),
             policies: RwLock::new(policies),
+            addresses_known: AtomicBool::new(false),
             policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
             pods: Mutex::default(),
@@ -202,6 +205,14 @@ impl SharedState {
         });
     }
 
+    /// The workloads and services that exist have been told once: from now on a destination that is
+    /// not among them is outside the mesh. Until then nothing is passed through.
+    pub fn mark_addresses_known(&self) {
+        if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
+            self.0.local_changes.send_modify(|count| *count += 1);
+        }
+    }
+
     /// The policies that exist have been told once: from now on connections to pods can be decided.
     /// Until then no local pod counts as known, for its namespace may have policies that are still
     /// on their way.
@@ -231,12 +242,33 @@ impl SharedState {
     // === the data path ===
 
     /// Where an outbound connection of `source` goes. In on-demand mode this first asks the control
-    /// plane for what is not known yet.
+    /// plane for what is not known yet; else it waits, after a start, until the mesh is known.
     pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
         if self.0.demands.is_some() {
             return self.route_on_demand(source, dst).await;
         }
+        if !self.0.addresses_known.load(Ordering::Acquire) {
+            let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+            if !self.wait_for_addresses(deadline).await {
+                return Err(RouteError::NotAnswered {
+                    key: dst.to_string(),
+                });
+            }
+        }
         self.route_now(source, dst)
+    }
+
+    async fn wait_for_addresses(&self, deadline: Instant) -> bool {
+        let mut changes = self.0.local_changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if self.0.addresses_known.load(Ordering::Acquire) {
+                return true;
+            }
+            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                return false;
+            }
+        }
     }
 
     /// [`Self::route`] with what is known.

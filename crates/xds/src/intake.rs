@@ -53,6 +53,10 @@ pub trait Handler: Send + 'static {
     /// Applies a batch and empties it.
     fn apply(&self, batch: &mut Vec<Update>);
 
+    /// A push of workloads and services was taken in: unless they come on demand, those that exist
+    /// are known, but for refused ones.
+    fn addresses_known(&self) {}
+
     /// A push of policies was taken in: those that exist are known, but for refused ones.
     fn policies_known(&self) {}
 
@@ -92,8 +96,10 @@ pub(crate) async fn take_in<H: Handler>(
         batch.removed(kind, name.as_str().into(), now);
     }
     batch.flush();
-    if kind == Some(POLICIES) {
-        handler.policies_known();
+    match kind {
+        Some(ADDRESSES) => handler.addresses_known(),
+        Some(POLICIES) => handler.policies_known(),
+        _ => {}
     }
     batch.push.finish()
 }

@@ -65,8 +65,31 @@ fn changed(watch: &mut watch::Receiver<u64>) -> bool {
 
 fn state() -> SharedState {
     let state = SharedState::new(config());
+    state.mark_addresses_known();
     state.mark_policies_known();
     state
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_passed_through_before_the_mesh_is_known() {
+    let state = SharedState::new(config());
+    let source = state.synthesize(&pod("a"), &[]);
+    let dst = "10.0.0.2:80".parse().unwrap();
+    let route = state.route(&source, dst).await;
+    assert!(
+        matches!(route, Err(RouteError::NotAnswered { .. })),
+        "{route:?}"
+    );
+
+    let waiting = {
+        let (state, source) = (state.clone(), source.clone());
+        ambit_rt::spawn("waiting", async move { state.route(&source, dst).await })
+    };
+    tokio::task::yield_now().await;
+    apply(&state, [there(workload("b", "n2", "10.0.0.2"))]);
+    state.mark_addresses_known();
+    let route = waiting.await.unwrap();
+    assert!(matches!(route, Ok(Route::Hbone(_))), "{route:?}");
 }
 
 #[tokio::test]

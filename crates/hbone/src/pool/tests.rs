@@ -1,1 +1,312 @@
+use std::{io, time::Duration};
 
+use ambit_testkit::{build, h2_peer::H2Peer, until};
+use tokio::{
+    io::DuplexStream,
+    sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
+};
+
+use super::*;
+
+/// Hands out one end of a pipe per dial, the other to the test.
+#[derive(Clone)]
+struct Dialer {
+    far: UnboundedSender<DuplexStream>,
+}
+
+impl Dialer {
+    fn new() -> (Self, UnboundedReceiver<DuplexStream>) {
+        let (far, ends) = mpsc::unbounded_channel();
+        (Self { far }, ends)
+    }
+
+    async fn dial(&self) -> Result<DuplexStream, DialError> {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        self.far.send(far).unwrap();
+        Ok(near)
+    }
+}
+
+fn key(port: u16) -> Arc<PoolKey> {
+    Arc::new(PoolKey {
+        source: build::identity("ns", "client"),
+        expected: vec![build::identity("ns", "server")],
+        destination: ([10, 0, 0, 2], port).into(),
+        source_ip: [10, 0, 0, 1].into(),
+    })
+}
+
+fn pool(settings: Settings) -> Pool {
+    Pool::new(Arc::new(settings))
+}
+
+fn authority() -> Uri {
+    Uri::from_static("10.0.0.2:80")
+}
+
+type Opened = Result<(Tunnel, response::Parts), TunnelError>;
+
+fn open(pool: &Pool, key: &Arc<PoolKey>, dialer: &Dialer) -> tokio::task::JoinHandle<Opened> {
+    let (pool, key, dialer) = (pool.clone(), key.clone(), dialer.clone());
+    ambit_rt::spawn("open", async move {
+        pool.tunnel(&key, authority(), HeaderMap::new(), || dialer.dial())
+            .await
+    })
+}
+
+#[tokio::test]
+async fn tunnels_of_one_key_share_a_connection_and_other_keys_do_not() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let first = open(&pool, &key(15008), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let _one = peer.expect_connect("10.0.0.2:80").await.accept();
+    let second = open(&pool, &key(15008), &dialer);
+    let _two = peer.expect_connect("10.0.0.2:80").await.accept();
+    let opened = peer
+        .while_doing(async { (first.await.unwrap(), second.await.unwrap()) })
+        .await;
+    assert!(opened.0.is_ok() && opened.1.is_ok());
+    assert_eq!(pool.connections(), 1);
+    let _other = open(&pool, &key(15009), &dialer);
+    let mut other = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    other.expect_connect("10.0.0.2:80").await.accept();
+}
+
+#[tokio::test]
+async fn a_full_connection_gets_a_sibling_and_is_used_again_when_there_is_room() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings {
+        max_streams: 2,
+        ..Settings::default()
+    });
+    let mut tunnels = Vec::new();
+    let mut peers = Vec::new();
+    for i in 0..3 {
+        let opening = open(&pool, &key(1), &dialer);
+        if i != 1 {
+            peers.push(H2Peer::accept(ends.recv().await.unwrap(), 100).await);
+        }
+        let peer = peers.last_mut().unwrap();
+        let far = peer.expect_connect("10.0.0.2:80").await.accept();
+        let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+        tunnels.push((near, far));
+    }
+    assert_eq!(pool.connections(), 2);
+    drop(tunnels.remove(0));
+    let opening = open(&pool, &key(1), &dialer);
+    // The first connection carries one tunnel now, as the second does.
+    let next = async {
+        let [first, second] = &mut peers[..] else {
+            panic!("two connections")
+        };
+        tokio::select! {
+            tunnel = first.next() => tunnel,
+            tunnel = second.next() => tunnel,
+        }
+    };
+    next.await.unwrap().accept();
+    assert!(ends.try_recv().is_err(), "no third connection");
+    drop(opening);
+}
+
+#[tokio::test]
+async fn a_failed_dial_fails_all_who_wait_for_it() {
+    let pool = pool(Settings::default());
+    let (fail, failing) = oneshot::channel::<()>();
+    let failing = Arc::new(Mutex::new(Some(failing)));
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        let (pool, failing) = (pool.clone(), failing.clone());
+        waiting.push(ambit_rt::spawn("open", async move {
+            let dial = || async {
+                let failing = failing.lock().take().expect("only one dials");
+                let _told = failing.await;
+                let source = io::ErrorKind::ConnectionRefused.into();
+                Err::<DuplexStream, _>(DialError::Connect {
+                    addr: ([10, 0, 0, 2], 1).into(),
+                    source,
+                })
+            };
+            pool.tunnel(&key(1), authority(), HeaderMap::new(), dial)
+                .await
+        }));
+    }
+    until("nine wait", || {
+        pool.state
+            .lock()
+            .entries
+            .values()
+            .map(|entry| entry.waiters.len())
+            .sum::<usize>()
+            == 9
+    })
+    .await;
+    fail.send(()).unwrap();
+    for waiter in waiting {
+        assert!(matches!(waiter.await.unwrap(), Err(TunnelError::Dial(_))));
+    }
+    assert!(
+        pool.state.lock().entries.is_empty(),
+        "nothing is remembered of it"
+    );
+}
+
+#[tokio::test]
+async fn a_dialler_that_goes_away_leaves_its_place_to_a_waiter() {
+    let pool = pool(Settings::default());
+    let first = {
+        let pool = pool.clone();
+        ambit_rt::spawn("open", async move {
+            let never = || std::future::pending::<Result<DuplexStream, DialError>>();
+            pool.tunnel(&key(1), authority(), HeaderMap::new(), never)
+                .await
+        })
+    };
+    until("it dials", || {
+        pool.state.lock().entries.values().any(|e| e.dialing == 1)
+    })
+    .await;
+    let (dialer, mut ends) = Dialer::new();
+    let second = open(&pool, &key(1), &dialer);
+    until("one waits", || {
+        pool.state
+            .lock()
+            .entries
+            .values()
+            .any(|e| e.waiters.len() == 1)
+    })
+    .await;
+    first.abort();
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    assert!(peer.while_doing(second).await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn after_goaway_new_tunnels_go_to_a_new_connection() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let mut far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    peer.goaway();
+    let old = ambit_rt::spawn("old", async move { peer.serve_rest().await });
+    let mut fresh = loop {
+        let opening = open(&pool, &key(1), &dialer);
+        if let Ok(end) = tokio::time::timeout(Duration::from_millis(50), ends.recv()).await {
+            let mut peer = H2Peer::accept(end.unwrap(), 100).await;
+            peer.expect_connect("10.0.0.2:80").await.accept();
+            break (peer, opening);
+        }
+        opening.abort();
+    };
+    assert!(fresh.0.while_doing(fresh.1).await.unwrap().is_ok());
+    // What was open goes on.
+    far.send(b"still here", true);
+    let (mut app, proxy) = tokio::io::duplex(64);
+    let mut near = near;
+    let relay = ambit_rt::spawn("relay", async move {
+        let mut proxy = proxy;
+        crate::relay_tunnel(&mut proxy, &mut near, ()).await
+    });
+    let mut got = String::new();
+    tokio::io::AsyncReadExt::read_to_string(&mut app, &mut got)
+        .await
+        .unwrap();
+    assert_eq!(got, "still here");
+    drop((app, far));
+    relay.await.unwrap().unwrap();
+    old.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_stream_on_a_used_connection_is_tried_again_once() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings {
+        max_streams: 1,
+        ..Settings::default()
+    });
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let far = peer.expect_connect("10.0.0.2:80").await.accept();
+    drop(peer.while_doing(opening).await.unwrap().unwrap());
+    drop(far);
+    let opening = open(&pool, &key(1), &dialer);
+    peer.expect_connect("10.0.0.2:80")
+        .await
+        .reset(h2::Reason::REFUSED_STREAM);
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    assert!(peer.while_doing(opening).await.unwrap().is_ok());
+    // A status is an answer, and final.
+    let opening = open(&pool, &key(2), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    peer.expect_connect("10.0.0.2:80").await.refuse(401);
+    let refused = peer.while_doing(opening).await.unwrap();
+    assert!(matches!(
+        refused,
+        Err(TunnelError::Status(http::StatusCode::UNAUTHORIZED))
+    ));
+}
+
+#[tokio::test]
+async fn a_peer_s_own_limit_of_streams_is_kept() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 1).await;
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let _near = peer.while_doing(opening).await.unwrap().unwrap();
+    let opening = open(&pool, &key(1), &dialer);
+    let mut second = peer
+        .while_doing(async { H2Peer::accept(ends.recv().await.unwrap(), 1).await })
+        .await;
+    let _far = second.expect_connect("10.0.0.2:80").await.accept();
+    assert!(second.while_doing(opening).await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_let_go_and_one_with_a_tunnel_ends_with_it() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings {
+        idle_release: Duration::from_secs(60),
+        ..Settings::default()
+    });
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let released = async { until("it is let go", || pool.connections() == 0).await };
+    peer.while_doing(released).await;
+    assert!(pool.state.lock().entries.is_empty());
+    drop((near, far));
+    peer.serve_rest().await;
+}
+
+#[tokio::test]
+async fn a_draining_pool_opens_no_more_tunnels() {
+    let (dialer, _ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    pool.drain();
+    let refused = open(&pool, &key(1), &dialer).await.unwrap();
+    assert!(matches!(refused, Err(TunnelError::Draining)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_peer_is_given_up() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let (mut near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    // From now on nobody drives the peer: PINGs stay unanswered.
+    let (_app, mut proxy) = tokio::io::duplex(64);
+    let ended = crate::relay_tunnel(&mut proxy, &mut near, ()).await;
+    assert!(
+        matches!(ended, Err(crate::RelayError::Tunnel(_))),
+        "{ended:?}"
+    );
+    assert_eq!(pool.connections(), 0);
+}

@@ -36,6 +36,8 @@ pub struct Mesh {
     pub problems: Arc<RwLock<Problems>>,
     /// Grows with every publication; 0 until the first.
     pub published: watch::Receiver<u64>,
+    /// Grows when objects were taken into `pods`; 0 until those that exist at the start were.
+    pub followed: watch::Receiver<u64>,
 }
 
 /// Everything wrong at the moment.
@@ -55,17 +57,20 @@ pub fn start(
     drain: DrainWatcher,
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
+    let (follow, followed) = watch::channel(0);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
         problems: Arc::default(),
         published,
+        followed,
     };
     let follower = Follower {
         mesh: mesh.clone(),
         index: Index::new(config),
         metrics,
         publish,
+        follow,
     };
     ambit_rt::spawn("mesh", follower.run(source, drain));
     mesh
@@ -76,6 +81,7 @@ struct Follower {
     index: Index,
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
+    follow: watch::Sender<u64>,
 }
 
 impl Follower {
@@ -122,6 +128,7 @@ impl Follower {
             }
         }
         drop(pods);
+        self.follow.send_modify(|number| *number += 1);
         self.metrics.objects_changed(change.events.len());
         self.note_problems(change);
     }

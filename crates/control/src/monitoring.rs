@@ -6,8 +6,7 @@ use ambit_rt::{
     Readiness,
     http::{Request, Response, json_pretty, method_not_allowed, not_found, text},
 };
-use ambit_wire::{security, workload};
-use prost::Message;
+use ambit_wire::decode::{self, AddressRecord};
 use serde_json::{Value, json};
 
 use crate::{
@@ -96,37 +95,37 @@ impl Monitoring {
         sessions.values().map(client).collect()
     }
 
-    /// Every record, by name, as it is sent.
+    /// Every record as node proxies read it, in the form of their `/config_dump`.
     fn records(&self) -> Value {
         let store = self.mesh.store.read();
-        let mut addresses = Vec::new();
-        let mut policies = Vec::new();
+        let (mut workloads, mut services, mut policies) = (Vec::new(), Vec::new(), Vec::new());
         for entry in store.entries(Collection::Addresses) {
-            let decoded = workload::Address::decode(entry.value.clone());
-            addresses.push(json!({
-                "name": entry.name.as_str(),
-                "version": entry.version,
-                "aliases": entry.aliases.iter().map(|alias| alias.as_str()).collect::<Vec<_>>(),
-                "record": decoded.map(|record| format!("{record:?}")).unwrap_or_default(),
-            }));
+            match AddressRecord::decode(&entry.value) {
+                Ok(AddressRecord::Workload(workload)) => workloads.push(workload),
+                Ok(AddressRecord::Service(service)) => services.push(service),
+                Err(error) => {
+                    tracing::error!(name = %entry.name, %error, "a record of ours cannot be read");
+                }
+            }
         }
         for entry in store.entries(Collection::Policies) {
-            let decoded = security::Authorization::decode(entry.value.clone());
-            policies.push(json!({
-                "name": entry.name.as_str(),
-                "version": entry.version,
-                "record": decoded.map(|record| format!("{record:?}")).unwrap_or_default(),
-            }));
+            match decode::authorization(&entry.value) {
+                Ok(policy) => policies.push(policy),
+                Err(error) => {
+                    tracing::error!(name = %entry.name, %error, "a policy of ours cannot be read");
+                }
+            }
         }
-        let by_name = |list: &mut Vec<Value>| {
-            list.sort_by(|a, b| {
-                a.get("name")
-                    .map(Value::to_string)
-                    .cmp(&b.get("name").map(Value::to_string))
-            });
-        };
-        by_name(&mut addresses);
-        by_name(&mut policies);
-        json!({ "revision": store.revision(), "addresses": addresses, "policies": policies })
+        let revision = store.revision();
+        drop(store);
+        workloads.sort_by(|a, b| a.uid.cmp(&b.uid));
+        services.sort_by_key(|service| service.namespaced_hostname());
+        policies.sort_by_key(|policy| policy.key());
+        json!({
+            "revision": revision,
+            "workloads": workloads,
+            "services": services,
+            "policies": policies,
+        })
     }
 }

@@ -1,13 +1,14 @@
 //! Puts the parts together and runs them until a signal.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_manifests::ManifestDirs;
-use ambit_rt::{DrainMode, Env, Readiness, Shutdown, drain, http as rt_http};
+use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 use ambit_tls::grpc;
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
 use parking_lot::RwLock;
+use tokio::task::JoinHandle;
 
 use crate::{
     access::{Access, parse_accounts},
@@ -15,7 +16,7 @@ use crate::{
     auth::{Authenticator, KeyFile, NoKeys},
     ca::{CertificateService, open_authority, write_root},
     derive::MeshConfig,
-    mesh,
+    mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
     serving::Serving,
@@ -43,6 +44,37 @@ pub fn main(args: Args) -> anyhow::Result<()> {
 /// Runs until `shutdown`.
 pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
     ambit_rt::limits::raise_open_files();
+    let running = start(&args).await?;
+    let cause = shutdown.wait().await;
+    tracing::info!(cause, "stopping");
+    running.stop().await
+}
+
+/// A control plane at work.
+#[derive(Debug)]
+pub struct Running {
+    /// Where xDS and the CSR API are served.
+    pub xds: SocketAddr,
+    /// Where metrics and debug pages are served.
+    pub monitoring: SocketAddr,
+    drain: Drain,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Running {
+    /// Ends streams and connections, and waits for them a few seconds.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.drain.finish(DrainMode::graceful(DRAIN)).await;
+        match tokio::time::timeout(DRAIN, self.server).await {
+            Ok(Ok(result)) => result.context("the gRPC server failed"),
+            Ok(Err(error)) => Err(error).context("the gRPC server died"),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Starts all parts.
+pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let (drain, watcher) = drain::channel();
     let metrics = Arc::new(Metrics::default());
     let authority = open_authority(args.ca_dir.as_deref(), &args.trust_domain)?;
@@ -51,12 +83,12 @@ pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
         write_root(path, &authority)?;
     }
     let authority = Arc::new(RwLock::new(Arc::new(authority)));
-    let serving = Serving::start(Arc::clone(&authority), server_names(&args), watcher.clone())?;
-    let access = Arc::new(access(&args)?);
+    let serving = Serving::start(Arc::clone(&authority), server_names(args), watcher.clone())?;
+    let access = Arc::new(access(args)?);
     let source = ManifestDirs::open(args.manifests.clone())?;
     let mesh = mesh::start(
         source,
-        mesh_config(&args),
+        mesh_config(args),
         Arc::clone(&metrics),
         watcher.clone(),
     );
@@ -67,44 +99,24 @@ pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
         Arc::clone(&metrics),
         watcher.clone(),
     );
-    let readiness = Readiness::new();
-    let objects = readiness.pending("objects of the mesh");
-    let mut published = mesh.published.clone();
-    ambit_rt::spawn("ready", async move {
-        if published.wait_for(|number| *number > 0).await.is_ok() {
-            objects.ready();
-        }
-    });
     let monitoring = Monitoring {
         mesh: mesh.clone(),
         metrics: Arc::clone(&metrics),
         sessions: discovery.sessions(),
-        readiness,
+        readiness: readiness(&mesh),
     };
-    let listener = rt_http::bind(args.listen_monitoring, "monitoring").await?;
-    tracing::info!(address = %listener.local_addr()?, "monitoring");
-    ambit_rt::spawn(
-        "monitoring",
-        rt_http::serve(
-            "monitoring",
-            listener,
-            rt_http::ServerOptions::default(),
-            watcher.clone(),
-            move |request| {
-                let response = monitoring.respond(&request);
-                async move { response }
-            },
-        ),
-    );
     let certificates = CertificateService {
         authority,
         access,
         pods: Arc::clone(&mesh.pods),
+        followed: mesh.followed.clone(),
         trust_domain: args.trust_domain.as_str().into(),
         metrics,
     };
+    let monitoring = serve_monitoring(args.listen_monitoring, monitoring, watcher.clone()).await?;
     let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
-    tracing::info!(address = %listener.local_addr()?, "xDS and certificates");
+    let xds = listener.local_addr()?;
+    tracing::info!(address = %xds, "xDS and certificates");
     let incoming = grpc::incoming(listener, watcher.clone(), move || serving.config());
     let mut stopping = watcher;
     let server = tonic::transport::Server::builder()
@@ -119,14 +131,43 @@ pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
             stopping.started().await;
         });
     let server = ambit_rt::spawn("grpc", server);
-    let cause = shutdown.wait().await;
-    tracing::info!(cause, "stopping");
-    drain.finish(DrainMode::graceful(DRAIN)).await;
-    match tokio::time::timeout(DRAIN, server).await {
-        Ok(Ok(result)) => result.context("the gRPC server failed"),
-        Ok(Err(error)) => Err(error).context("the gRPC server died"),
-        Err(_) => Ok(()),
-    }
+    Ok(Running {
+        xds,
+        monitoring,
+        drain,
+        server,
+    })
+}
+
+/// Ready once the objects that exist at the start are published.
+fn readiness(mesh: &Mesh) -> Readiness {
+    let readiness = Readiness::new();
+    let objects = readiness.pending("objects of the mesh");
+    let mut published = mesh.published.clone();
+    ambit_rt::spawn("ready", async move {
+        if published.wait_for(|number| *number > 0).await.is_ok() {
+            objects.ready();
+        }
+    });
+    readiness
+}
+
+async fn serve_monitoring(
+    address: SocketAddr,
+    monitoring: Monitoring,
+    drain: DrainWatcher,
+) -> anyhow::Result<SocketAddr> {
+    let listener = rt_http::bind(address, "monitoring").await?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "monitoring");
+    let options = rt_http::ServerOptions::default();
+    let answer = move |request| {
+        let response = monitoring.respond(&request);
+        async move { response }
+    };
+    let serve = rt_http::serve("monitoring", listener, options, drain, answer);
+    ambit_rt::spawn("monitoring", serve);
+    Ok(address)
 }
 
 fn access(args: &Args) -> anyhow::Result<Access> {

@@ -107,9 +107,18 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
             judge(item.clone(), text, &path, (first_line, line), patch, parsed);
         }
     } else if !value.is_null() {
-        let line = first_line + u64::from(text.starts_with("---"));
+        let line = first_line + lines_before(text);
         judge(value, text, "", (first_line, line), patch, parsed);
     }
+}
+
+/// Lines of a document before its content: the marker, comments, empty ones.
+fn lines_before(text: &str) -> u64 {
+    let empty = |line: &&str| {
+        let line = line.strip_prefix("---").unwrap_or(line).trim();
+        line.is_empty() || line.starts_with('#')
+    };
+    u64::try_from(text.lines().take_while(empty).count()).unwrap_or_default()
 }
 
 fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {

@@ -13,6 +13,7 @@ use ambit_wire::citadel::{
 };
 use parking_lot::RwLock;
 use prost_types::value::Kind;
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use crate::{access::Access, auth::Caller, derive::PodDirectory, metrics::Metrics};
@@ -21,6 +22,9 @@ use crate::{access::Access, auth::Caller, derive::PodDirectory, metrics::Metrics
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Longest life that may be asked for.
 const MAX_TTL: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// How long to wait for the pod that a certificate is asked for.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Why a caller does not get an identity. Told to the log only: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +64,16 @@ pub enum Denied {
         /// Where the caller runs.
         node: ArcStr,
     },
+}
+
+impl Denied {
+    /// Whether it may be that the pod is only not known here yet.
+    fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownPod(_) | Self::OtherUid(_) | Self::NoNode(_) | Self::NotOnNode { .. }
+        )
+    }
 }
 
 /// Whether a node proxy may act for an identity: it is the very pod its token says, alive, and a live
@@ -115,6 +129,8 @@ pub struct CertificateService {
     pub access: Arc<Access>,
     /// Which pods run where.
     pub pods: Arc<RwLock<PodDirectory>>,
+    /// Grows whenever `pods` may have changed; 0 until the pods at the start are known.
+    pub followed: watch::Receiver<u64>,
     /// The mesh's trust domain.
     pub trust_domain: ArcStr,
     /// Counters.
@@ -122,15 +138,14 @@ pub struct CertificateService {
 }
 
 impl CertificateService {
-    fn identity(
+    async fn identity(
         &self,
         caller: &Caller,
         request: &IstioCertificateRequest,
     ) -> Result<Identity, Status> {
-        let impersonated = request
-            .metadata
-            .as_ref()
-            .and_then(|metadata| metadata.fields.get("ImpersonatedIdentity"));
+        let metadata = request.metadata.as_ref();
+        let impersonated =
+            metadata.and_then(|metadata| metadata.fields.get("ImpersonatedIdentity"));
         let requested = match impersonated.map(|value| value.kind.as_ref()) {
             None | Some(Some(Kind::NullValue(_))) => "",
             Some(Some(Kind::StringValue(text))) => text.as_str(),
@@ -147,18 +162,38 @@ impl CertificateService {
                 caller.service_account.clone(),
             ));
         }
-        check_impersonation(
-            &self.access,
-            &self.pods.read(),
-            caller,
-            requested,
-            &self.trust_domain,
-        )
-        .map_err(|denied| {
+        self.impersonate(caller, requested).await.map_err(|denied| {
             tracing::warn!(%caller, %denied, "refused a certificate");
             self.metrics.csr("denied");
             Status::unauthenticated("the caller may not act for the identity asked for")
         })
+    }
+
+    /// A node proxy hears of a new pod from its agent, perhaps before we do from the source of
+    /// objects: a refusal that another object could lift waits for one, so that the pod's first
+    /// connection need not wait for the proxy's next attempt.
+    async fn impersonate(&self, caller: &Caller, requested: &str) -> Result<Identity, Denied> {
+        let mut followed = self.followed.clone();
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let started = *followed.borrow_and_update() > 0;
+            let checked = check_impersonation(
+                &self.access,
+                &self.pods.read(),
+                caller,
+                requested,
+                &self.trust_domain,
+            );
+            match checked {
+                Err(denied) if denied.may_pass() || !started => {
+                    let changed = tokio::time::timeout_at(deadline, followed.changed()).await;
+                    if !matches!(changed, Ok(Ok(()))) {
+                        return Err(denied);
+                    }
+                }
+                checked => return checked,
+            }
+        }
     }
 }
 
@@ -193,7 +228,7 @@ impl IstioCertificateService for CertificateService {
                 self.metrics.csr("unauthenticated");
             })?;
         let request = request.into_inner();
-        let identity = self.identity(&caller, &request)?;
+        let identity = self.identity(&caller, &request).await?;
         let ttl = ttl(request.validity_duration)?;
         let authority = Arc::clone(&self.authority.read());
         // Signing takes the processor for some hundred microseconds: not long enough to hand on.

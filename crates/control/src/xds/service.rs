@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use ambit_rt::DrainWatcher;
@@ -38,6 +38,8 @@ use crate::{access::Access, auth::Caller, metrics::Metrics};
 const QUEUE: usize = 4;
 /// Largest request: versions of a whole mesh at a reconnect.
 const MAX_REQUEST: usize = 64 << 20;
+/// How long a client waits for the first objects to be read, rather than coming back.
+const NOT_READY: Duration = Duration::from_secs(5);
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
 
@@ -102,7 +104,9 @@ impl Discovery {
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
         let caller = self.access.discovery_caller(request.metadata()).await?;
-        if *self.changes.borrow() == 0 {
+        let mut changes = self.changes.clone();
+        let ready = changes.wait_for(|revision| *revision > 0);
+        if !matches!(tokio::time::timeout(NOT_READY, ready).await, Ok(Ok(_))) {
             return Err(Status::unavailable(
                 "the objects of the mesh are not read yet",
             ));

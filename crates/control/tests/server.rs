@@ -1,0 +1,752 @@
+//! The whole control plane over real TLS and gRPC on loopback.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use ambit_control::{
+    args::Args,
+    run::{self, Running},
+};
+use ambit_model::Identity;
+use ambit_tls::{CertificateRequest, RootCa, TlsSettings, WorkloadCert, grpc};
+use ambit_wire::{
+    citadel::{
+        IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
+    },
+    discovery::{
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status as XdsStatus,
+        aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    },
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+    workload,
+};
+use clap::Parser;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use prost::Message;
+use prost_types::{Struct, Value, value::Kind};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
+use tokio::sync::mpsc;
+use tonic::{Code, Request, Status, transport::Channel};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+const OBJECTS: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: zt-1, namespace: istio-system, uid: zu1}
+spec: {nodeName: n1, serviceAccountName: ztunnel, containers: []}
+status: {phase: Running}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, uid: u1, labels: {app: web}, annotations: {ambient.istio.io/redirection: enabled}}
+spec: {nodeName: n1, serviceAccountName: web, containers: []}
+status: {phase: Running, podIPs: [{ip: 10.0.0.1}], conditions: [{type: Ready, status: "True"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: api-1, namespace: shop, uid: u2, labels: {app: api}}
+spec: {nodeName: n2, serviceAccountName: api, containers: []}
+status: {phase: Running, podIPs: [{ip: 10.0.0.2}], conditions: [{type: Ready, status: "True"}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: shop}
+spec: {clusterIP: 10.96.0.1, selector: {app: api}, ports: [{port: 80, targetPort: 8080}]}
+"#;
+
+const POLICY: &str = r#"
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p, namespace: shop}
+spec: {selector: {matchLabels: {app: api}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/web]}}]}]}
+"#;
+
+struct Plane {
+    dir: tempfile::TempDir,
+    key: KeyPair,
+    running: Running,
+}
+
+impl Plane {
+    async fn start() -> Self {
+        Self::start_with(OBJECTS, &[]).await
+    }
+
+    async fn start_with(objects: &str, more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        std::fs::create_dir(dir.path().join("manifests")).unwrap();
+        std::fs::write(dir.path().join("manifests/objects.yaml"), objects).unwrap();
+        std::fs::write(dir.path().join("keys.pem"), public_pem(&key)).unwrap();
+        let running = start(dir.path(), more).await;
+        Self { dir, key, running }
+    }
+
+    /// Stops and starts again with the same files.
+    async fn restart(self) -> Self {
+        let Self { dir, key, running } = self;
+        running.stop().await.unwrap();
+        let running = start(dir.path(), &[]).await;
+        Self { dir, key, running }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.dir.path().join("manifests").join(file);
+        let beside = path.with_extension("tmp");
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(&beside, path).unwrap();
+    }
+
+    fn token(&self) -> String {
+        self.token_of("istio-system", "ztunnel", "zt-1", "zu1")
+    }
+
+    fn token_of(&self, namespace: &str, account: &str, pod: &str, uid: &str) -> String {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
+        let claims = serde_json::json!({
+            "iss": "test", "aud": ["istio-ca"], "iat": now, "exp": now + 600,
+            "sub": format!("system:serviceaccount:{namespace}:{account}"),
+            "kubernetes.io": {
+                "namespace": namespace,
+                "serviceaccount": {"name": account, "uid": "s"},
+                "pod": {"name": pod, "uid": uid},
+            },
+        });
+        let key = EncodingKey::from_ec_pem(self.key.serialize_pem().as_bytes()).unwrap();
+        jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap()
+    }
+
+    fn channel(&self) -> Channel {
+        let root = std::fs::read_to_string(self.dir.path().join("root.pem")).unwrap();
+        grpc::channel(&grpc::ChannelConfig {
+            address: format!("https://localhost:{}", self.running.xds.port()),
+            roots: RootCa::from_setting(&root),
+            alternative_name: None,
+            tls: TlsSettings::default(),
+        })
+        .unwrap()
+    }
+
+    async fn stream(&self) -> Stream {
+        self.stream_as(&self.token()).await.unwrap()
+    }
+
+    async fn stream_as(&self, token: &str) -> Result<Stream, Status> {
+        let (requests, outgoing) = mpsc::channel(16);
+        let mut call = Request::new(tokio_stream::wrappers::ReceiverStream::new(outgoing));
+        call.metadata_mut()
+            .insert("authorization", format!("Bearer {token}").parse().unwrap());
+        let mut client = AggregatedDiscoveryServiceClient::new(self.channel())
+            .max_decoding_message_size(200 << 20);
+        let opened = tokio::time::timeout(DEADLINE, client.delta_aggregated_resources(call)).await;
+        let responses = opened.expect("no answer to the call")?.into_inner();
+        Ok(Stream {
+            requests,
+            responses,
+        })
+    }
+
+    async fn certificate(
+        &self,
+        token: &str,
+        csr: &str,
+        identity: Option<&str>,
+        seconds: i64,
+    ) -> Result<Vec<String>, Status> {
+        let metadata = identity.map(|identity| Struct {
+            fields: [("ImpersonatedIdentity".to_owned(), text(identity))].into(),
+        });
+        let mut call = Request::new(IstioCertificateRequest {
+            csr: csr.to_owned(),
+            validity_duration: seconds,
+            metadata,
+        });
+        call.metadata_mut()
+            .insert("authorization", format!("Bearer {token}").parse().unwrap());
+        let mut client = IstioCertificateServiceClient::new(self.channel());
+        Ok(client
+            .create_certificate(call)
+            .await?
+            .into_inner()
+            .cert_chain)
+    }
+
+    /// A page of the monitoring port.
+    async fn page(&self, path: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring)
+            .await
+            .unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn page_until(&self, path: &str, part: &str) -> String {
+        let begin = std::time::Instant::now();
+        loop {
+            let page = self.page(path).await;
+            if page.contains(part) {
+                return page;
+            }
+            assert!(
+                begin.elapsed() < DEADLINE,
+                "{path} never contains {part:?}: {page}"
+            );
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn start(dir: &Path, more: &[&str]) -> Running {
+    let path = |name: &str| dir.join(name).display().to_string();
+    let (manifests, keys, ca, root) = (
+        path("manifests"),
+        path("keys.pem"),
+        path("ca"),
+        path("root.pem"),
+    );
+    let mut args = vec![
+        "ambit-control",
+        "--manifests",
+        &manifests,
+        "--listen-xds",
+        "127.0.0.1:0",
+        "--listen-monitoring",
+        "127.0.0.1:0",
+        "--token-keys",
+        &keys,
+        "--ca-dir",
+        &ca,
+        "--root-cert-out",
+        &root,
+    ];
+    args.extend(more);
+    run::start(&Args::parse_from(args)).await.unwrap()
+}
+
+struct Stream {
+    requests: mpsc::Sender<DeltaDiscoveryRequest>,
+    responses: tonic::Streaming<DeltaDiscoveryResponse>,
+}
+
+impl Stream {
+    async fn send(&self, request: DeltaDiscoveryRequest) {
+        self.requests.send(request).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
+        match tokio::time::timeout(DEADLINE, self.responses.message()).await {
+            Ok(Ok(Some(response))) => Ok(response),
+            Ok(Ok(None)) => panic!("the stream ended without a status"),
+            Ok(Err(status)) => Err(status),
+            Err(_) => panic!("no response"),
+        }
+    }
+
+    async fn subscribe(&mut self, type_url: &str) -> DeltaDiscoveryResponse {
+        self.send(first(type_url)).await;
+        let response = self.next().await.unwrap();
+        self.ack(&response).await;
+        response
+    }
+
+    async fn ack(&self, response: &DeltaDiscoveryResponse) {
+        self.send(DeltaDiscoveryRequest {
+            type_url: response.type_url.clone(),
+            response_nonce: response.nonce.clone(),
+            ..DeltaDiscoveryRequest::default()
+        })
+        .await;
+    }
+}
+
+fn text(text: &str) -> Value {
+    Value {
+        kind: Some(Kind::StringValue(text.to_owned())),
+    }
+}
+
+fn node(id: &str, namespace: &str) -> Node {
+    let fields = [
+        ("NAMESPACE", namespace),
+        ("NODE_NAME", "n1"),
+        ("NAME", "zt-1"),
+    ];
+    Node {
+        id: id.to_owned(),
+        metadata: Some(Struct {
+            fields: fields
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), text(value)))
+                .collect(),
+        }),
+        ..Node::default()
+    }
+}
+
+fn first(type_url: &str) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        node: Some(node(
+            "ztunnel~10.0.0.9~zt-1.istio-system~istio-system.svc.cluster.local",
+            "istio-system",
+        )),
+        type_url: type_url.to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+fn names(response: &DeltaDiscoveryResponse) -> Vec<&str> {
+    response
+        .resources
+        .iter()
+        .map(|resource| resource.name.as_str())
+        .collect()
+}
+
+fn public_pem(key: &KeyPair) -> String {
+    use base64::Engine;
+    let text = base64::engine::general_purpose::STANDARD.encode(key.subject_public_key_info());
+    format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
+}
+
+const API: &str = "Kubernetes//Pod/shop/api-1";
+const WEB: &str = "Kubernetes//Pod/shop/web-1";
+const SERVICE: &str = "shop/api.shop.svc.cluster.local";
+
+#[tokio::test]
+async fn a_node_proxy_is_told_everything_and_what_changes() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
+    assert_eq!(names(&addresses), [API, WEB, SERVICE]);
+    let resource = addresses.resources[0].resource.as_ref().unwrap();
+    let address = workload::Address::decode(resource.value.as_slice()).unwrap();
+    let Some(workload::address::Type::Workload(api)) = address.r#type else {
+        panic!("{address:?}")
+    };
+    assert_eq!(api.services[SERVICE].ports[0].target_port, 8080);
+    assert!(
+        stream
+            .subscribe(AUTHORIZATION_TYPE_URL)
+            .await
+            .resources
+            .is_empty()
+    );
+    // A policy, before the workload that names it.
+    plane.write("policy.yaml", POLICY);
+    let policies = stream.next().await.unwrap();
+    assert_eq!(
+        (policies.type_url.as_str(), names(&policies)),
+        (AUTHORIZATION_TYPE_URL, vec!["shop/p"])
+    );
+    stream.ack(&policies).await;
+    let addresses = stream.next().await.unwrap();
+    assert_eq!(names(&addresses), [API]);
+    stream.ack(&addresses).await;
+    // It goes: the workload first.
+    std::fs::remove_file(plane.dir.path().join("manifests/policy.yaml")).unwrap();
+    let addresses = stream.next().await.unwrap();
+    assert_eq!(names(&addresses), [API]);
+    let policies = stream.next().await.unwrap();
+    assert_eq!(policies.removed_resources, ["shop/p"]);
+    // A pod goes.
+    let without: Vec<_> = OBJECTS
+        .split("\n---\n")
+        .filter(|text| !text.contains("name: api-1"))
+        .collect();
+    stream.ack(&addresses).await;
+    stream.ack(&policies).await;
+    plane.write("objects.yaml", &without.join("\n---\n"));
+    assert_eq!(stream.next().await.unwrap().removed_resources, [API]);
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rejection_is_shown_and_not_answered_before_the_next_change() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    stream.send(first(ADDRESS_TYPE_URL)).await;
+    let response = stream.next().await.unwrap();
+    stream
+        .send(DeltaDiscoveryRequest {
+            type_url: response.type_url.clone(),
+            response_nonce: response.nonce.clone(),
+            error_detail: Some(XdsStatus {
+                message: "web-1: will not do".into(),
+                ..XdsStatus::default()
+            }),
+            ..DeltaDiscoveryRequest::default()
+        })
+        .await;
+    let page = plane.page_until("/debug/syncz", "will not do").await;
+    assert!(
+        page.contains("ztunnel~10.0.0.9~zt-1") && page.contains("ERROR"),
+        "{page}"
+    );
+    let metrics = plane.page("/metrics").await;
+    assert!(
+        metrics.contains("pilot_total_xds_rejects{type=\"WDS\"} 1"),
+        "{metrics}"
+    );
+    assert!(metrics.contains("pilot_xds 1"), "{metrics}");
+    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&stream.next().await.unwrap()), [API]);
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_restart_a_client_is_told_only_what_it_lacks() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
+    let mut known: HashMap<String, String> = addresses
+        .resources
+        .iter()
+        .map(|resource| (resource.name.clone(), resource.version.clone()))
+        .collect();
+    let root = std::fs::read(plane.dir.path().join("root.pem")).unwrap();
+    let plane = plane.restart().await;
+    let status = stream.next().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert_eq!(
+        std::fs::read(plane.dir.path().join("root.pem")).unwrap(),
+        root,
+        "the root stays"
+    );
+    known.insert("Kubernetes//Pod/shop/gone".into(), "1".into());
+    known.insert(API.into(), "older".into());
+    let mut stream = plane.stream().await;
+    stream
+        .send(DeltaDiscoveryRequest {
+            initial_resource_versions: known,
+            ..first(ADDRESS_TYPE_URL)
+        })
+        .await;
+    let response = stream.next().await.unwrap();
+    assert_eq!(
+        (names(&response), response.removed_resources.join(",")),
+        (vec![API], "Kubernetes//Pod/shop/gone".into())
+    );
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn single_records_are_had_on_demand() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    stream
+        .send(DeltaDiscoveryRequest {
+            resource_names_subscribe: vec!["*".into()],
+            resource_names_unsubscribe: vec!["*".into()],
+            ..first(ADDRESS_TYPE_URL)
+        })
+        .await;
+    let response = stream.next().await.unwrap();
+    assert_eq!(names(&response), [WEB], "what runs on its own node");
+    stream.ack(&response).await;
+    for (key, expected, removed) in [
+        ("/10.96.0.1", vec![API, SERVICE], vec![]),
+        ("/192.0.2.9", vec![], vec!["/192.0.2.9"]),
+    ] {
+        stream
+            .send(DeltaDiscoveryRequest {
+                type_url: ADDRESS_TYPE_URL.into(),
+                resource_names_subscribe: vec![key.into()],
+                ..DeltaDiscoveryRequest::default()
+            })
+            .await;
+        let response = stream.next().await.unwrap();
+        assert_eq!(
+            (
+                names(&response),
+                response
+                    .removed_resources
+                    .iter()
+                    .map(String::as_str)
+                    .collect()
+            ),
+            (expected, removed)
+        );
+        stream.ack(&response).await;
+    }
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
+    let plane = Plane::start().await;
+    for token in ["", "nonsense", "a.b.c"] {
+        let status = plane.stream_as(token).await.err().unwrap();
+        assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
+        assert_eq!(
+            status.message(),
+            "the token is not accepted",
+            "the reason is not told"
+        );
+    }
+    // A service account that is no node proxy.
+    let web = plane.token_of("shop", "web", "web-1", "u1");
+    assert_eq!(
+        plane.stream_as(&web).await.err().unwrap().code(),
+        Code::PermissionDenied
+    );
+    let id = "ztunnel~10.0.0.9~zt-1.istio-system~istio-system.svc.cluster.local";
+    for (sent, code) in [
+        (None, Code::InvalidArgument),
+        (
+            Some(node("ztunnel~10.0.0.9~zt-1", "istio-system")),
+            Code::InvalidArgument,
+        ),
+        (
+            Some(node("ztunnel~nowhere~zt-1.istio-system~d", "istio-system")),
+            Code::InvalidArgument,
+        ),
+        (
+            Some(node("browser~10.0.0.9~zt-1.istio-system~d", "istio-system")),
+            Code::InvalidArgument,
+        ),
+        (
+            Some(node(&"x".repeat(10_000), "istio-system")),
+            Code::InvalidArgument,
+        ),
+        (Some(node(id, "shop")), Code::PermissionDenied),
+        (Some(node(id, "")), Code::PermissionDenied),
+    ] {
+        let mut stream = plane.stream().await;
+        stream
+            .send(DeltaDiscoveryRequest {
+                node: sent.clone(),
+                ..first(ADDRESS_TYPE_URL)
+            })
+            .await;
+        let status = stream.next().await.unwrap_err();
+        assert_eq!(status.code(), code, "{sent:?} {status:?}");
+    }
+    plane.page_until("/metrics", "pilot_xds 0").await;
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_greedy_subscription_ends_its_own_stream_only() {
+    let plane = Plane::start().await;
+    let mut good = plane.stream().await;
+    good.subscribe(ADDRESS_TYPE_URL).await;
+    let mut greedy = plane.stream().await;
+    greedy
+        .send(DeltaDiscoveryRequest {
+            resource_names_subscribe: vec!["x".repeat(5000)],
+            ..first(ADDRESS_TYPE_URL)
+        })
+        .await;
+    assert_eq!(
+        greedy.next().await.unwrap_err().code(),
+        Code::ResourceExhausted
+    );
+    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&good.next().await.unwrap()), [API]);
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
+    let plane = Plane::start().await;
+    let identity = Identity::new("cluster.local", "shop", "web");
+    let request = CertificateRequest::new(&identity).unwrap();
+    plane.page_until("/ready", "200 OK").await;
+    let chain = plane
+        .certificate(
+            &plane.token(),
+            &request.pem,
+            Some(&identity.to_string()),
+            3600,
+        )
+        .await
+        .unwrap();
+    let certificate =
+        WorkloadCert::from_response(&TlsSettings::default(), &identity, request.key, &chain)
+            .unwrap();
+    assert_eq!(certificate.identity(), &identity);
+    let life = certificate
+        .not_after()
+        .duration_since(certificate.not_before())
+        .unwrap();
+    assert_eq!(life, Duration::from_secs(3600 + 120));
+    assert_eq!(
+        chain.last().unwrap(),
+        &std::fs::read_to_string(plane.dir.path().join("root.pem")).unwrap()
+    );
+    // Without impersonation the caller gets its own, whatever the request names.
+    let own = Identity::new("cluster.local", "istio-system", "ztunnel");
+    let request = CertificateRequest::new(&identity).unwrap();
+    let chain = plane
+        .certificate(&plane.token(), &request.pem, None, 0)
+        .await
+        .unwrap();
+    let certificate =
+        WorkloadCert::from_response(&TlsSettings::default(), &own, request.key, &chain).unwrap();
+    assert_eq!(certificate.identity(), &own);
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn certificates_are_refused_without_telling_why() {
+    let plane = Plane::start().await;
+    plane.page_until("/ready", "200 OK").await;
+    let web = Identity::new("cluster.local", "shop", "web");
+    let request = CertificateRequest::new(&web).unwrap();
+    let web = web.to_string();
+    let token = plane.token();
+    let other_uid = plane.token_of("istio-system", "ztunnel", "zt-1", "zu0");
+    let not_trusted = plane.token_of("shop", "web", "web-1", "u1");
+    for (token, csr, identity, seconds, code) in [
+        (
+            token.as_str(),
+            request.pem.as_str(),
+            "spiffe://cluster.local/ns/shop/sa/api",
+            0,
+            Code::Unauthenticated,
+        ),
+        (
+            &token,
+            &request.pem,
+            "spiffe://other/ns/shop/sa/web",
+            0,
+            Code::Unauthenticated,
+        ),
+        (&token, &request.pem, "nonsense", 0, Code::Unauthenticated),
+        (&other_uid, &request.pem, &web, 0, Code::Unauthenticated),
+        (&not_trusted, &request.pem, &web, 0, Code::Unauthenticated),
+        ("nonsense", &request.pem, &web, 0, Code::Unauthenticated),
+        (&token, "nonsense", &web, 0, Code::InvalidArgument),
+        (&token, "", &web, 0, Code::InvalidArgument),
+        (&token, &request.pem, &web, i64::MAX, Code::InvalidArgument),
+    ] {
+        let status = plane
+            .certificate(token, csr, Some(identity), seconds)
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), code, "{identity} {status:?}");
+        assert!(
+            !status.message().contains("node") && !status.message().contains("pod"),
+            "{status:?}"
+        );
+    }
+    // A request that somebody else signed: the key is not the sender's.
+    let (head, tail) = request.pem.split_at(request.pem.len() / 2);
+    let middle = if tail.starts_with('A') { "B" } else { "A" };
+    let forged = format!("{head}{middle}{}", &tail[1..]);
+    let status = plane
+        .certificate(&token, &forged, Some(&web), 0)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let metrics = plane.page("/metrics").await;
+    assert!(
+        metrics.contains("citadel_server_csr_count{outcome=\"denied\"} 5"),
+        "{metrics}"
+    );
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_that_has_just_come_gets_its_certificate_at_once() {
+    let plane = Plane::start().await;
+    plane.page_until("/ready", "200 OK").await;
+    let new = Identity::new("cluster.local", "shop", "new");
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: new-1, namespace: shop, uid: u9}\nspec: {nodeName: n1, serviceAccountName: new}\n";
+    let request = CertificateRequest::new(&new).unwrap();
+    let token = plane.token();
+    let ask = || {
+        let identity = Some("spiffe://cluster.local/ns/shop/sa/new");
+        plane.certificate(&token, &request.pem, identity, 0)
+    };
+    // Asked for before it is known: the answer waits for it.
+    let (answer, ()) = tokio::join!(ask(), async { plane.write("new.yaml", pod) });
+    answer.unwrap();
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn bad_objects_are_listed_and_the_rest_is_served() {
+    let plane = Plane::start_with(OBJECTS, &[]).await;
+    let mut stream = plane.stream().await;
+    stream.subscribe(ADDRESS_TYPE_URL).await;
+    stream.subscribe(AUTHORIZATION_TYPE_URL).await;
+    plane.write("policy.yaml", POLICY);
+    for _ in 0..2 {
+        let response = stream.next().await.unwrap();
+        stream.ack(&response).await;
+    }
+    plane.write(
+        "policy.yaml",
+        &POLICY.replace(
+            "principals: [cluster.local/ns/shop/sa/web]",
+            "ipBlocks: [nonsense]",
+        ),
+    );
+    let page = plane
+        .page_until(
+            "/debug/problems",
+            "spec.rules[0].from[0].source.ipBlocks[0]",
+        )
+        .await;
+    assert!(
+        page.contains("AuthorizationPolicy shop/p") && page.contains("policy.yaml:2"),
+        "{page}"
+    );
+    plane.write("broken.yaml", "kind: Pod\nmetadata: {name: [\n");
+    let page = plane.page_until("/debug/problems", "broken.yaml:").await;
+    assert!(page.contains("not YAML"), "{page}");
+    let dump = plane.page("/debug/ambientz").await;
+    assert!(
+        dump.contains("cluster.local/ns/shop/sa/web"),
+        "the last good policy stays: {dump}"
+    );
+    // Others are followed as before; nothing was pushed for the broken ones.
+    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&stream.next().await.unwrap()), [API]);
+    plane.running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_tls_harm_nobody() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let plane = Plane::start().await;
+    let mut open = Vec::new();
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0xff; 4096],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"",
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(plane.running.xds)
+            .await
+            .unwrap();
+        stream.write_all(bytes).await.unwrap();
+        open.push(stream);
+    }
+    let mut end = Vec::new();
+    // The peer is told and cut; a silent one may stay until its time is over.
+    tokio::time::timeout(DEADLINE, open[0].read_to_end(&mut end))
+        .await
+        .unwrap()
+        .ok();
+    let mut stream = plane.stream().await;
+    assert_eq!(stream.subscribe(ADDRESS_TYPE_URL).await.resources.len(), 3);
+    plane.running.stop().await.unwrap();
+}

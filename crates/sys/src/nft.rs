@@ -159,7 +159,10 @@ impl Nft {
         self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {
             names.extend(attr(found, 3).and_then(text).map(str::to_owned));
         })
-        .map_err(|source| NftError::Read { table: "(all)".into(), source })?;
+        .map_err(|source| NftError::Read {
+            table: "(all)".into(),
+            source,
+        })?;
         Ok(names)
     }
 

@@ -210,3 +210,56 @@ fn immediate(data: &[u8]) -> Option<Expr> {
 fn value(data: &[u8], kind: u16) -> Option<Vec<u8>> {
     attr(attr(data, kind)?, 1).map(<[u8]>::to_vec)
 }
+
+#[cfg(test)]
+mod tests {
+    use ambit_netplan::{RedirectionSpec, nft::lower, plan};
+
+    use super::*;
+    use crate::nft::encode::expression as encode;
+
+    #[test]
+    fn every_expression_we_write_is_read_as_itself() {
+        let spec = RedirectionSpec {
+            dns_capture: true,
+            virtual_interfaces: vec!["k6t".into()],
+            ..RedirectionSpec::default()
+        };
+        let mut all = vec![
+            Expr::SourceNat(Family::V4),
+            Expr::SourceNat(Family::V6),
+            Expr::Lookup("probes-v6".into()),
+            Expr::Meta(MetaKey::SocketUser),
+            Expr::Ct(CtKey::State),
+        ];
+        let table = lower(&plan(&spec).unwrap());
+        all.extend(
+            table
+                .chains
+                .into_values()
+                .flat_map(|chain| chain.rules)
+                .flatten(),
+        );
+        for expr in all {
+            let (name, attrs) = encode(&expr);
+            assert_eq!(expression(name, &attrs.into_bytes()).as_ref(), Some(&expr));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_or_unknown_is_none_of_ours() {
+        let whole = encode(&Expr::Meta(MetaKey::Mark)).1.into_bytes();
+        for cut in 0..whole.len() {
+            assert_eq!(expression("meta", &whole[..cut]), None);
+        }
+        assert_eq!(expression("counter", &whole), None);
+        assert_eq!(expression("immediate", &[]), None);
+    }
+
+    #[test]
+    fn comments_are_found_among_other_data_and_never_past_the_end() {
+        assert_eq!(comment(&[1, 1, 9, 0, 3, b'a', b'b', 0]), Some("ab".into()));
+        assert_eq!(comment(&[0, 9, b'a']), None);
+        assert_eq!(comment(&[]), None);
+    }
+}

@@ -144,7 +144,7 @@ fn expressions(rule: &[Expr]) -> Attrs {
     })
 }
 
-fn expression(expr: &Expr) -> (&str, Attrs) {
+pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
     let new = Attrs::new;
     match expr {
         Expr::Meta(key) => ("meta", new().u32_be(2, key.number()).u32_be(1, REGISTER)),

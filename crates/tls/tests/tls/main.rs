@@ -6,3 +6,4 @@ mod chain;
 mod crl;
 mod csr;
 mod handshake;
+mod hostile;

@@ -204,16 +204,10 @@ impl Actions for KernelActions {
     }
 
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {
-        let failed = |source| ActionError::Redirection {
+        redirection::release(netns).map_err(|source| ActionError::Redirection {
             what: "take away",
             source,
-        };
-        // A namespace that was never touched is not to be touched now.
-        let drift = redirection::observe(netns, &RedirectionSpec::default()).map_err(failed)?;
-        if drift.nothing_found {
-            return Ok(());
-        }
-        redirection::release(netns).map_err(failed)
+        })
     }
 
     fn ensure_host(&self) -> Result<(), ActionError> {

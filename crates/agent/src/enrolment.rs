@@ -458,6 +458,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if !self.is_ready() {
             return;
         }
+        self.set_probe_members(effects);
         for uid in self.uids() {
             if let Some(pod) = self.pods.get_mut(&uid)
                 && matches!(pod.rules, Rules::Applied(_))
@@ -468,7 +469,6 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
         self.scanning.want(now);
         self.scan_if_due(now, effects);
-        self.set_probe_members(effects);
     }
 
     /// Removes what no pod of ours has, once the addresses of all are known.
@@ -478,10 +478,12 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .iter()
             .filter(|(_, pod)| pod.probes.is_some() || matches!(self.goal(pod), Ok(Goal::In(_))))
             .collect();
-        if captured
-            .iter()
-            .any(|(_, pod)| pod.addresses.is_empty() || pod.busy.is_some())
-        {
+        let unsettled = |pod: &Pod<N>| {
+            let step = pod.busy.as_ref().map(|busy| &busy.step);
+            pod.addresses.is_empty()
+                || matches!(step, Some(Step::UpsertProbes { .. } | Step::RemoveProbes))
+        };
+        if captured.iter().any(|(_, pod)| unsettled(pod)) {
             return;
         }
         let members = captured

@@ -157,6 +157,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
             events,
             metrics,
             slots: Arc::new(Semaphore::new(PARALLEL_STEPS)),
+            host_jobs: start_host_jobs(),
         },
     };
     tracing::info!(node = args.node, "agent started");
@@ -332,6 +333,22 @@ struct Hands<A> {
     events: mpsc::UnboundedSender<Event<Netns>>,
     metrics: Metrics,
     slots: Arc<Semaphore>,
+    host_jobs: HostJobs,
+}
+
+/// Changes of the node's probe rule, carried out one after the other in the order given: a list of
+/// all members must not overtake a member added after it was made.
+type HostJobs = mpsc::UnboundedSender<Box<dyn FnOnce() + Send>>;
+
+fn start_host_jobs() -> HostJobs {
+    let (jobs, mut queue) = mpsc::unbounded_channel::<Box<dyn FnOnce() + Send>>();
+    spawn("host jobs", async move {
+        while let Some(job) = queue.recv().await {
+            // A job that panics has been reported under its name.
+            spawn_blocking("host job", job).await.ok();
+        }
+    });
+    jobs
 }
 
 impl<A: Actions> Hands<A> {
@@ -356,6 +373,14 @@ impl<A: Actions> Hands<A> {
                 spawn("withdraw", async move {
                     report(uid, outcome.await.map_err(|error| with_causes(&error)));
                 });
+            }
+            step @ (Step::UpsertProbes { .. } | Step::RemoveProbes) => {
+                let actions = Arc::clone(&self.actions);
+                let job = move || {
+                    let result = carry_out(&*actions, None, &uid, &step);
+                    report(uid, result);
+                };
+                self.host_jobs.send(Box::new(job)).ok();
             }
             step => {
                 let (actions, status) = (Arc::clone(&self.actions), self.status.clone());
@@ -397,7 +422,7 @@ impl<A: Actions> Hands<A> {
 
     fn set_probe_members(&self, members: Vec<(ambit_zds::PodUid, std::net::IpAddr)>) {
         let actions = Arc::clone(&self.actions);
-        spawn_blocking("probe members", move || {
+        let job = move || {
             let members: Vec<_> = members
                 .into_iter()
                 .map(|(uid, ip)| HostMember {
@@ -408,7 +433,8 @@ impl<A: Actions> Hands<A> {
             if let Err(error) = actions.set_probe_members(&members) {
                 tracing::warn!(error = with_causes(&error), "probes may fail");
             }
-        });
+        };
+        self.host_jobs.send(Box::new(job)).ok();
     }
 
     fn prune_status(&self, keep: std::collections::BTreeSet<ambit_model::PodName>) {

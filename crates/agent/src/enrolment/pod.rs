@@ -190,9 +190,12 @@ impl<N: Clone + PartialEq> Pod<N> {
             });
         }
         if !self.is_captured(goal) {
-            return Next::Step(Step::UpsertProbes {
-                addresses: self.addresses.clone(),
-            });
+            let stale = |old: &Vec<IpAddr>| old.iter().any(|ip| !self.addresses.contains(ip));
+            if self.probes.as_ref().is_some_and(stale) {
+                return Next::Step(Step::RemoveProbes);
+            }
+            let addresses = self.addresses.clone();
+            return Next::Step(Step::UpsertProbes { addresses });
         }
         if self.status != Some(Status::Enabled) {
             return Next::Step(self.write_status(Status::Enabled));

@@ -1,0 +1,311 @@
+//! A node with the real agent, and pods as namespaces.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use ambit_netlab::{Link, Namespace, connect};
+use ambit_netplan::{HostSpec, RedirectionSpec};
+use ambit_sys::redirection;
+
+/// Waits for something that other processes bring about.
+#[track_caller]
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+pub struct Node {
+    pub namespace: Namespace,
+    pub dir: tempfile::TempDir,
+    agent: Option<Child>,
+    args: Vec<String>,
+}
+
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
+    pub ip: String,
+    pub namespace: Namespace,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let namespace = Namespace::new("node", &[]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for sub in ["manifests", "status", "run"] {
+            fs::create_dir(dir.path().join(sub)).unwrap();
+        }
+        Self {
+            namespace,
+            dir,
+            agent: None,
+            args: Vec::new(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn zds_socket(&self) -> PathBuf {
+        self.path("zds.sock")
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start_agent(&mut self, more: &[&str]) {
+        self.args = more.iter().map(|arg| (*arg).to_owned()).collect();
+        let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-agent"));
+        command
+            .args(["--node", "n1", "--discover", "environ"])
+            .args([
+                "--manifests",
+                &text("manifests"),
+                "--manifests",
+                &text("status"),
+            ])
+            .args(["--status-dir", &text("status"), "--run-dir", &text("run")])
+            .args(["--zds-socket", &text("zds.sock")])
+            .args(&self.args)
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(
+                fs::File::options()
+                    .append(true)
+                    .create(true)
+                    .open(self.path("log"))
+                    .unwrap(),
+            );
+        self.agent = Some(self.namespace.spawn(&mut command).unwrap());
+        until("the agent is ready", || {
+            self.http("127.0.0.1:8000", "/readyz").0 == 200
+        });
+    }
+
+    /// kill -9.
+    pub fn kill_agent(&mut self) {
+        let mut agent = self.agent.take().unwrap();
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+
+    pub fn restart_agent(&mut self) {
+        let args = std::mem::take(&mut self.args);
+        self.start_agent(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    /// SIGTERM; returns whether it ended well.
+    pub fn stop_agent(&mut self) -> bool {
+        let mut agent = self.agent.take().unwrap();
+        let pid = rustix::process::Pid::from_child(&agent);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        agent.wait().unwrap().success()
+    }
+
+    /// GET over TCP within the node; status 0 if nobody answers.
+    pub fn http(&self, address: &str, path: &str) -> (u16, String) {
+        let stream = self
+            .namespace
+            .within(|| std::net::TcpStream::connect(address))
+            .unwrap();
+        stream.map_or((0, String::new()), |stream| {
+            exchange(
+                stream,
+                &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
+            )
+        })
+    }
+
+    /// A request to the plugin's socket.
+    pub fn plugin(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let stream = UnixStream::connect(self.path("run/pluginevent.sock")).unwrap();
+        let length = body.len();
+        exchange(
+            stream,
+            &format!(
+                "{method} {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            ),
+        )
+    }
+
+    pub fn cmdadd(&self, pod: &Pod) -> (u16, String) {
+        let body = format!(
+            r#"{{"Netns":"{}","PodName":"{}","PodNamespace":"shop","IPs":[{{"Interface":null,"Address":{{"IP":"{}","Mask":"////AA=="}},"Gateway":""}}]}}"#,
+            pod.namespace.path(),
+            pod.name,
+            pod.ip
+        );
+        self.plugin("POST", "/cmdadd", &body)
+    }
+
+    /// Namespace `shop`, in the mesh or not.
+    pub fn label(&self, ambient: bool) {
+        let labels = if ambient {
+            "{istio.io/dataplane-mode: ambient}"
+        } else {
+            "{}"
+        };
+        let text = format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {labels}}}\n"
+        );
+        self.write("shop.yaml", &text);
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        let temporary = self.path("manifests").join(format!("{name}.tmp"));
+        fs::write(&temporary, text).unwrap();
+        fs::rename(temporary, self.path("manifests").join(name)).unwrap();
+    }
+
+    /// A pod's namespace, wired to the node, and nothing else yet.
+    pub fn wire_pod(&self, name: &str) -> Pod {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
+        // Uids must be this run's own: /proc shows the whole machine.
+        let uid = format!("uid-{}-{number}", std::process::id());
+        let (ip, veth) = (format!("10.7.{number}.2"), format!("veth{number}"));
+        let namespace = Namespace::new(name, &[("AMBIT_POD_UID", &uid)]).unwrap();
+        connect(
+            Link {
+                namespace: &self.namespace,
+                interface: &veth,
+                addresses: &[&format!("10.7.{number}.1/24")],
+            },
+            Link {
+                namespace: &namespace,
+                interface: "eth0",
+                addresses: &[&format!("{ip}/24")],
+            },
+        )
+        .unwrap();
+        Pod {
+            name: name.to_owned(),
+            uid,
+            ip,
+            namespace,
+        }
+    }
+
+    /// Makes the pod known; with its address if it runs.
+    pub fn tell_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
+        let Pod { name, uid, ip, .. } = pod;
+        let labels: String = labels
+            .iter()
+            .map(|(k, v)| format!("    {k}: {v}\n"))
+            .collect();
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("  labels:\n{labels}")
+        };
+        let status = if running {
+            format!("status:\n  phase: Running\n  podIPs: [{{ip: {ip}}}]\n")
+        } else {
+            String::new()
+        };
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: shop\n  uid: {uid}\n\
+             {labels}spec: {{nodeName: n1, serviceAccountName: sa, containers: []}}\n{status}"
+        );
+        self.write(&format!("pod-{name}.yaml"), &text);
+    }
+
+    pub fn running_pod(&self, name: &str) -> Pod {
+        let pod = self.wire_pod(name);
+        self.tell_pod(&pod, true, &BTreeMap::new());
+        pod
+    }
+
+    pub fn forget_pod(&self, pod: &Pod) {
+        fs::remove_file(
+            self.path("manifests")
+                .join(format!("pod-{}.yaml", pod.name)),
+        )
+        .unwrap();
+    }
+
+    /// The annotation that others see, if any.
+    pub fn status(&self, pod: &Pod) -> Option<String> {
+        let text =
+            fs::read_to_string(self.path("status").join(format!("shop.{}.yaml", pod.name))).ok()?;
+        let value = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("ambient.istio.io/redirection: "));
+        value.map(str::to_owned)
+    }
+
+    /// Addresses exempt from capture of probes.
+    pub fn exempt(&self) -> Vec<String> {
+        let members = redirection::host::members(self.namespace.netns(), &HostSpec::default());
+        members
+            .unwrap()
+            .into_iter()
+            .map(|member| member.ip.to_string())
+            .collect()
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().ok();
+            agent.wait().ok();
+        }
+        if std::thread::panicking() {
+            eprintln!(
+                "node: nsenter --net=/proc/{}/ns/net\n{}",
+                self.namespace.pid(),
+                self.log()
+            );
+        }
+    }
+}
+
+impl Pod {
+    /// Redirection stands exactly as planned.
+    pub fn is_redirected(&self) -> bool {
+        redirection::observe(self.namespace.netns(), &RedirectionSpec::default())
+            .unwrap()
+            .is_empty()
+    }
+
+    /// Nothing redirects new connections: what a released pod may still have has no redirect.
+    pub fn rules(&self) -> String {
+        let output = self.namespace.run("nft", ["list", "ruleset"]).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+fn exchange(mut stream: impl std::io::Read + std::io::Write, request: &str) -> (u16, String) {
+    // A server that refuses early may close before it has read everything.
+    stream.write_all(request.as_bytes()).ok();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).ok();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let status = text
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or(0);
+    let body = text
+        .split_once("\r\n\r\n")
+        .map(|(_, body)| body.to_owned())
+        .unwrap_or_default();
+    (status, body)
+}

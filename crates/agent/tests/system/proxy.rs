@@ -1,0 +1,151 @@
+//! A node proxy that opens no sockets: it only says that it does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_sys::{
+    netns::{Netns, NetnsId},
+    seqpacket::SeqPacket,
+};
+use ambit_wire::zds_codec;
+use ambit_zds::{MAX_RECORD, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
+use tokio::sync::oneshot;
+
+/// What the proxy has been told, seen from outside.
+#[derive(Default)]
+pub struct Told {
+    /// Pods it would serve now.
+    pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
+    /// Starts of these pods fail.
+    pub failing: BTreeSet<String>,
+    /// Snapshots received whole.
+    pub snapshots: usize,
+}
+
+/// A running proxy; it ends when dropped.
+pub struct Proxy {
+    pub told: Arc<Mutex<Told>>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Proxy {
+    pub fn start(socket: PathBuf) -> Self {
+        let told = Arc::new(Mutex::new(Told::default()));
+        let (stop, stopped) = oneshot::channel();
+        let shared = Arc::clone(&told);
+        let thread = thread::spawn(move || {
+            let runtime = ambit_rt::current_thread().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    () = run(socket, shared) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self {
+            told,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    pub fn serves(&self, uid: &str) -> Option<NetnsId> {
+        self.told
+            .lock()
+            .unwrap()
+            .serves
+            .get(uid)
+            .map(|(netns, _)| *netns)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+async fn run(socket: PathBuf, told: Arc<Mutex<Told>>) {
+    let mut side = ProxySide::new();
+    loop {
+        if let Ok(connection) = SeqPacket::connect(&socket).await {
+            side.on_event(ProxyEvent::Connected, Instant::now());
+            if connection
+                .send(&zds_codec::encode_hello(), None)
+                .await
+                .is_ok()
+            {
+                talk(&connection, &mut side, &told).await;
+            }
+            side.on_event(ProxyEvent::Disconnected, Instant::now());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<Told>) {
+    let mut buffer = [0; MAX_RECORD];
+    loop {
+        let Ok(received) = connection.recv(&mut buffer).await else {
+            return;
+        };
+        if received.len == 0 {
+            return;
+        }
+        let request = zds_codec::decode_request(&buffer[..received.len]).unwrap();
+        let end_of_snapshot = matches!(request, ambit_zds::Request::SnapshotSent);
+        let netns = received.fd.map(|fd| Netns::from_fd(fd).unwrap());
+        let mut todo = VecDeque::from([ProxyEvent::Request(request, netns)]);
+        while let Some(event) = todo.pop_front() {
+            for effect in side.on_event(event, Instant::now()) {
+                let mut told = told.lock().unwrap();
+                match effect {
+                    ProxyEffect::Start {
+                        uid,
+                        generation,
+                        info,
+                        netns,
+                    } => {
+                        todo.push_back(if told.failing.contains(&*uid) {
+                            let error = "scripted".to_owned();
+                            ProxyEvent::StartFailed {
+                                uid,
+                                generation,
+                                error,
+                            }
+                        } else {
+                            told.serves.insert(uid.to_string(), (netns.id(), info));
+                            ProxyEvent::Started { uid, generation }
+                        });
+                    }
+                    ProxyEffect::Update { uid, info, .. } => {
+                        if let Some(pod) = told.serves.get_mut(&*uid) {
+                            pod.1 = info;
+                        }
+                    }
+                    ProxyEffect::Stop { uid, .. } => drop(told.serves.remove(&*uid)),
+                    ProxyEffect::Reply(ack) => {
+                        drop(told);
+                        connection
+                            .send(&zds_codec::encode_ack(&ack), None)
+                            .await
+                            .unwrap();
+                    }
+                    ProxyEffect::Disconnect => panic!("the agent broke the contract"),
+                }
+            }
+        }
+        if end_of_snapshot {
+            told.lock().unwrap().snapshots += 1;
+        }
+    }
+}

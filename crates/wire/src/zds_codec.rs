@@ -48,19 +48,34 @@ pub fn decode_request(record: &[u8]) -> Result<Request, ZdsDecodeError> {
     const WHAT: &str = "request";
     let message = zds::WorkloadRequest::decode(record)
         .map_err(|source| ZdsDecodeError::Protobuf { what: WHAT, source })?;
-    match message.payload.ok_or(ZdsDecodeError::Empty { what: WHAT })? {
+    match message
+        .payload
+        .ok_or(ZdsDecodeError::Empty { what: WHAT })?
+    {
         workload_request::Payload::Add(add) => {
-            let info = add.workload_info.map(|info| decode_info(&add.uid, info)).transpose()?;
-            Ok(Request::Add { uid: uid(add.uid)?, info })
+            let info = add
+                .workload_info
+                .map(|info| decode_info(&add.uid, info))
+                .transpose()?;
+            Ok(Request::Add {
+                uid: uid(add.uid)?,
+                info,
+            })
         }
         workload_request::Payload::Del(del) => Ok(Request::Del { uid: uid(del.uid)? }),
-        workload_request::Payload::Keep(keep) => Ok(Request::Keep { uid: uid(keep.uid)? }),
+        workload_request::Payload::Keep(keep) => Ok(Request::Keep {
+            uid: uid(keep.uid)?,
+        }),
         workload_request::Payload::SnapshotSent(_) => Ok(Request::SnapshotSent),
     }
 }
 
 fn uid(text: String) -> Result<ArcStr, ZdsDecodeError> {
-    if text.is_empty() { Err(ZdsDecodeError::NoUid) } else { Ok(text.into()) }
+    if text.is_empty() {
+        Err(ZdsDecodeError::NoUid)
+    } else {
+        Ok(text.into())
+    }
 }
 
 fn decode_info(uid: &str, info: zds::WorkloadInfo) -> Result<WorkloadInfo, ZdsDecodeError> {
@@ -68,8 +83,10 @@ fn decode_info(uid: &str, info: zds::WorkloadInfo) -> Result<WorkloadInfo, ZdsDe
         .addresses
         .iter()
         .map(|bytes| {
-            decode_address(bytes)
-                .ok_or_else(|| ZdsDecodeError::Address { uid: uid.to_owned(), len: bytes.len() })
+            decode_address(bytes).ok_or_else(|| ZdsDecodeError::Address {
+                uid: uid.to_owned(),
+                len: bytes.len(),
+            })
         })
         .collect::<Result<_, _>>()?;
     let pod = PodName {
@@ -84,7 +101,9 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(IpAddr::from(v4));
     }
-    <[u8; 16]>::try_from(bytes).ok().map(|v6| IpAddr::from(v6).to_canonical())
+    <[u8; 16]>::try_from(bytes)
+        .ok()
+        .map(|v6| IpAddr::from(v6).to_canonical())
 }
 
 /// Writes a request to the proxy.
@@ -97,22 +116,28 @@ pub fn encode_request(request: &Request) -> Vec<u8> {
             uid: uid.to_string(),
             workload_info: info.as_ref().map(encode_info),
         }),
-        Request::Del { uid } => {
-            workload_request::Payload::Del(zds::DelWorkload { uid: uid.to_string() })
-        }
-        Request::Keep { uid } => {
-            workload_request::Payload::Keep(zds::KeepWorkload { uid: uid.to_string() })
-        }
+        Request::Del { uid } => workload_request::Payload::Del(zds::DelWorkload {
+            uid: uid.to_string(),
+        }),
+        Request::Keep { uid } => workload_request::Payload::Keep(zds::KeepWorkload {
+            uid: uid.to_string(),
+        }),
         Request::SnapshotSent => workload_request::Payload::SnapshotSent(zds::SnapshotSent {}),
     };
-    let mut message = zds::WorkloadRequest { payload: Some(payload) };
+    let mut message = zds::WorkloadRequest {
+        payload: Some(payload),
+    };
     while message.encoded_len() > MAX_RECORD && drop_address(&mut message) {}
     message.encode_to_vec()
 }
 
 fn drop_address(message: &mut zds::WorkloadRequest) -> bool {
-    let Some(workload_request::Payload::Add(add)) = &mut message.payload else { return false };
-    add.workload_info.as_mut().is_some_and(|info| info.addresses.pop().is_some())
+    let Some(workload_request::Payload::Add(add)) = &mut message.payload else {
+        return false;
+    };
+    add.workload_info
+        .as_mut()
+        .is_some_and(|info| info.addresses.pop().is_some())
 }
 
 fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
@@ -139,9 +164,14 @@ pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     const WHAT: &str = "answer";
     let message = zds::WorkloadResponse::decode(record)
         .map_err(|source| ZdsDecodeError::Protobuf { what: WHAT, source })?;
-    let workload_response::Payload::Ack(ack) =
-        message.payload.ok_or(ZdsDecodeError::Empty { what: WHAT })?;
-    Ok(if ack.error.is_empty() { Ok(()) } else { Err(ack.error) })
+    let workload_response::Payload::Ack(ack) = message
+        .payload
+        .ok_or(ZdsDecodeError::Empty { what: WHAT })?;
+    Ok(if ack.error.is_empty() {
+        Ok(())
+    } else {
+        Err(ack.error)
+    })
 }
 
 /// Writes an answer to the agent; a long error text is cut to fit a record.
@@ -158,7 +188,10 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
 
 /// Writes a proxy's hello: this is version 1 of the contract.
 pub fn encode_hello() -> Vec<u8> {
-    zds::ZdsHello { version: zds::Version::V1.into() }.encode_to_vec()
+    zds::ZdsHello {
+        version: zds::Version::V1.into(),
+    }
+    .encode_to_vec()
 }
 
 /// Reads a proxy's hello: the version's number, known or not.
@@ -168,7 +201,10 @@ pub fn encode_hello() -> Vec<u8> {
 pub fn decode_hello(record: &[u8]) -> Result<i32, ZdsDecodeError> {
     zds::ZdsHello::decode(record)
         .map(|hello| hello.version)
-        .map_err(|source| ZdsDecodeError::Protobuf { what: "hello", source })
+        .map_err(|source| ZdsDecodeError::Protobuf {
+            what: "hello",
+            source,
+        })
 }
 
 #[cfg(test)]
@@ -188,11 +224,23 @@ mod tests {
 
     #[test]
     fn the_bytes_on_the_wire_are_those_of_the_contract() {
-        let add = Request::Add { uid: "u".into(), info: Some(info(vec![])) };
-        assert_eq!(encode_request(&add), b"\x0a\x1a\x0a\x01u\x12\x15\x0a\x06client\x12\x07default\x1a\x02sa");
-        assert_eq!(encode_request(&Request::Del { uid: "u".into() }), b"\x12\x03\x12\x01u");
+        let add = Request::Add {
+            uid: "u".into(),
+            info: Some(info(vec![])),
+        };
+        assert_eq!(
+            encode_request(&add),
+            b"\x0a\x1a\x0a\x01u\x12\x15\x0a\x06client\x12\x07default\x1a\x02sa"
+        );
+        assert_eq!(
+            encode_request(&Request::Del { uid: "u".into() }),
+            b"\x12\x03\x12\x01u"
+        );
         assert_eq!(encode_request(&Request::SnapshotSent), b"\x1a\x00");
-        assert_eq!(encode_request(&Request::Keep { uid: "u".into() }), b"\x2a\x03\x0a\x01u");
+        assert_eq!(
+            encode_request(&Request::Keep { uid: "u".into() }),
+            b"\x2a\x03\x0a\x01u"
+        );
         assert_eq!(encode_ack(&Ok(())), b"\x0a\x00");
         assert_eq!(encode_ack(&Err("no".into())), b"\x0a\x04\x0a\x02no");
         assert_eq!(encode_hello(), b"\x08\x01");
@@ -200,30 +248,52 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_apart() {
-        assert!(matches!(decode_request(b""), Err(ZdsDecodeError::Empty { .. })));
-        assert!(matches!(decode_request(b"\xff"), Err(ZdsDecodeError::Protobuf { .. })));
-        assert!(matches!(decode_request(b"\x12\x00"), Err(ZdsDecodeError::NoUid)));
+        assert!(matches!(
+            decode_request(b""),
+            Err(ZdsDecodeError::Empty { .. })
+        ));
+        assert!(matches!(
+            decode_request(b"\xff"),
+            Err(ZdsDecodeError::Protobuf { .. })
+        ));
+        assert!(matches!(
+            decode_request(b"\x12\x00"),
+            Err(ZdsDecodeError::NoUid)
+        ));
         assert_eq!(
             decode_request(b"\x0a\x03\x0a\x01u").unwrap(),
-            Request::Add { uid: "u".into(), info: None }
+            Request::Add {
+                uid: "u".into(),
+                info: None
+            }
         );
         assert!(matches!(decode_ack(b""), Err(ZdsDecodeError::Empty { .. })));
         // Three bytes are no address.
         let bad = b"\x0a\x0d\x0a\x01u\x12\x08\xca\x3e\x03abc\x0a\x00";
-        assert!(matches!(decode_request(bad), Err(ZdsDecodeError::Address { len: 3, .. })));
+        assert!(matches!(
+            decode_request(bad),
+            Err(ZdsDecodeError::Address { len: 3, .. })
+        ));
     }
 
     #[test]
     fn a_record_never_outgrows_what_the_peer_reads() {
         let addresses = (0..200u8).map(|n| IpAddr::from([n; 16])).collect();
-        let record = encode_request(&Request::Add { uid: "u".into(), info: Some(info(addresses)) });
+        let record = encode_request(&Request::Add {
+            uid: "u".into(),
+            info: Some(info(addresses)),
+        });
         assert!(record.len() <= MAX_RECORD);
         assert!(matches!(
             decode_request(&record),
             Ok(Request::Add { info: Some(info), .. }) if info.addresses.len() > 20
         ));
         assert!(encode_ack(&Err("x".repeat(5000))).len() <= MAX_RECORD);
-        assert!(decode_ack(&encode_ack(&Err(String::new()))).unwrap().is_err());
+        assert!(
+            decode_ack(&encode_ack(&Err(String::new())))
+                .unwrap()
+                .is_err()
+        );
     }
 
     proptest! {

@@ -1,4 +1,10 @@
 //! The whole control plane over real TLS and gRPC on loopback.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
 
 use std::{
     collections::HashMap,

@@ -256,12 +256,15 @@ impl Index {
             Kind::Pod => objects
                 .pods
                 .get(&key.name)
-                .and_then(|pod| self.from_pod(objects, pod))
+                .and_then(|pod| self.workload_of_pod(objects, pod))
                 .into_iter()
                 .collect(),
-            Kind::WorkloadEntry => self.from_workload_entry(objects, key).into_iter().collect(),
-            Kind::ServiceEntry => self.from_service_entry(objects, key),
-            Kind::EndpointSlice => self.from_slice(objects, key),
+            Kind::WorkloadEntry => self
+                .workload_of_workload_entry(objects, key)
+                .into_iter()
+                .collect(),
+            Kind::ServiceEntry => self.workloads_of_service_entry(objects, key),
+            Kind::EndpointSlice => self.workloads_of_slice(objects, key),
             _ => Vec::new(),
         }
     }
@@ -282,7 +285,7 @@ impl Index {
         arcstr::format!("{}/{rest}", self.config.cluster_id)
     }
 
-    fn from_pod(&self, objects: &Objects, pod: &PodInput) -> Option<Workload> {
+    fn workload_of_pod(&self, objects: &Objects, pod: &PodInput) -> Option<Workload> {
         if !pod.is_published() {
             return None;
         }
@@ -368,7 +371,7 @@ impl Index {
         services
     }
 
-    fn from_workload_entry(&self, objects: &Objects, key: &ObjectKey) -> Option<Workload> {
+    fn workload_of_workload_entry(&self, objects: &Objects, key: &ObjectKey) -> Option<Workload> {
         let input = objects.workload_entries.get(&key.name)?;
         let entry = &input.entry;
         let mut services = Endpoints::new();
@@ -399,10 +402,10 @@ impl Index {
             "networking.istio.io/WorkloadEntry/{}/{}",
             key.namespace, key.name
         ));
-        Some(self.from_entry(objects, &input.namespace, &input.name, uid, entry, services))
+        Some(self.workload_of_entry(objects, &input.namespace, &input.name, uid, entry, services))
     }
 
-    fn from_service_entry(&self, objects: &Objects, key: &ObjectKey) -> Vec<Workload> {
+    fn workloads_of_service_entry(&self, objects: &Objects, key: &ObjectKey) -> Vec<Workload> {
         let Some(entry) = objects.service_entries.get(&key.name) else {
             return Vec::new();
         };
@@ -444,7 +447,7 @@ impl Index {
                     .iter()
                     .map(|host| (name(host), entry.targets(&endpoint.ports)))
                     .collect();
-                self.from_entry(
+                self.workload_of_entry(
                     objects,
                     &key.namespace,
                     &key.name,
@@ -456,7 +459,7 @@ impl Index {
             .collect()
     }
 
-    fn from_entry(
+    fn workload_of_entry(
         &self,
         objects: &Objects,
         namespace: &ArcStr,
@@ -504,7 +507,7 @@ impl Index {
         }
     }
 
-    fn from_slice(&self, objects: &Objects, key: &ObjectKey) -> Vec<Workload> {
+    fn workloads_of_slice(&self, objects: &Objects, key: &ObjectKey) -> Vec<Workload> {
         let Some(slice) = objects.slices.get(&key.name) else {
             return Vec::new();
         };

@@ -225,7 +225,7 @@ fn trust_domains_are_not_ignored() {
     assert_eq!(
         one,
         [vec![vec![Match {
-            principals: domains.clone(),
+            principals: domains,
             ..Match::default()
         }]]]
     );

@@ -109,10 +109,9 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let (drain, watcher) = drain::channel();
     serve_admin(&args, registry, readiness, &watcher).await?;
 
-    let status = args
-        .status_dir
-        .as_ref()
-        .map(StatusDir::open)
+    let status_dir = args.status_dir.as_ref();
+    let status = status_dir
+        .map(|dir| StatusDir::open(dir, &args.node))
         .transpose()?
         .map(Arc::new);
     let (zds, server) = zds::bind(&args.zds_socket).map_err(|source| RunError::Socket {

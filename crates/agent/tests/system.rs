@@ -50,7 +50,7 @@ fn a_running_pod_is_captured_and_released_as_its_namespace_is_labelled_and_not()
         info.addresses,
         [pod.ip.parse::<std::net::IpAddr>().unwrap()]
     );
-    assert_eq!(node.exempt(), [pod.ip.clone()]);
+    assert_eq!(node.exempt(), std::slice::from_ref(&pod.ip));
     assert_eq!((other.rules(), node.status(&other)), (String::new(), None));
 
     node.label(false);
@@ -86,7 +86,7 @@ fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
     assert_eq!(node.cmdadd(&pod), (200, String::new()));
     assert!(pod.is_redirected());
     assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
-    assert_eq!(node.exempt(), [pod.ip.clone()]);
+    assert_eq!(node.exempt(), std::slice::from_ref(&pod.ip));
     let (_, metrics) = node.http("127.0.0.1:15014", "/metrics");
     for line in [
         "istio_cni_plugin_requests_total{response_code=\"200\"} 1",
@@ -120,7 +120,7 @@ fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
         proxy.serves(&first.uid),
         Some(second.namespace.netns().id())
     );
-    assert_eq!(node.exempt(), [second.ip.clone()]);
+    assert_eq!(node.exempt(), std::slice::from_ref(&second.ip));
 }
 
 #[test]
@@ -208,7 +208,9 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
     pod.namespace.run("nft", ["flush", "ruleset"]).unwrap();
     node.namespace.run("nft", ["flush", "ruleset"]).unwrap();
     until("rules mended", || pod.is_redirected());
-    until("probes exempt again", || node.exempt() == [pod.ip.clone()]);
+    until("probes exempt again", || {
+        node.exempt() == std::slice::from_ref(&pod.ip)
+    });
     until("it is told", || node.log().contains("drifted"));
 }
 

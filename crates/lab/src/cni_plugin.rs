@@ -68,7 +68,10 @@ pub fn run_plugin() -> ExitCode {
                 text = format!("{text}: {error}");
                 source = error.source();
             }
-            println!("{}", json!({"cniVersion": "1.0.0", "code": 999, "msg": text}));
+            println!(
+                "{}",
+                json!({"cniVersion": "1.0.0", "code": 999, "msg": text})
+            );
             ExitCode::FAILURE
         }
     }
@@ -78,7 +81,9 @@ fn execute() -> Result<Option<Value>, PluginError> {
     let command = variable("CNI_COMMAND")?;
     if command == "VERSION" {
         let versions = ["0.4.0", "1.0.0", "1.1.0"];
-        return Ok(Some(json!({"cniVersion": "1.1.0", "supportedVersions": versions})));
+        return Ok(Some(
+            json!({"cniVersion": "1.1.0", "supportedVersions": versions}),
+        ));
     }
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
@@ -118,9 +123,9 @@ async fn add(config: &Config) -> Result<Value, PluginError> {
     };
     let ips: Vec<_> = addresses
         .iter()
-        .map(|(ip, gateway)| {
-            json!({"address": host_route(*ip), "gateway": gateway, "interface": 2})
-        })
+        .map(
+            |(ip, gateway)| json!({"address": host_route(*ip), "gateway": gateway, "interface": 2}),
+        )
         .collect();
     let routes: Vec<_> = addresses
         .iter()
@@ -149,11 +154,13 @@ async fn wire(
     node.veth(veth, pod, interface).await?;
     node.attach(veth, &config.bridge).await?;
     node.up(veth).await?;
-    pod.up("lo").await?;
     // A node that forwards back out of the same bridge may say "go there directly"; a pod that
     // listened would bypass the translation of service addresses.
     for family in ["ipv4", "ipv6"] {
-        let _no_such_family = pod.sysctl(&format!("net.{family}.conf.{interface}.accept_redirects"), "0");
+        let _no_such_family = pod.sysctl(
+            &format!("net.{family}.conf.{interface}.accept_redirects"),
+            "0",
+        );
         let _no_such_family = pod.sysctl(&format!("net.{family}.conf.all.accept_redirects"), "0");
     }
     pod.up(interface).await?;
@@ -161,8 +168,10 @@ async fn wire(
     for gateway in &config.gateways {
         let ip = leases.take(*gateway, container)?;
         pod.address(interface, host_route(ip)).await?;
-        pod.route(host_route(gateway.addr()), None, interface).await?;
-        pod.route(default_route(ip), Some(gateway.addr()), interface).await?;
+        pod.route(host_route(gateway.addr()), None, interface)
+            .await?;
+        pod.route(default_route(ip), Some(gateway.addr()), interface)
+            .await?;
         addresses.push((ip, gateway.addr()));
     }
     Ok(addresses)
@@ -194,7 +203,14 @@ async fn delete(config: &Config) -> Result<(), PluginError> {
 
 /// At most 15 bytes, unlike for unlike sandboxes.
 fn veth_name(container: &str) -> String {
-    format!("veth{}", container.chars().filter(char::is_ascii_alphanumeric).take(10).collect::<String>())
+    format!(
+        "veth{}",
+        container
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .take(10)
+            .collect::<String>()
+    )
 }
 
 /// Addresses taken, one file each, under a lock. An address is not given again before all others of
@@ -207,21 +223,36 @@ struct Leases {
 impl Leases {
     fn open(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(dir.join("lock"))?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(dir.join("lock"))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        Ok(Self { dir: dir.to_owned(), _lock: lock })
+        Ok(Self {
+            dir: dir.to_owned(),
+            _lock: lock,
+        })
     }
 
     fn take(&self, gateway: IpNet, container: &str) -> Result<IpAddr, PluginError> {
         let family = if gateway.addr().is_ipv4() { "4" } else { "6" };
         let last_file = self.dir.join(format!("last{family}"));
-        let last = fs::read_to_string(&last_file).ok().and_then(|text| text.parse().ok());
+        let last = fs::read_to_string(&last_file)
+            .ok()
+            .and_then(|text| text.parse().ok());
         // 250 pods a node are enough, also where the network has 2^64 addresses.
         let hosts: Vec<_> = gateway.hosts().skip(1).take(250).collect();
-        let start = hosts.iter().position(|ip| Some(*ip) == last).map_or(0, |index| index + 1);
+        let start = hosts
+            .iter()
+            .position(|ip| Some(*ip) == last)
+            .map_or(0, |index| index + 1);
         let turn = hosts.iter().cycle().skip(start).take(hosts.len());
         for ip in turn.filter(|ip| **ip != gateway.addr()) {
-            let file = File::options().write(true).create_new(true).open(self.dir.join(ip.to_string()));
+            let file = File::options()
+                .write(true)
+                .create_new(true)
+                .open(self.dir.join(ip.to_string()));
             match file {
                 Ok(mut file) => {
                     io::Write::write_all(&mut file, container.as_bytes())?;
@@ -238,7 +269,10 @@ impl Leases {
     fn release(&self, container: &str) -> io::Result<()> {
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
-            let is_lease = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<IpAddr>().is_ok());
+            let is_lease = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| name.parse::<IpAddr>().is_ok());
             if is_lease && fs::read(&path)? == container.as_bytes() {
                 fs::remove_file(&path)?;
             }

@@ -45,7 +45,7 @@ pub(crate) struct Runner {
 #[derive(Debug, thiserror::Error)]
 enum SandboxError {
     #[error("cannot make the pod's network namespace")]
-    Netns(#[source] io::Error),
+    Netns(#[from] ambit_netlab::HostError),
     #[error("{0}")]
     Cni(#[from] CniError),
     #[error("cannot prepare the pod's files")]
@@ -71,12 +71,20 @@ impl Runner {
         // The agent's word on this pod says nothing about the next of that name.
         let _there_is_none = fs::remove_file(self.board.layout.status().join(annotations));
         let _there_is_none = fs::remove_dir_all(self.board.layout.pod(&self.plan.uid));
-        let _supervisor_is_gone = self.events.send(Event::Gone { uid: self.plan.uid.clone() }).await;
+        let _supervisor_is_gone = self
+            .events
+            .send(Event::Gone {
+                uid: self.plan.uid.clone(),
+            })
+            .await;
     }
 
     async fn observe(&self, observed: &Observed) {
         self.board.pod_observed(&self.plan.uid, observed);
-        let event = Event::Observed { uid: self.plan.uid.clone(), observed: observed.clone() };
+        let event = Event::Observed {
+            uid: self.plan.uid.clone(),
+            observed: observed.clone(),
+        };
         let _supervisor_is_gone = self.events.send(event).await;
     }
 
@@ -95,7 +103,11 @@ impl Runner {
                 }
                 Err(error) => {
                     let message = describe(&error);
-                    tracing::warn!(pod = self.plan.full_name(), message, "no sandbox; trying again");
+                    tracing::warn!(
+                        pod = self.plan.full_name(),
+                        message,
+                        "no sandbox; trying again"
+                    );
                     if observed.message.as_ref() != Some(&message) {
                         observed.message = Some(message);
                         self.observe(observed).await;
@@ -125,19 +137,25 @@ impl Runner {
             ips,
         };
         let holder = place.hold().map_err(SandboxError::Files)?;
-        self.board.pod_network(&self.plan.uid, Some(place.netns.clone()));
+        self.board
+            .pod_network(&self.plan.uid, Some(place.netns.clone()));
         Ok((place, sandbox, holder))
     }
 
     async fn wire(&self) -> Result<(Netns, Vec<std::net::IpAddr>, Sandbox), SandboxError> {
-        let netns = ambit_netlab::new_netns().map_err(SandboxError::Netns)?;
+        // With its loopback up, as container runtimes make it: primary plugins rely on that.
+        let host = ambit_netlab::Host::new(self.plan.name()).await?;
+        let netns = host.netns().clone();
         let sandbox = Sandbox {
             id: sandbox_id(),
             // A descriptor of this process: the namespace is mounted nowhere, so it goes with us.
             netns: format!("/proc/{}/fd/{}", own_pid(), netns.as_fd().as_raw_fd()),
         };
         // Should the caller give up in the middle, the sandbox must go too.
-        let mut undo = UndoSandbox { runner: self.clone(), sandbox: Some((sandbox.clone(), netns.clone())) };
+        let mut undo = UndoSandbox {
+            runner: self.clone(),
+            sandbox: Some((sandbox.clone(), netns.clone())),
+        };
         match self.plugins.add(&self.node, &self.plan, &sandbox).await {
             Ok(ips) => {
                 undo.sandbox = None;
@@ -154,12 +172,18 @@ impl Runner {
     fn write_etc(&self, ips: &[std::net::IpAddr]) -> io::Result<()> {
         let dir = self.board.layout.pod(&self.plan.uid);
         fs::create_dir_all(&dir)?;
-        fs::write(dir.join("resolv.conf"), resolv_conf(&self.node.ips, self.plan.namespace()))?;
+        fs::write(
+            dir.join("resolv.conf"),
+            resolv_conf(&self.node.ips, self.plan.namespace()),
+        )?;
         let mut hosts = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
         for ip in ips {
             hosts.push_str(&format!("{ip} {}\n", self.plan.hostname()));
         }
-        let aliases = self.plan.spec().and_then(|spec| spec.host_aliases.as_deref());
+        let aliases = self
+            .plan
+            .spec()
+            .and_then(|spec| spec.host_aliases.as_deref());
         for alias in aliases.unwrap_or_default() {
             let names = alias.hostnames.as_deref().unwrap_or_default().join(" ");
             hosts.push_str(&format!("{} {names}\n", alias.ip));
@@ -177,15 +201,32 @@ impl Runner {
     ) {
         let spec = self.plan.spec();
         let restart = Restart::of(&self.plan);
-        let all: Vec<_> = self.plan.containers().iter().map(|c| ContainerObserved::new(&c.name)).collect();
+        let all: Vec<_> = self
+            .plan
+            .containers()
+            .iter()
+            .map(|c| ContainerObserved::new(&c.name))
+            .collect();
         observed.containers = all;
         self.observe(observed).await;
         let (reports, mut reported) = mpsc::channel(16);
-        let init = spec.and_then(|spec| spec.init_containers.clone()).unwrap_or_default();
+        let init = spec
+            .and_then(|spec| spec.init_containers.clone())
+            .unwrap_or_default();
         for container in init {
-            let again = if restart == Restart::Never { restart } else { Restart::OnFailure };
+            let again = if restart == Restart::Never {
+                restart
+            } else {
+                Restart::OnFailure
+            };
             let name = container.name.clone();
-            let run = containers::run(place.clone(), container, again, stop.clone(), reports.clone());
+            let run = containers::run(
+                place.clone(),
+                container,
+                again,
+                stop.clone(),
+                reports.clone(),
+            );
             let mut last = None;
             tokio::pin!(run);
             loop {
@@ -209,7 +250,13 @@ impl Runner {
         }
         observed.phase = Phase::Running;
         for container in self.plan.containers().iter().cloned() {
-            let run = containers::run(place.clone(), container, restart, stop.clone(), reports.clone());
+            let run = containers::run(
+                place.clone(),
+                container,
+                restart,
+                stop.clone(),
+                reports.clone(),
+            );
             drop(ambit_rt::spawn("container", run));
         }
         drop(reports);
@@ -247,7 +294,10 @@ impl Drop for UndoSandbox {
         if let Some((sandbox, netns)) = self.sandbox.take() {
             let runner = self.runner.clone();
             drop(ambit_rt::spawn("undo sandbox", async move {
-                runner.plugins.delete(&runner.node, &runner.plan, &sandbox).await;
+                runner
+                    .plugins
+                    .delete(&runner.node, &runner.plan, &sandbox)
+                    .await;
                 drop(netns);
             }));
         }
@@ -271,19 +321,34 @@ fn sandbox_id() -> String {
 /// This process as /proc numbers it, which may show another process namespace's view.
 fn own_pid() -> String {
     let link = fs::read_link("/proc/self").ok();
-    let name = link.as_deref().and_then(Path::to_str).map(ToOwned::to_owned);
+    let name = link
+        .as_deref()
+        .and_then(Path::to_str)
+        .map(ToOwned::to_owned);
     name.unwrap_or_else(|| std::process::id().to_string())
 }
 
 /// Kills whatever still runs in a pod's name: children that left their process group, too.
 fn kill_by_uid(uid: &str) {
     let wanted = format!("{POD_UID}={uid}");
-    let Ok(entries) = fs::read_dir("/proc") else { return };
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return;
+    };
     for entry in entries.filter_map(Result::ok) {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
-        let Ok(environ) = fs::read(entry.path().join("environ")) else { continue };
-        if environ.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes()) {
+        let pid = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else {
+            continue;
+        };
+        let Ok(environ) = fs::read(entry.path().join("environ")) else {
+            continue;
+        };
+        if environ
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == wanted.as_bytes())
+        {
             let _it_is_gone = rustix::process::kill_process(pid, Signal::KILL);
         }
     }

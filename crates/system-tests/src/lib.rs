@@ -192,6 +192,28 @@ impl Mesh {
         self.client.capture(markers).expect("a packet socket in the lab")
     }
 
+    /// Kills a process of the mesh (SIGKILL), once it runs.
+    pub fn kill(&self, name: &str, node: Option<&str>) {
+        self.until(&format!("{name} of {node:?} runs"), |status| {
+            status
+                .daemons
+                .iter()
+                .any(|d| d.name == name && d.node.as_deref() == node && d.pid.is_some())
+        });
+        self.client.kill(name, node).expect("a running process can be killed");
+    }
+
+    /// Waits until what pods newly say to each other is only TLS: capture is in force at once, but
+    /// every client's proxy must also have heard that the other end takes HBONE.
+    pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
+        until(&format!("new connections from {from} to {address} are HBONE"), || {
+            let wire = self.watch(&[]);
+            let answered = self.dial(from, address).is_ok_and(|mut echo| echo.say("probe").is_ok());
+            let reports = wire.finish().reports();
+            answered && !reports.iter().any(|report| report.server == address)
+        });
+    }
+
     /// The node proxies' access log, all nodes.
     pub fn access_log(&self) -> String {
         let log = LogSource::Daemon { name: "proxy".into(), node: None };

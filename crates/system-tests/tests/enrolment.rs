@@ -58,6 +58,7 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
     mesh.until_captured("shop/server", true);
     before.say("still the same connection").unwrap();
 
+    mesh.until_only_tls("shop/client", echo);
     let wire = mesh.watch(&["inside the mesh"]);
     let mut inside = mesh.dial("shop/client", echo).unwrap();
     inside.say("inside the mesh").unwrap();
@@ -78,6 +79,7 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/client", true);
     mesh.until_captured("shop/server", true);
+    mesh.until_only_tls("shop/client", echo);
     let wire = mesh.watch(&["again"]);
     mesh.dial("shop/client", echo).unwrap().say("again").unwrap();
     assert_only_tls(&wire.finish(), &[client, server]);
@@ -129,10 +131,10 @@ spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: non
     let mesh = Mesh::up(&manifests);
     let with = rules(&mesh);
     let added: Vec<_> = with.iter().filter(|table| !without.contains(table)).collect();
-    assert_eq!(added, ["table inet ambit-host"], "{with:?} against {without:?}");
+    assert_eq!(added, ["table inet ambit-probes"], "{with:?} against {without:?}");
     let table = mesh
         .client()
-        .output("legacy/on-the-node", &["nft", "list", "table", "inet", "ambit-host"])
+        .output("legacy/on-the-node", &["nft", "list", "table", "inet", "ambit-probes"])
         .unwrap()
         .stdout;
     let verdicts = table.lines().filter(|line| line.contains("snat")).count();
@@ -155,7 +157,8 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         let mesh = Mesh::up_with(&manifests, Options { primary_cni, nodes: 1, ..options() });
         let url = format!("http://{}:8080/", mesh.ip("shop/server"));
         let source = mesh.ip("shop/client").to_string();
-        assert!(mesh.get("shop/client", &url).ok().contains(&source), "{primary_cni:?}");
+        let answer = mesh.get("shop/client", &url);
+        assert!(answer.body.contains(&source), "{primary_cni:?}: {answer:?}");
         let log = mesh.access_log();
         assert!(log.contains("spiffe://cluster.local/ns/shop/sa/client"), "{primary_cni:?}: {log}");
         if primary_cni == PrimaryCni::Ptp {
@@ -167,10 +170,10 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
 /// What a NetworkPolicy engine does: it drops by pod address in the node's forward path.
 fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     let client = mesh.ip("shop/client");
-    let rule = format!("add rule inet policy forward ip saddr {client} drop");
+    let rule = format!("add rule inet netpol forward ip saddr {client} drop");
     for command in [
-        "add table inet policy",
-        "add chain inet policy forward { type filter hook forward priority 0; }",
+        "add table inet netpol",
+        "add chain inet netpol forward { type filter hook forward priority 0; }",
         &rule,
     ] {
         let output = mesh.client().output("legacy/on-the-node", &["nft", command]).unwrap();
@@ -180,7 +183,7 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     mesh.get("shop/client", url).refused();
     let output = mesh
         .client()
-        .output("legacy/on-the-node", &["nft", "delete table inet policy"])
+        .output("legacy/on-the-node", &["nft", "delete table inet netpol"])
         .unwrap();
     assert_eq!(output.code, 0, "{output:?}");
     mesh.until_get("shop/client", url, true);

@@ -25,13 +25,13 @@ fn whoever_is_killed_nothing_escapes_and_all_pods_work_again_untouched() {
     let wire = mesh.watch(&["plain-marker"]);
     assert!(works(&mesh));
     for (name, node) in VICTIMS {
-        mesh.client().kill(name, node).unwrap();
+        mesh.kill(name, node);
         // Calls go on all the while: each either fails or is encrypted.
         until(&format!("calls work after {name} was killed on {node:?}"), || works(&mesh));
     }
     // Both of a node at once.
-    mesh.client().kill("agent", Some("node-2")).unwrap();
-    mesh.client().kill("proxy", Some("node-2")).unwrap();
+    mesh.kill("agent", Some("node-2"));
+    mesh.kill("proxy", Some("node-2"));
     until("calls work after agent and proxy were killed", || works(&mesh));
     assert_only_tls(&wire.finish(), &captured);
     let after = mesh.client().status().unwrap().pods;
@@ -49,7 +49,7 @@ fn connections_do_not_need_agent_or_control_plane() {
     let mut echo = mesh.dial("shop/client", SocketAddr::new(server, 9000)).unwrap();
     echo.say("hello").unwrap();
     for (name, node) in [("agent", Some("node-1")), ("agent", Some("node-2")), ("control", None)] {
-        mesh.client().kill(name, node).unwrap();
+        mesh.kill(name, node);
         echo.say("still here").unwrap();
         mesh.get("shop/client", "http://server.shop/").ok();
     }
@@ -59,7 +59,7 @@ fn connections_do_not_need_agent_or_control_plane() {
 fn new_mesh_pods_wait_for_an_agent_that_is_away_and_are_captured_after() {
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["late-marker"]);
-    mesh.client().kill("agent", Some("node-1")).unwrap();
+    mesh.kill("agent", Some("node-1"));
     mesh.apply(
         "late",
         "apiVersion: v1

@@ -250,6 +250,3 @@ fn respond(reply: Reply) -> Response {
         Reply::Failed(why) | Reply::Refused(why) => text(500, format!("{why}\n")),
     }
 }
-
-#[cfg(test)]
-mod tests;

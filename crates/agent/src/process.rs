@@ -481,6 +481,3 @@ impl<N> Step<N> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -359,6 +359,3 @@ async fn write(
         return;
     }
 }
-
-#[cfg(test)]
-mod tests;

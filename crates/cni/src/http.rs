@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// Most bytes read of an answer.
 const MAX_ANSWER: u64 = 1024 * 1024;
 
@@ -26,7 +28,7 @@ pub(crate) fn request(
     body: Option<&str>,
     timeout: Duration,
 ) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
+    let mut stream = connect(socket)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
     let request = match body {
@@ -41,6 +43,16 @@ pub(crate) fn request(
     let mut bytes = Vec::new();
     stream.take(MAX_ANSWER).read_to_end(&mut bytes)?;
     parse(&bytes)
+}
+
+/// Connects without waiting: an agent that hangs, its queue full, would else hold us for ever.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn malformed(what: &str) -> io::Error {

@@ -369,6 +369,36 @@ fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
 }
 
 #[test]
+fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
+    let agent = Agent::away();
+    // Nobody accepts, and the queue is full.
+    let _hung = UnixListener::bind(agent.socket()).unwrap();
+    let mut waiting = Vec::new();
+    let full = loop {
+        let address = rustix::net::SocketAddrUnix::new(&agent.socket()).unwrap();
+        let flags = rustix::net::SocketFlags::NONBLOCK;
+        let family = rustix::net::AddressFamily::UNIX;
+        let stream = rustix::net::SocketType::STREAM;
+        let socket = rustix::net::socket_with(family, stream, flags, None).unwrap();
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => waiting.push(socket),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, rustix::io::Errno::AGAIN);
+    let mut config = agent.config("1.0.0");
+    config["agent_wait_seconds"] = json!(0);
+    assert_eq!(fails(command("ADD", &config))["code"], 11);
+    // With room in the queue it is the answer that does not come.
+    waiting.clear();
+    let agent = Agent::away();
+    let _hung = UnixListener::bind(agent.socket()).unwrap();
+    let mut config = agent.config("1.0.0");
+    config["agent_wait_seconds"] = json!(0);
+    assert_eq!(fails(command("ADD", &config))["code"], 11);
+}
+
+#[test]
 fn pods_known_to_be_outside_do_not_wait_for_the_agent() {
     let agent = Agent::away();
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;

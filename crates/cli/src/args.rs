@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use ambit_lab::{IpFamily, PrimaryCni, Stage};
 use clap::{Parser, Subcommand};
 
-use crate::tool::Tool;
+use crate::{
+    explain::ExplainArgs,
+    inspect::{Inspect, LogLevel},
+    output::Format,
+    tool::Tool,
+};
 
 /// Ambit, an ambient service mesh.
 #[derive(Debug, Parser)]
@@ -17,6 +22,24 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Workloads that a node proxy or control plane knows
+    #[command(alias = "workload")]
+    Workloads(Inspect),
+    /// Services with their virtual addresses and endpoints
+    #[command(alias = "service")]
+    Services(Inspect),
+    /// Authorization policies as node proxies get them
+    Policies(Inspect),
+    /// Certificates that a node proxy holds
+    #[command(alias = "certificate")]
+    Certificates(Inspect),
+    /// Connections that a node proxy carries at this moment
+    Connections(Inspect),
+    /// Show or change what a node proxy logs
+    LogLevel(LogLevel),
+    /// Questions about policies
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// The whole mesh on one machine: nodes and pods as namespaces, from a directory of manifests
     Lab {
         /// Which lab; several run side by side
@@ -31,6 +54,12 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Which policy decides a connection, and why
+    Explain(ExplainArgs),
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
     /// Bring a lab up and wait until its pods are ready
     Up(UpArgs),
@@ -39,8 +68,8 @@ pub(crate) enum LabCommand {
     /// Show nodes, pods and the processes of the mesh
     Status {
         /// Output format
-        #[arg(short, long, default_value = "table")]
-        output: String,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
     },
     /// Run a command in a pod
     Exec {
@@ -69,6 +98,18 @@ pub(crate) enum LabCommand {
     },
     /// The labs that are up
     List,
+    /// Bring the example up, make requests, and show who was who, what was allowed and what the wire saw
+    Demo {
+        /// Directory of manifests other than the built-in ones, with pods of the same names
+        #[arg(long)]
+        manifests: Option<PathBuf>,
+        /// ipv4, ipv6 or dual
+        #[arg(long, default_value = "ipv4")]
+        ip_family: IpFamily,
+        /// Leave the lab up afterwards
+        #[arg(long)]
+        keep: bool,
+    },
     #[command(hide = true)]
     Run {
         #[arg(long)]

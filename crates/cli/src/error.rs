@@ -38,7 +38,12 @@ pub struct CliError {
 impl CliError {
     /// An error in words.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None, hints: Vec::new() }
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+            hints: Vec::new(),
+        }
     }
 
     /// Keeps what caused it.
@@ -63,8 +68,10 @@ impl CliError {
     /// Its text with all causes and hints, a line each.
     pub fn text(&self) -> String {
         let mut text = format!("error: {}", self.message);
-        let mut source: Option<&(dyn Error + 'static)> =
-            self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        let mut source: Option<&(dyn Error + 'static)> = self
+            .source
+            .as_deref()
+            .map(|source| source as &(dyn Error + 'static));
         while let Some(error) = source {
             let more = error.to_string();
             // Wrappers often repeat what they wrap.

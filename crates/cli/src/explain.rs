@@ -1,242 +1,367 @@
-//! `policy explain`: which policy decides a connection, and why, from the live state of the proxy that
-//! would enforce it.
+//! `ambit policy explain`: which policy decides a connection, and why, from live state.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-use ambit_authz::{
-    Connection, Explanation, MissingPolicies, Outcome, PolicySet, PolicyVerdict, Why,
-};
+use ambit_authz::{Connection, Explanation, Outcome, Why};
 use ambit_model::{Action, Identity, Protocol, Scope, Workload};
-use clap::Args;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
-    dump::ConfigDump,
-    error::{CliError, ErrorKind},
-    output::{Output, structured, table},
+    CliError, ErrorKind,
+    dump::{Dump, text},
+    output::{self, Format, table},
+    source::Source,
 };
 
-/// The connection to explain.
-#[derive(Clone, Debug, Args)]
-pub struct Explain {
-    /// Who calls: a pod (`namespace/name`), an address, a SPIFFE id, or `plaintext`
+/// See the module.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// The client: a pod (`namespace/name`, or the beginning of a name), an address, or a SPIFFE id
     #[arg(long)]
-    pub from: String,
-    /// Who is called: a pod (`namespace/name`), an address or a uid
+    pub(crate) from: String,
+    /// The server: a pod, an address, or a service (`namespace/name` or its host name)
     #[arg(long)]
-    pub to: String,
-    /// The port of the application that is called
+    pub(crate) to: String,
+    /// The port: the application's for a pod or address, the service's for a service
     #[arg(long)]
-    pub port: u16,
+    pub(crate) port: u16,
+    /// As if the client were outside the mesh
+    #[arg(long)]
+    pub(crate) plaintext: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
-/// Decides as the node proxy of the destination would, and says why.
-///
-/// # Errors
-/// When source or destination are not known.
-pub fn run(explain: &Explain, dump: &ConfigDump, output: Output) -> Result<String, CliError> {
-    let destination = dump.workload(&explain.to)?;
-    let connection = connection(explain, dump, destination)?;
-    let mut policies = PolicySet::new(MissingPolicies::Refuse);
-    for policy in &dump.policies {
-        policies.insert(policy.clone());
-    }
-    let explanation = policies.explain(destination, &connection);
-    if output == Output::Table {
-        return Ok(prose(&connection, destination, &explanation));
-    }
-    let value = json!({
-        "from": connection.source.as_ref().map(ToString::to_string),
-        "fromAddress": connection.source_ip,
-        "to": destination.uid,
-        "toAddress": connection.destination,
-        "allowed": explanation.decision.allowed,
-        "decidedBy": explanation.decision.decided_by.as_ref().map(ToString::to_string),
-        "why": explanation.decision.to_string(),
-        "policies": explanation.policies.iter().map(|verdict| json!({
-            "policy": verdict.policy.to_string(),
-            "action": verdict.action,
-            "scope": verdict.scope,
-            "dryRun": verdict.dry_run,
-            "matches": matches!(verdict.outcome, Outcome::Matches { .. }),
-        })).collect::<Vec<_>>(),
-        "missing": explanation.missing,
-    });
-    structured(&value, output)
+/// What would become of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    /// The client's pod or address.
+    pub(crate) from: String,
+    /// Its identity as the server will have proved it; none for plaintext.
+    pub(crate) identity: Option<String>,
+    /// The server's pod.
+    pub(crate) to: String,
+    /// The application's address.
+    pub(crate) destination: SocketAddr,
+    /// Whether the server's node proxy enforces policies for it.
+    pub(crate) enforced: bool,
+    /// What becomes of it.
+    pub(crate) allowed: bool,
+    /// The policy that decides.
+    pub(crate) decided_by: Option<String>,
+    /// In words.
+    pub(crate) why: String,
+    /// What every policy that applies makes of it.
+    pub(crate) policies: Vec<PolicyReport>,
+    /// Policies the server names that nobody knows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) missing: Vec<String>,
 }
 
-fn connection(
-    explain: &Explain,
-    dump: &ConfigDump,
-    destination: &Workload,
-) -> Result<Connection, CliError> {
-    let (source, source_ip) = source(&explain.from, dump)?;
-    let ip = explain
-        .to
-        .parse()
-        .ok()
-        .or_else(|| destination.workload_ips.first().copied())
-        .ok_or_else(|| {
-            CliError::new(
-                ErrorKind::NotFound,
-                format!("{} has no address", destination.uid),
-            )
-        })?;
-    // Only what arrives by HBONE carries an identity.
-    let source = source.filter(|_| destination.protocol == Protocol::Hbone);
-    Ok(Connection {
-        source,
-        source_ip,
-        destination: SocketAddr::new(ip, explain.port),
+/// One policy's part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PolicyReport {
+    pub(crate) policy: String,
+    pub(crate) action: Action,
+    pub(crate) scope: Scope,
+    pub(crate) dry_run: bool,
+    /// The first rule that matches, counted from 1.
+    pub(crate) matching_rule: Option<usize>,
+}
+
+pub(crate) fn run(args: &ExplainArgs) -> Result<(), CliError> {
+    let dump = args.source.dump()?;
+    let reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
+    output::print(args.output, &reports, || {
+        reports.iter().map(words).collect::<Vec<_>>().join("\n\n")
     })
 }
 
-/// The identity the caller proves, and its address.
-fn source(from: &str, dump: &ConfigDump) -> Result<(Option<Identity>, IpAddr), CliError> {
-    // No policy on addresses matches the unspecified one: it stands for "not known".
-    let unknown = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    if from == "plaintext" {
-        return Ok((None, unknown));
+/// Explains the connection to each pod that `to` means.
+pub(crate) fn explain(
+    dump: &Dump,
+    from: &str,
+    to: &str,
+    port: u16,
+    plaintext: bool,
+) -> Result<Vec<Report>, CliError> {
+    let workloads = dump.workloads();
+    let policies = dump.policies()?;
+    let client = Client::find(&workloads, from)?;
+    let mut reports = Vec::new();
+    for (server, ip, port) in servers(dump, &workloads, to, port)? {
+        let source_ip = client.address(ip);
+        let connection = Connection {
+            source: client.identity.clone().filter(|_| !plaintext),
+            source_ip,
+            destination: SocketAddr::new(ip, port),
+        };
+        let explanation = policies.explain(server, &connection);
+        reports.push(report(&client, server, &connection, &explanation));
     }
-    if from.starts_with("spiffe://") {
-        let identity: Identity = from.parse().map_err(|error| {
-            CliError::new(ErrorKind::Usage, format!("--from {from:?}")).because(error)
-        })?;
-        let address = dump
-            .workloads
-            .iter()
-            .find(|workload| workload.identity() == identity)
-            .and_then(|workload| workload.workload_ips.first().copied());
-        return Ok((Some(identity), address.unwrap_or(unknown)));
-    }
-    let address = from.parse().ok();
-    match (dump.workload(from), address) {
-        (Ok(workload), _) => {
-            let ip = address.or_else(|| workload.workload_ips.first().copied());
-            let identity = (workload.protocol == Protocol::Hbone).then(|| workload.identity());
-            Ok((identity, ip.unwrap_or(unknown)))
+    Ok(reports)
+}
+
+struct Client {
+    name: String,
+    identity: Option<Identity>,
+    ips: Vec<IpAddr>,
+}
+
+impl Client {
+    fn find(workloads: &[Workload], from: &str) -> Result<Self, CliError> {
+        if from.starts_with("spiffe://") {
+            let identity: Identity = from.parse().map_err(|error| {
+                CliError::new(ErrorKind::Usage, format!("--from {from}")).because(error)
+            })?;
+            let ips = workloads
+                .iter()
+                .filter(|workload| workload.identity() == identity)
+                .flat_map(|workload| workload.workload_ips.clone())
+                .collect();
+            return Ok(Self {
+                name: from.to_owned(),
+                identity: Some(identity),
+                ips,
+            });
         }
-        // An address outside the mesh: plaintext.
-        (Err(_), Some(ip)) => Ok((None, ip)),
-        (Err(error), None) => Err(error),
+        if let Some(workload) = find(workloads, from)? {
+            // Only a captured pod proves who it is.
+            let captured = workload.protocol == Protocol::Hbone;
+            return Ok(Self {
+                name: full_name(workload),
+                identity: captured.then(|| workload.identity()),
+                ips: workload.workload_ips.clone(),
+            });
+        }
+        if let Ok(ip) = from.parse() {
+            return Ok(Self {
+                name: from.to_owned(),
+                identity: None,
+                ips: vec![ip],
+            });
+        }
+        Err(not_found("--from", from))
+    }
+
+    /// Its address of the family of `other`.
+    fn address(&self, other: IpAddr) -> IpAddr {
+        let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
+        same.copied().unwrap_or(match other {
+            IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+        })
     }
 }
 
-fn prose(connection: &Connection, destination: &Workload, explanation: &Explanation) -> String {
-    let source = connection.source.as_ref().map_or_else(
-        || format!("{} (plaintext, no identity)", connection.source_ip),
-        ToString::to_string,
-    );
-    let decision = &explanation.decision;
-    let verdict = if decision.allowed {
-        "ALLOWED"
-    } else {
-        "DENIED"
-    };
-    let mut text = format!(
-        "{verdict}  {source}\n     ->  {}/{} at {}\n    why  {}\n",
-        destination.namespace,
-        destination.name,
-        connection.destination,
-        why(decision)
-    );
-    for missing in &explanation.missing {
-        text +=
-            &format!("   note  the destination names the policy {missing}, which is not known\n");
+fn servers<'a>(
+    dump: &Dump,
+    workloads: &'a [Workload],
+    to: &str,
+    port: u16,
+) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
+    if let Some(service) = service(dump, to) {
+        let endpoints: Vec<_> = match service.get("endpoints") {
+            Some(Value::Object(map)) => map.values().collect(),
+            Some(Value::Array(list)) => list.iter().collect(),
+            _ => Vec::new(),
+        };
+        let number = |map: Option<&Value>| {
+            let target = map?.get(port.to_string())?.as_u64()?;
+            u16::try_from(target).ok().filter(|target| *target > 0)
+        };
+        let of_service = number(service.get("ports"));
+        let found: Vec<_> = endpoints
+            .iter()
+            .filter_map(|endpoint| {
+                let uid = text(endpoint, "workloadUid");
+                let workload = workloads.iter().find(|workload| workload.uid == uid)?;
+                let target = number(endpoint.get("port")).or(of_service)?;
+                Some((workload, *workload.workload_ips.first()?, target))
+            })
+            .collect();
+        if found.is_empty() {
+            let what = format!("the service {to} has no endpoint for port {port}");
+            return Err(CliError::new(ErrorKind::NotFound, what));
+        }
+        return Ok(found);
     }
-    if !explanation.policies.is_empty() {
-        text.push('\n');
-        text += &table(
-            ["POLICY", "ACTION", "APPLIES BECAUSE", "OUTCOME"],
-            explanation.policies.iter().map(row),
-        );
+    match find(workloads, to)? {
+        Some(workload) => {
+            let asked = to.parse::<IpAddr>().ok();
+            let ip = asked.or_else(|| workload.workload_ips.first().copied());
+            let ip = ip.ok_or_else(|| not_found("the address of --to", to))?;
+            Ok(vec![(workload, ip, port)])
+        }
+        None => Err(not_found("--to", to)),
+    }
+}
+
+fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a Value> {
+    let name = to.strip_prefix("svc/").unwrap_or(to);
+    dump.list("services").into_iter().find(|service| {
+        let full = format!("{}/{}", text(service, "namespace"), text(service, "name"));
+        full == name
+            || text(service, "hostname") == name
+            || (to.starts_with("svc/") && text(service, "name") == name)
+    })
+}
+
+/// By address, by full or bare name, or by the beginning of a name (a Deployment's).
+fn find<'a>(workloads: &'a [Workload], wanted: &str) -> Result<Option<&'a Workload>, CliError> {
+    if let Ok(ip) = wanted.parse::<IpAddr>() {
+        return Ok(workloads
+            .iter()
+            .find(|workload| workload.workload_ips.contains(&ip)));
+    }
+    let (namespace, name) = match wanted.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, wanted),
+    };
+    let here: Vec<_> = workloads
+        .iter()
+        .filter(|workload| namespace.is_none_or(|namespace| workload.namespace == namespace))
+        .collect();
+    if let Some(exact) = here.iter().find(|workload| workload.name == name) {
+        return Ok(Some(exact));
+    }
+    let begin: Vec<_> = here
+        .iter()
+        .filter(|workload| {
+            workload
+                .name
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('-'))
+        })
+        .collect();
+    // Several pods with the same identity in one namespace are as good as one.
+    match begin.as_slice() {
+        [] => Ok(None),
+        [first, rest @ ..]
+            if rest
+                .iter()
+                .all(|other| other.identity() == first.identity()) =>
+        {
+            Ok(Some(first))
+        }
+        several => {
+            let names: Vec<_> = several.iter().map(|workload| full_name(workload)).collect();
+            let what = format!("{wanted:?} could be any of {}", names.join(", "));
+            Err(CliError::new(ErrorKind::Usage, what))
+        }
+    }
+}
+
+fn full_name(workload: &Workload) -> String {
+    format!("{}/{}", workload.namespace, workload.name)
+}
+
+fn not_found(what: &str, name: &str) -> CliError {
+    CliError::new(
+        ErrorKind::NotFound,
+        format!("{what} {name}: not known there"),
+    )
+    .hint("`ambit workloads` and `ambit services` list what is")
+}
+
+fn report(
+    client: &Client,
+    server: &Workload,
+    connection: &Connection,
+    explanation: &Explanation,
+) -> Report {
+    let enforced = server.protocol == Protocol::Hbone;
+    let decision = &explanation.decision;
+    Report {
+        from: client.name.clone(),
+        identity: connection.source.as_ref().map(ToString::to_string),
+        to: full_name(server),
+        destination: connection.destination,
+        enforced,
+        allowed: decision.allowed || !enforced,
+        decided_by: decision
+            .decided_by
+            .as_ref()
+            .filter(|_| enforced)
+            .map(ToString::to_string),
+        why: match enforced {
+            true => reason(&decision.why).to_owned(),
+            false => "the server is outside the mesh: nobody enforces policies there".to_owned(),
+        },
+        policies: explanation
+            .policies
+            .iter()
+            .map(|verdict| PolicyReport {
+                policy: verdict.policy.to_string(),
+                action: verdict.action,
+                scope: verdict.scope,
+                dry_run: verdict.dry_run,
+                matching_rule: match verdict.outcome {
+                    Outcome::Matches { rule } => Some(rule + 1),
+                    Outcome::NoMatch => None,
+                },
+            })
+            .collect(),
+        missing: explanation
+            .missing
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+    }
+}
+
+fn reason(why: &Why) -> &'static str {
+    match why {
+        Why::NoPolicies => "no policy applies to the server",
+        Why::NoAllowPolicies => "no policy denies it, and no ALLOW policy restricts the server",
+        Why::Allowed => "an ALLOW policy matches",
+        Why::Denied => "a DENY policy matches",
+        Why::NoneAllowed => "ALLOW policies apply to the server, and none of them matches",
+        Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
+    }
+}
+
+/// The report for people.
+pub(crate) fn words(report: &Report) -> String {
+    let who = match &report.identity {
+        Some(identity) if *identity == report.from => identity.clone(),
+        Some(identity) => format!("{} as {identity}", report.from),
+        None => format!("{} without an identity (plaintext)", report.from),
+    };
+    let verdict = if report.allowed { "ALLOWED" } else { "DENIED" };
+    let by = report
+        .decided_by
+        .as_ref()
+        .map(|policy| format!(" by {policy}"))
+        .unwrap_or_default();
+    let mut text = format!(
+        "{who}\n  -> {} ({})\n{verdict}{by}: {}",
+        report.to, report.destination, report.why
+    );
+    if !report.policies.is_empty() {
+        let rows = report.policies.iter().map(|policy| {
+            let dry = if policy.dry_run { " (dry run)" } else { "" };
+            vec![
+                policy.policy.clone(),
+                format!("{:?}{dry}", policy.action).to_uppercase(),
+                format!("{:?}", policy.scope),
+                match policy.matching_rule {
+                    Some(rule) => format!("rule {rule} matches"),
+                    None => "no rule matches".to_owned(),
+                },
+            ]
+        });
+        text.push_str("\n\n");
+        text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
+    }
+    for missing in &report.missing {
+        text.push_str(&format!("\nnot known: {missing}"));
     }
     text
-}
-
-fn why(decision: &ambit_authz::Decision) -> String {
-    match (&decision.why, &decision.decided_by) {
-        (Why::Denied, Some(policy)) => format!("the DENY policy {policy} matches"),
-        (Why::Allowed, Some(policy)) => {
-            format!("the ALLOW policy {policy} matches, and none denies")
-        }
-        (Why::NoneAllowed, _) => "ALLOW policies apply and none of them matches".into(),
-        (Why::NoPolicies, _) => "no policy applies to the destination".into(),
-        (Why::NoAllowPolicies, _) => "no ALLOW policy applies, and none denies".into(),
-        _ => decision.to_string(),
-    }
-}
-
-fn row(verdict: &PolicyVerdict) -> [String; 4] {
-    let dry_run = if verdict.dry_run { " (dry run)" } else { "" };
-    [
-        verdict.policy.to_string(),
-        match verdict.action {
-            Action::Allow => format!("ALLOW{dry_run}"),
-            Action::Deny => format!("DENY{dry_run}"),
-        },
-        match verdict.scope {
-            Scope::Global => "it is of the whole mesh".into(),
-            Scope::Namespace => "it is of the destination's namespace".into(),
-            Scope::WorkloadSelector => "its selector takes the destination".into(),
-        },
-        match verdict.outcome {
-            Outcome::Matches { rule } => format!("rule {} matches", rule + 1),
-            Outcome::NoMatch => "no rule matches".into(),
-        },
-    ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn dump() -> ConfigDump {
-        ConfigDump::from_value(json!({
-            "workloads": [
-                {"uid": "a", "name": "front-1", "namespace": "shop", "workloadIps": ["10.0.0.1"],
-                 "protocol": "HBONE", "serviceAccount": "front"},
-                {"uid": "b", "name": "cart-1", "namespace": "shop", "workloadIps": ["10.0.0.2"],
-                 "protocol": "HBONE", "serviceAccount": "cart",
-                 "authorizationPolicies": ["shop/only-front"]},
-            ],
-            "policies": [{
-                "name": "only-front", "namespace": "shop", "scope": "WorkloadSelector",
-                "action": "Allow",
-                "rules": [[[{"principals": [{"Exact": "cluster.local/ns/shop/sa/front"}]}]]]
-            }],
-        }))
-        .unwrap()
-    }
-
-    fn explain(from: &str) -> String {
-        let explain = Explain {
-            from: from.into(),
-            to: "shop/cart-1".into(),
-            port: 8080,
-        };
-        run(&explain, &dump(), Output::Table).unwrap()
-    }
-
-    #[test]
-    fn the_policy_that_decides_is_named() {
-        let text = explain("shop/front-1");
-        assert!(
-            text.starts_with("ALLOWED  spiffe://cluster.local/ns/shop/sa/front"),
-            "{text}"
-        );
-        assert!(text.contains("shop/only-front matches"), "{text}");
-    }
-
-    #[test]
-    fn plaintext_has_no_identity() {
-        for from in ["plaintext", "192.0.2.7"] {
-            let text = explain(from);
-            assert!(text.starts_with("DENIED"), "{text}");
-            assert!(
-                text.contains("ALLOW policies apply and none of them matches"),
-                "{text}"
-            );
-        }
-    }
 }

@@ -1,303 +1,278 @@
-//! `workloads`, `services`, `policies`, `certificates`, `connections`, `log-level`: what a running node
-//! proxy knows and does.
+//! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
 
-use ambit_model::{Authorization, Destination, GatewayAddress, Protocol, WorkloadStatus};
-use clap::Subcommand;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
-    admin::Admin,
-    dump::{ConfigDump, Connection, PodState},
-    error::CliError,
-    output::{Output, structured, table},
+    CliError, ErrorKind,
+    dump::{Dump, destination, text, texts},
+    output::{self, Format, say, table},
+    source::Source,
 };
 
-/// A question to a node proxy.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Inspect {
-    /// The workloads it knows
-    Workloads {
-        /// Only those of this namespace
-        #[arg(short, long)]
-        namespace: Option<String>,
-    },
-    /// The services it knows
-    Services {
-        /// Only those of this namespace
-        #[arg(short, long)]
-        namespace: Option<String>,
-    },
-    /// The authorization policies it enforces
-    Policies {
-        /// Only those of this namespace
-        #[arg(short, long)]
-        namespace: Option<String>,
-    },
-    /// The certificates it holds, and until when
-    Certificates,
-    /// The connections it carries, and those of its pods still in clear
-    Connections,
-    /// Shows the log filter, or changes it: `debug`, `access=off`, `info,dns=debug`, `reset`
-    LogLevel {
-        /// The new filter
-        level: Option<String>,
-    },
+/// What most of these commands share.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// Only this namespace
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
-/// Asks, and gives what is to be printed.
-///
-/// # Errors
-/// When the proxy does not answer.
-pub fn run(inspect: &Inspect, admin: &Admin, output: Output) -> Result<String, CliError> {
-    if let Inspect::LogLevel { level } = inspect {
-        return log_level(admin, level.as_deref());
+impl Inspect {
+    fn show(
+        &self,
+        key: &str,
+        header: &[&str],
+        row: impl Fn(&Value) -> Vec<String>,
+    ) -> Result<(), CliError> {
+        let dump = self.source.dump()?;
+        let wanted = |value: &&Value| {
+            self.namespace
+                .as_deref()
+                .is_none_or(|namespace| text(value, "namespace") == namespace)
+        };
+        let mut values: Vec<_> = dump.list(key).into_iter().filter(wanted).collect();
+        values.sort_by_key(|value| {
+            (
+                text(value, "namespace").to_owned(),
+                text(value, "name").to_owned(),
+            )
+        });
+        output::print(self.output, &values, || {
+            table(header, values.iter().map(|value| row(value)))
+        })
     }
-    let dump = ConfigDump::fetch(admin)?;
-    if output != Output::Table {
-        return structured(&raw(inspect, &dump), output);
-    }
-    Ok(match inspect {
-        Inspect::Workloads { namespace } => workloads(&dump, namespace.as_deref()),
-        Inspect::Services { namespace } => services(&dump, namespace.as_deref()),
-        Inspect::Policies { namespace } => policies(&dump, namespace.as_deref()),
-        Inspect::Certificates => certificates(&dump),
-        Inspect::Connections => connections(&dump),
-        Inspect::LogLevel { .. } => String::new(),
+}
+
+pub(crate) fn workloads(args: &Inspect) -> Result<(), CliError> {
+    let header = [
+        "NAMESPACE",
+        "NAME",
+        "ADDRESS",
+        "NODE",
+        "PROTOCOL",
+        "STATUS",
+        "SERVICE ACCOUNT",
+        "WAYPOINT",
+    ];
+    args.show("workloads", &header, |value| {
+        vec![
+            text(value, "namespace").into(),
+            text(value, "name").into(),
+            texts(value, "workloadIps").join(","),
+            text(value, "node").into(),
+            or(text(value, "protocol"), "TCP"),
+            or(text(value, "status"), "Healthy"),
+            or(text(value, "serviceAccount"), "default"),
+            or(&destination(value, "waypoint"), "None"),
+        ]
     })
 }
 
-fn log_level(admin: &Admin, level: Option<&str>) -> Result<String, CliError> {
-    let path = match level {
-        None => "/logging".to_owned(),
-        Some("reset") => "/logging?reset".to_owned(),
-        Some(level) => format!("/logging?level={level}"),
-    };
-    let answer = admin.post(&path)?;
-    Ok(format!("{}\n", String::from_utf8_lossy(&answer).trim_end()))
-}
-
-/// The part of the dump a question is about, as it came.
-fn raw(inspect: &Inspect, dump: &ConfigDump) -> Value {
-    let (key, namespace) = match inspect {
-        Inspect::Workloads { namespace } => ("workloads", namespace),
-        Inspect::Services { namespace } => ("services", namespace),
-        Inspect::Policies { namespace } => ("policies", namespace),
-        Inspect::Certificates => ("certificates", &None),
-        Inspect::Connections | Inspect::LogLevel { .. } => ("workloadState", &None),
-    };
-    let value = dump.raw.get(key).cloned().unwrap_or_default();
-    match (value, namespace) {
-        (Value::Array(list), Some(namespace)) => list
-            .into_iter()
-            .filter(|record| record["namespace"] == namespace.as_str())
-            .collect(),
-        (value, _) => value,
-    }
-}
-
-fn selected(namespace: Option<&str>, of: &str) -> bool {
-    namespace.is_none_or(|namespace| namespace == of)
-}
-
-fn workloads(dump: &ConfigDump, namespace: Option<&str>) -> String {
-    let rows = dump
-        .workloads
-        .iter()
-        .filter(|w| selected(namespace, &w.namespace))
-        .map(|workload| {
-            [
-                workload.namespace.to_string(),
-                workload.name.to_string(),
-                join(workload.workload_ips.iter()),
-                workload.node.to_string(),
-                workload.service_account.to_string(),
-                waypoint(workload.waypoint.as_ref()),
-                match workload.protocol {
-                    Protocol::Hbone => "HBONE",
-                    Protocol::Tcp => "TCP",
-                }
-                .into(),
-                match workload.status {
-                    WorkloadStatus::Healthy => "healthy",
-                    WorkloadStatus::Unhealthy => "unhealthy",
-                }
-                .into(),
-            ]
-        });
-    table(
-        [
-            "NAMESPACE",
-            "NAME",
-            "ADDRESS",
-            "NODE",
-            "ACCOUNT",
-            "WAYPOINT",
-            "PROTOCOL",
-            "STATUS",
-        ],
-        rows,
-    )
-}
-
-fn services(dump: &ConfigDump, namespace: Option<&str>) -> String {
-    let rows = dump
-        .services
-        .iter()
-        .filter(|(service, _)| selected(namespace, &service.namespace))
-        .map(|(service, endpoints)| {
-            [
-                service.namespace.to_string(),
-                service.name.to_string(),
-                service.hostname.to_string(),
-                join(service.vips.iter().map(|vip| vip.address)),
-                join(
-                    service
-                        .ports
-                        .iter()
-                        .map(|(port, target)| format!("{port}:{target}")),
-                ),
-                waypoint(service.waypoint.as_ref()),
-                endpoints.to_string(),
-            ]
-        });
-    table(
-        [
-            "NAMESPACE",
-            "NAME",
-            "HOSTNAME",
-            "VIP",
-            "PORTS",
-            "WAYPOINT",
-            "ENDPOINTS",
-        ],
-        rows,
-    )
-}
-
-fn policies(dump: &ConfigDump, namespace: Option<&str>) -> String {
-    let rows = dump
-        .policies
-        .iter()
-        .filter(|policy| selected(namespace, &policy.namespace))
-        .map(|policy: &Authorization| {
-            let users = dump.workloads.iter().filter(|workload| {
-                workload
-                    .authorization_policies
-                    .iter()
-                    .any(|name| *name == policy.key().to_string())
-            });
-            [
-                policy.namespace.to_string(),
-                policy.name.to_string(),
-                format!("{:?}", policy.action).to_uppercase(),
-                format!("{:?}", policy.scope),
-                policy.rules.len().to_string(),
-                if policy.dry_run { "yes" } else { "no" }.into(),
-                users.count().to_string(),
-            ]
-        });
-    table(
-        [
-            "NAMESPACE",
-            "NAME",
-            "ACTION",
-            "SCOPE",
-            "RULES",
-            "DRY RUN",
-            "NAMED BY",
-        ],
-        rows,
-    )
-}
-
-fn certificates(dump: &ConfigDump) -> String {
-    let rows = dump.certificates.iter().flat_map(|entry| {
-        let state = text(&entry.state);
-        let kinds = entry
-            .cert_chain
+pub(crate) fn services(args: &Inspect) -> Result<(), CliError> {
+    let header = [
+        "NAMESPACE",
+        "NAME",
+        "VIPS",
+        "PORTS",
+        "ENDPOINTS",
+        "WAYPOINT",
+    ];
+    args.show("services", &header, |value| {
+        let endpoints: Vec<_> = match value.get("endpoints") {
+            Some(Value::Object(map)) => map.values().collect(),
+            Some(Value::Array(list)) => list.iter().collect(),
+            _ => Vec::new(),
+        };
+        let healthy = endpoints
             .iter()
-            .enumerate()
-            .map(|(index, certificate)| {
-                (
-                    if index == 0 { "leaf" } else { "intermediate" },
-                    certificate,
-                )
-            });
-        let chain: Vec<_> = kinds
-            .chain(entry.root_certs.iter().map(|root| ("root", root)))
+            .filter(|e| or(text(e, "status"), "Healthy") == "Healthy");
+        let count = match value.get("endpoints") {
+            None => String::new(),
+            Some(_) => format!("{}/{}", healthy.count(), endpoints.len()),
+        };
+        let vips = texts(value, "vips");
+        let vips: Vec<_> = vips
+            .iter()
+            .map(|vip| vip.rsplit('/').next().unwrap_or(vip).to_owned())
             .collect();
-        let row = |kind: &str, serial: &str, from: &str, until: &str| {
-            [
-                entry.identity.clone(),
-                kind.into(),
-                state.clone(),
-                serial.into(),
-                from.into(),
-                until.into(),
-            ]
-        };
-        if chain.is_empty() {
-            return vec![row("-", "-", "-", "-")];
-        }
-        chain
+        let ports = value.get("ports").and_then(Value::as_object);
+        let ports = ports
             .into_iter()
-            .map(|(kind, c)| row(kind, &c.serial_number, &c.valid_from, &c.expiration_time))
-            .collect()
-    });
-    table(
-        ["IDENTITY", "KIND", "STATE", "SERIAL", "VALID FROM", "UNTIL"],
-        rows,
-    )
+            .flatten()
+            .map(|(port, target)| format!("{port}>{target}"));
+        vec![
+            text(value, "namespace").into(),
+            text(value, "name").into(),
+            vips.join(","),
+            ports.collect::<Vec<_>>().join(","),
+            count,
+            or(&destination(value, "waypoint"), "None"),
+        ]
+    })
 }
 
-fn connections(dump: &ConfigDump) -> String {
-    let rows = dump.pods.values().flat_map(|pod| {
-        let PodState {
-            info, connections, ..
-        } = pod;
-        let row = move |direction: &str, connection: &Connection| {
-            [
-                format!("{}/{}", info.namespace, info.name),
-                direction.into(),
-                connection.protocol.clone(),
-                connection.src.clone(),
-                connection.original_dst.clone().unwrap_or_default(),
-                connection.actual_dst.clone(),
+pub(crate) fn policies(args: &Inspect) -> Result<(), CliError> {
+    args.show(
+        "policies",
+        &["NAMESPACE", "NAME", "ACTION", "SCOPE", "RULES"],
+        |value| {
+            let dry = if value.get("dryRun").and_then(Value::as_bool) == Some(true) {
+                " (dry run)"
+            } else {
+                ""
+            };
+            let rules = value
+                .get("rules")
+                .and_then(Value::as_array)
+                .map_or(0, Vec::len);
+            vec![
+                text(value, "namespace").into(),
+                text(value, "name").into(),
+                format!("{}{dry}", or(text(value, "action"), "Allow")),
+                or(text(value, "scope"), "Global"),
+                rules.to_string(),
             ]
-        };
-        let inbound = connections.inbound.iter().map(move |c| row("inbound", c));
-        inbound.chain(connections.outbound.iter().map(move |c| row("outbound", c)))
-    });
-    table(
-        ["POD", "DIRECTION", "PROTOCOL", "FROM", "DIALLED", "TO"],
-        rows,
-    )
-}
-
-fn waypoint(gateway: Option<&GatewayAddress>) -> String {
-    gateway.map_or_else(
-        || "-".to_owned(),
-        |gateway| match &gateway.destination {
-            Destination::Address(address) => address.to_string(),
-            Destination::Hostname(name) => name.hostname.to_string(),
         },
     )
 }
 
-fn join<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
-    if items.is_empty() {
-        "-".to_owned()
+pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
+    let header = [
+        "IDENTITY",
+        "KIND",
+        "STATE",
+        "SERIAL",
+        "VALID FROM",
+        "EXPIRES",
+    ];
+    let dump = args.source.dump()?;
+    let certificates = dump.list("certificates");
+    let rows = || {
+        let mut rows = Vec::new();
+        for entry in &certificates {
+            for (kind, key) in [("Leaf", "certChain"), ("Root", "rootCerts")] {
+                let chain = entry.get(key).and_then(Value::as_array);
+                for (index, cert) in chain.into_iter().flatten().enumerate() {
+                    let kind = if kind == "Leaf" && index > 0 {
+                        "Intermediate"
+                    } else {
+                        kind
+                    };
+                    rows.push(vec![
+                        text(entry, "identity").into(),
+                        kind.into(),
+                        text(entry, "state").into(),
+                        text(cert, "serialNumber").into(),
+                        text(cert, "validFrom").into(),
+                        text(cert, "expirationTime").into(),
+                    ]);
+                }
+            }
+            if entry
+                .get("certChain")
+                .and_then(Value::as_array)
+                .is_none_or(Vec::is_empty)
+            {
+                let mut row = vec![
+                    text(entry, "identity").into(),
+                    "-".into(),
+                    text(entry, "state").into(),
+                ];
+                row.resize(header.len(), String::new());
+                rows.push(row);
+            }
+        }
+        rows
+    };
+    output::print(args.output, &certificates, || table(&header, rows()))
+}
+
+pub(crate) fn connections(args: &Inspect) -> Result<(), CliError> {
+    let dump = args.source.dump()?;
+    let states = open_connections(&dump, args.namespace.as_deref());
+    let header = ["POD", "DIRECTION", "FROM", "TO", "VIA", "PROTOCOL"];
+    output::print(args.output, &states, || {
+        let row = |value: &Value| {
+            [
+                "pod",
+                "direction",
+                "src",
+                "originalDst",
+                "actualDst",
+                "protocol",
+            ]
+            .map(|key| text(value, key).to_owned())
+            .to_vec()
+        };
+        table(&header, states.iter().map(row))
+    })
+}
+
+fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<Value> {
+    let mut all = Vec::new();
+    for state in dump
+        .map("workloadState")
+        .into_iter()
+        .flat_map(serde_json::Map::values)
+    {
+        let info = state.get("info").unwrap_or(&Value::Null);
+        if namespace.is_some_and(|namespace| text(info, "namespace") != namespace) {
+            continue;
+        }
+        let pod = format!("{}/{}", text(info, "namespace"), text(info, "name"));
+        let connections = state.get("connections").and_then(Value::as_object);
+        for (direction, list) in connections.into_iter().flatten() {
+            for connection in list.as_array().into_iter().flatten() {
+                let mut connection = connection.clone();
+                if let Some(map) = connection.as_object_mut() {
+                    map.insert("pod".into(), json!(pod));
+                    map.insert("direction".into(), json!(direction));
+                    all.push(connection);
+                }
+            }
+        }
+    }
+    all
+}
+
+/// See [`log_level`].
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LogLevel {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    /// `level` or `level,scope=level`; shows the current one if left out
+    pub(crate) level: Option<String>,
+    /// Back to what the process was started with
+    #[arg(long, conflicts_with = "level")]
+    pub(crate) reset: bool,
+}
+
+pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
+    let path = match &args.level {
+        Some(level) => {
+            let fine = |c: char| c.is_ascii_alphanumeric() || "_-:=,.".contains(c);
+            if !level.chars().all(fine) {
+                let what = format!("{level:?} is no log level: write info, or info,access=debug");
+                return Err(CliError::new(ErrorKind::Usage, what));
+            }
+            format!("/logging?level={level}")
+        }
+        None if args.reset => "/logging?reset".to_owned(),
+        None => "/logging".to_owned(),
+    };
+    let answer = args.source.succeed("POST", &path)?;
+    say(String::from_utf8_lossy(&answer).trim_end())
+}
+
+fn or(text: &str, default: &str) -> String {
+    if text.is_empty() {
+        default.to_owned()
     } else {
-        items.join(",")
+        text.to_owned()
     }
 }
-
-fn text(value: &Value) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,19 +1,13 @@
 //! `ambit lab`: up, down, status, exec, logs.
 
-use std::{
-    io::{self, Write},
-    os::fd::AsFd,
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration};
 
 use ambit_lab::{Client, ClientError, LogSource, Options, Status, base_directory};
-use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
+    output::{self, Format, say, table},
 };
 
 pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
@@ -24,22 +18,43 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         LabCommand::Down => find(name)?.down().map_err(client_error)?,
         LabCommand::Status { output } => {
             let status = find(name)?.status().map_err(client_error)?;
-            show(&status, &output)?;
+            show(&status, output)?;
         }
-        LabCommand::Exec { pod, container, command } => {
+        LabCommand::Exec {
+            pod,
+            container,
+            command,
+        } => {
             let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
             let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
             let code = find(name)?.exec(&pod, container.as_deref(), &command, streams);
             let code = code.map_err(client_error)?;
             return Ok(ExitCode::from(u8::try_from(code).unwrap_or(255)));
         }
-        LabCommand::Logs { source, container, node, follow } => {
+        LabCommand::Logs {
+            source,
+            container,
+            node,
+            follow,
+        } => {
             let source = match source.as_str() {
                 "lab" => LogSource::Lab,
                 "agent" | "proxy" | "control" => LogSource::Daemon { name: source, node },
-                _ => LogSource::Pod { pod: source, container },
+                _ => LogSource::Pod {
+                    pod: source,
+                    container,
+                },
             };
-            find(name)?.logs(source, follow, io::stdout().as_fd()).map_err(client_error)?;
+            find(name)?
+                .logs(source, follow, io::stdout().as_fd())
+                .map_err(client_error)?;
+        }
+        LabCommand::Demo {
+            manifests,
+            ip_family,
+            keep,
+        } => {
+            return crate::demo::run(name, manifests, ip_family, keep);
         }
         LabCommand::List => {
             for name in ambit_lab::StateDir::list(&base_directory()) {
@@ -78,11 +93,13 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     }
     let ready = client.wait_until(wait, all_ready).map_err(client_error)?;
     let status = ready.as_ref().unwrap_or_else(|status| status);
-    show(status, "table")?;
+    show(status, Format::Table)?;
     match ready {
         Ok(_) => Ok(()),
-        Err(_) => Err(CliError::new(ErrorKind::Failed, "not all pods became ready")
-            .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` tell more")),
+        Err(_) => Err(
+            CliError::new(ErrorKind::Failed, "not all pods became ready")
+                .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` tell more"),
+        ),
     }
 }
 
@@ -98,12 +115,21 @@ pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
 }
 
 fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
-    let ambit = std::env::current_exe()
-        .map_err(|error| CliError::new(ErrorKind::Failed, "cannot find this binary").because(error))?;
-    let beside = || ambit.parent().map_or_else(|| PathBuf::from("."), ToOwned::to_owned);
+    let ambit = std::env::current_exe().map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot find this binary").because(error)
+    })?;
+    let beside = || {
+        ambit
+            .parent()
+            .map_or_else(|| PathBuf::from("."), ToOwned::to_owned)
+    };
     let absolute = |path: PathBuf| {
         path.canonicalize().map_err(|error| {
-            CliError::new(ErrorKind::NotFound, format!("cannot use {}", path.display())).because(error)
+            CliError::new(
+                ErrorKind::NotFound,
+                format!("cannot use {}", path.display()),
+            )
+            .because(error)
         })
     };
     let mut node_proxies = std::collections::BTreeMap::new();
@@ -128,51 +154,47 @@ fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
 
 /// Every pod runs and is ready, or has done its work.
 pub(crate) fn all_ready(status: &Status) -> bool {
-    status.pods.iter().all(|pod| pod.ready || pod.phase == "Succeeded")
+    status
+        .pods
+        .iter()
+        .all(|pod| pod.ready || pod.phase == "Succeeded")
 }
 
-pub(crate) fn say(text: &str) -> Result<(), CliError> {
-    let written = writeln!(io::stdout(), "{text}");
-    written.map_err(|error| CliError::new(ErrorKind::Failed, "cannot write").because(error))
+fn show(status: &Status, format: Format) -> Result<(), CliError> {
+    output::print(format, status, || words(status))
 }
 
-/// A table without lines, as kubectl's.
-pub(crate) fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.iter().copied());
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table
-}
-
-fn show(status: &Status, output: &str) -> Result<(), CliError> {
-    match output {
-        "json" => {
-            let text = serde_json::to_string_pretty(status);
-            return say(&text.map_err(|error| CliError::new(ErrorKind::Failed, "cannot print").because(error))?);
-        }
-        "table" => {}
-        other => {
-            let error = format!("--output {other}: give table or json");
-            return Err(CliError::new(ErrorKind::Usage, error));
-        }
-    }
+fn words(status: &Status) -> String {
     let list = |ips: &[std::net::IpAddr]| {
-        ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        ips.iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(",")
     };
-    let mut pods = table(&["NAMESPACE", "POD", "READY", "STATUS", "RESTARTS", "IP", "NODE", "MESH"]);
-    for pod in &status.pods {
-        let ready = pod.containers.iter().filter(|container| container.ready).count();
-        let restarts: u32 = pod.containers.iter().map(|container| container.restarts).sum();
-        let waiting = pod.containers.iter().find(|c| c.state != "running").map(|c| c.state.clone());
+    let mut pods: Vec<_> = status.pods.iter().collect();
+    pods.sort_by_key(|pod| (&pod.namespace, &pod.name));
+    let rows = pods.iter().map(|pod| {
+        let ready = pod
+            .containers
+            .iter()
+            .filter(|container| container.ready)
+            .count();
+        let restarts: u32 = pod
+            .containers
+            .iter()
+            .map(|container| container.restarts)
+            .sum();
+        let waiting = pod
+            .containers
+            .iter()
+            .find(|c| c.state != "running")
+            .map(|c| c.state.clone());
         let state = match (pod.phase.as_str(), waiting, &pod.message) {
             ("Pending", _, Some(message)) => format!("Pending: {message}"),
             ("Running", Some(why), _) => why,
             (phase, _, _) => phase.to_owned(),
         };
-        pods.add_row([
+        vec![
             pod.namespace.clone(),
             pod.name.clone(),
             format!("{ready}/{}", pod.containers.len()),
@@ -181,24 +203,40 @@ fn show(status: &Status, output: &str) -> Result<(), CliError> {
             list(&pod.ips),
             pod.node.clone(),
             if pod.captured { "captured" } else { "-" }.to_owned(),
-        ]);
-    }
-    say(&pods.to_string())?;
+        ]
+    });
+    let header = [
+        "NAMESPACE",
+        "POD",
+        "READY",
+        "STATUS",
+        "RESTARTS",
+        "IP",
+        "NODE",
+        "MESH",
+    ];
+    let mut text = table(&header, rows);
     if status.mesh {
-        let mut daemons = table(&["PROCESS", "NODE", "PID", "RESTARTS", "STATUS"]);
-        for daemon in &status.daemons {
-            daemons.add_row([
+        let rows = status.daemons.iter().map(|daemon| {
+            vec![
                 daemon.name.clone(),
                 daemon.node.clone().unwrap_or_default(),
                 daemon.pid.map(|pid| pid.to_string()).unwrap_or_default(),
                 daemon.restarts.to_string(),
-                daemon.message.clone().unwrap_or_else(|| "running".to_owned()),
-            ]);
-        }
-        say(&format!("\n{daemons}"))?;
+                daemon
+                    .message
+                    .clone()
+                    .unwrap_or_else(|| "running".to_owned()),
+            ]
+        });
+        text.push_str("\n\n");
+        text.push_str(&table(
+            &["PROCESS", "NODE", "PID", "RESTARTS", "STATUS"],
+            rows,
+        ));
     }
     for problem in &status.problems {
-        say(&format!("problem: {problem}"))?;
+        text.push_str(&format!("\nproblem: {problem}"));
     }
-    Ok(())
+    text
 }

@@ -5,31 +5,52 @@
 //! stages of its supervisor, and as the small programs that example pods run.
 #![forbid(unsafe_code)]
 
+mod access_log;
 mod args;
+mod demo;
+mod dump;
 mod error;
+mod explain;
+mod http;
+mod inspect;
 mod lab;
+mod output;
+mod source;
 mod tool;
 
 use std::{path::Path, process::ExitCode};
 
 use clap::Parser as _;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, PolicyCommand};
 pub use error::{CliError, ErrorKind};
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next();
-    if name.as_deref().and_then(|name| Path::new(name).file_name()) == Some(ambit_lab::PLUGIN_NAME.as_ref()) {
+    if name.as_deref().and_then(|name| Path::new(name).file_name())
+        == Some(ambit_lab::PLUGIN_NAME.as_ref())
+    {
         return ambit_lab::run_plugin();
     }
     let args = Args::parse();
-    let done = match args.command {
+    let result = match args.command {
         Command::Lab { name, command } => lab::run(&name, command),
+        Command::Workloads(args) => inspect::workloads(&args).map(done),
+        Command::Services(args) => inspect::services(&args).map(done),
+        Command::Policies(args) => inspect::policies(&args).map(done),
+        Command::Certificates(args) => inspect::certificates(&args).map(done),
+        Command::Connections(args) => inspect::connections(&args).map(done),
+        Command::LogLevel(args) => inspect::log_level(&args).map(done),
+        Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args).map(done),
         Command::LabTool(tool) => return tool::run(&tool),
     };
-    match done {
+    match result {
         Ok(code) => code,
         Err(error) => error.report(),
     }
+}
+
+fn done((): ()) -> ExitCode {
+    ExitCode::SUCCESS
 }

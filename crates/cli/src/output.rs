@@ -1,53 +1,66 @@
-//! Tables, JSON and YAML.
+//! How results are printed: a table for people, JSON or YAML for programs.
 
+use std::io::{self, Write};
+
+use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
-use serde_json::Value;
+use serde::Serialize;
 
-use crate::error::{CliError, ErrorKind};
+use crate::{CliError, ErrorKind};
 
-/// How to print.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    /// For people.
+/// The form of a result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns
     #[default]
     Table,
-    /// For programs.
+    /// JSON
     Json,
-    /// For both.
+    /// YAML
     Yaml,
 }
 
-/// Rows under headings.
-pub fn table<const N: usize>(
-    headings: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
-) -> String {
+/// Prints `value`, or `table` of it.
+pub(crate) fn print<T: Serialize>(
+    format: Format,
+    value: &T,
+    table: impl FnOnce() -> String,
+) -> Result<(), CliError> {
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+        CliError::new(ErrorKind::Failed, "cannot print the result").because(error)
+    };
+    match format {
+        Format::Table => say(&table()),
+        Format::Json => say(&serde_json::to_string_pretty(value).map_err(|e| failed(e.into()))?),
+        Format::Yaml => {
+            let text = serde_saphyr::to_string(value).map_err(|e| failed(e.to_string().into()))?;
+            say(text.trim_end())
+        }
+    }
+}
+
+/// Prints a line. Whoever reads may stop reading (`| head`): that is no fault.
+pub(crate) fn say(text: &str) -> Result<(), CliError> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CliError::new(ErrorKind::Failed, "cannot write").because(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A table without lines, as kubectl's; rows of texts.
+pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(headings);
+        .set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().copied());
     for row in rows {
         table.add_row(row);
     }
-    table
-        .lines()
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect()
-}
-
-/// A value as JSON or YAML.
-///
-/// # Errors
-/// When it cannot be written in that form.
-pub fn structured(value: &Value, output: Output) -> Result<String, CliError> {
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
-        CliError::new(ErrorKind::Failed, "cannot print the answer").because(error)
-    };
-    match output {
-        Output::Json | Output::Table => serde_json::to_string_pretty(value)
-            .map(|text| text + "\n")
-            .map_err(|e| failed(e.into())),
-        Output::Yaml => serde_saphyr::to_string(value).map_err(|e| failed(e.into())),
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
     }
+    table.trim_fmt()
 }

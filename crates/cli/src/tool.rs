@@ -53,7 +53,11 @@ pub(crate) fn run(tool: &Tool) -> ExitCode {
     match tool {
         Tool::Serve { port, name, text } => serve(*port, |stream| answer(stream, name, text)),
         Tool::Echo { port } => serve(*port, echo),
-        Tool::Get { url, every, timeout } => get(url, *every, Duration::from_millis(*timeout)),
+        Tool::Get {
+            url,
+            every,
+            timeout,
+        } => get(url, *every, Duration::from_millis(*timeout)),
         Tool::Sleep => loop {
             thread::park();
         },
@@ -66,7 +70,11 @@ fn listen(port: u16) -> io::Result<TcpListener> {
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
 }
 
-#[expect(clippy::print_stderr, clippy::print_stdout, reason = "its output is the pod's log")]
+#[expect(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "its output is the pod's log"
+)]
 fn serve(port: u16, serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone) -> ExitCode {
     let listener = match listen(port) {
         Ok(listener) => listener,
@@ -147,7 +155,9 @@ fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
 }
 
 fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
-    let rest = url.strip_prefix("http://").ok_or_else(|| io::Error::other("give an http:// URL"))?;
+    let rest = url
+        .strip_prefix("http://")
+        .ok_or_else(|| io::Error::other("give an http:// URL"))?;
     let (host, path) = match rest.split_once('/') {
         Some((host, path)) => (host, format!("/{path}")),
         None => (rest, "/".to_owned()),
@@ -176,7 +186,10 @@ fn exchange(
     timeout: Duration,
 ) -> io::Result<(u16, String)> {
     stream.set_read_timeout(Some(timeout))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     (&mut reader).take(MAX_HEAD).read_line(&mut line)?;
@@ -184,7 +197,10 @@ fn exchange(
         let error = "the connection was closed without an answer";
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
     }
-    let status = line.split_ascii_whitespace().nth(1).and_then(|code| code.parse().ok());
+    let status = line
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|code| code.parse().ok());
     let status = status.ok_or_else(|| io::Error::other("the answer is no HTTP"))?;
     let mut length = 0;
     loop {

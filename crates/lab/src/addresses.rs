@@ -18,7 +18,10 @@ impl AddressPlan {
     fn fabric(self, host: u8, part: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(172, 18, part, host), 16),
-            (Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, part.into(), host.into()), 64),
+            (
+                Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, part.into(), host.into()),
+                64,
+            ),
         )
     }
 
@@ -41,7 +44,10 @@ impl AddressPlan {
     pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(10, 244, number, 0), 24),
-            (Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 0), 64),
+            (
+                Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 0),
+                64,
+            ),
         )
     }
 
@@ -49,7 +55,10 @@ impl AddressPlan {
     pub(crate) fn gateways(self, number: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(10, 244, number, 1), 24),
-            (Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 1), 64),
+            (
+                Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 1),
+                64,
+            ),
         )
     }
 
@@ -64,8 +73,14 @@ impl AddressPlan {
     }
 
     fn pick(self, v4: (Ipv4Addr, u8), v6: (Ipv6Addr, u8)) -> Vec<IpNet> {
-        let v4 = Ipv4Net::new(v4.0, v4.1).ok().filter(|_| self.family.v4()).map(IpNet::V4);
-        let v6 = Ipv6Net::new(v6.0, v6.1).ok().filter(|_| self.family.v6()).map(IpNet::V6);
+        let v4 = Ipv4Net::new(v4.0, v4.1)
+            .ok()
+            .filter(|_| self.family.v4())
+            .map(IpNet::V4);
+        let v6 = Ipv6Net::new(v6.0, v6.1)
+            .ok()
+            .filter(|_| self.family.v6())
+            .map(IpNet::V6);
         v4.into_iter().chain(v6).collect()
     }
 }
@@ -91,12 +106,21 @@ mod tests {
     fn each_family_gets_what_was_asked_for() {
         let texts = |family| {
             let plan = AddressPlan { family };
-            (plan.node(2), plan.pods(2)).0.iter().map(ToString::to_string).collect::<Vec<_>>()
+            (plan.node(2), plan.pods(2))
+                .0
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         assert_eq!(texts(IpFamily::Ipv4), ["172.18.1.2/16"]);
         assert_eq!(texts(IpFamily::Ipv6), ["fd00:172:18::1:2/64"]);
-        assert_eq!(texts(IpFamily::Dual), ["172.18.1.2/16", "fd00:172:18::1:2/64"]);
-        let plan = AddressPlan { family: IpFamily::Dual };
+        assert_eq!(
+            texts(IpFamily::Dual),
+            ["172.18.1.2/16", "fd00:172:18::1:2/64"]
+        );
+        let plan = AddressPlan {
+            family: IpFamily::Dual,
+        };
         assert_eq!(plan.service(300)[0].to_string(), "10.96.1.44");
         assert_eq!(plan.pods(2)[1].to_string(), "fd00:10:244:2::/64");
     }

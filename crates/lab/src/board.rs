@@ -51,12 +51,23 @@ impl Board {
         control: Netns,
         nodes: Vec<Arc<Node>>,
     ) -> Self {
-        Self { layout, options, fabric, control, nodes, inner: Mutex::default() }
+        Self {
+            layout,
+            options,
+            fabric,
+            control,
+            nodes,
+            inner: Mutex::default(),
+        }
     }
 
     pub(crate) fn pod_planned(&self, plan: PodPlan) {
-        let entry =
-            PodEntry { observed: Observed::default(), terminating: false, netns: None, plan };
+        let entry = PodEntry {
+            observed: Observed::default(),
+            terminating: false,
+            netns: None,
+            plan,
+        };
         self.inner.lock().pods.insert(entry.plan.uid.clone(), entry);
     }
 
@@ -84,7 +95,8 @@ impl Board {
 
     pub(crate) fn daemon(&self, status: DaemonStatus) {
         let mut inner = self.inner.lock();
-        let same = |known: &&mut DaemonStatus| known.name == status.name && known.node == status.node;
+        let same =
+            |known: &&mut DaemonStatus| known.name == status.name && known.node == status.node;
         match inner.daemons.iter_mut().find(same) {
             Some(known) => *known = status,
             None => inner.daemons.push(status),
@@ -111,7 +123,11 @@ impl Board {
             manifests: self.options.manifests.display().to_string(),
             mesh: self.options.mesh,
             nodes: nodes.collect(),
-            pods: inner.pods.values().map(|entry| entry.status(&self.layout.status())).collect(),
+            pods: inner
+                .pods
+                .values()
+                .map(|entry| entry.status(&self.layout.status()))
+                .collect(),
             daemons: inner.daemons.clone(),
             problems: inner.problems.clone(),
         }
@@ -164,7 +180,9 @@ impl Board {
     ) -> Result<PathBuf, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
-        Ok(self.layout.container_log(&entry.plan.uid, &entry.container(container)?))
+        Ok(self
+            .layout
+            .container_log(&entry.plan.uid, &entry.container(container)?))
     }
 
     /// The mounts and host name that every process of a pod gets.
@@ -214,7 +232,9 @@ impl Inner {
         // Any pod of one Deployment will do; pods of different owners would be a guess.
         let owner = |entry: &PodEntry| entry.plan.owner().map(ToOwned::to_owned);
         match found.as_slice() {
-            [] => Err(format!("there is no pod {name:?}; `ambit lab status` lists them")),
+            [] => Err(format!(
+                "there is no pod {name:?}; `ambit lab status` lists them"
+            )),
             [first, rest @ ..] if rest.iter().all(|other| owner(other) == owner(first)) => {
                 Ok(first)
             }

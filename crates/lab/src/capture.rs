@@ -97,7 +97,10 @@ struct Segment<'a> {
 impl Traffic {
     /// Searches payloads for `markers`.
     pub fn new(markers: Vec<Vec<u8>>) -> Self {
-        Self { markers, ..Self::default() }
+        Self {
+            markers,
+            ..Self::default()
+        }
     }
 
     /// Takes one Ethernet frame. A frame seen a moment ago is the same one on another port.
@@ -128,19 +131,30 @@ impl Traffic {
         };
         let forwards = opens || known(from, to) || (!known(to, from) && from.port() >= to.port());
         let (client, server) = if forwards { (from, to) } else { (to, from) };
-        let clear = if udp { segment.payload.len() } else { self.stream(segment) };
-        let found = self.markers.iter().map(|marker| count(segment.payload, marker)).sum::<u64>();
+        let clear = if udp {
+            segment.payload.len()
+        } else {
+            self.stream(segment)
+        };
+        let found = self
+            .markers
+            .iter()
+            .map(|marker| count(segment.payload, marker))
+            .sum::<u64>();
         let kind = if udp { FlowKind::Udp } else { FlowKind::Empty };
-        let flow = self.flows.entry((client.ip(), server, udp)).or_insert(FlowReport {
-            client: client.ip(),
-            server,
-            kind,
-            connections: 0,
-            frames: 0,
-            bytes: 0,
-            clear_bytes: 0,
-            markers: 0,
-        });
+        let flow = self
+            .flows
+            .entry((client.ip(), server, udp))
+            .or_insert(FlowReport {
+                client: client.ip(),
+                server,
+                kind,
+                connections: 0,
+                frames: 0,
+                bytes: 0,
+                clear_bytes: 0,
+                markers: 0,
+            });
         flow.connections += u64::from(opens);
         flow.frames += 1;
         flow.bytes += segment.payload.len() as u64;
@@ -160,7 +174,13 @@ impl Traffic {
         let key = (segment.from, segment.to);
         if segment.syn {
             let next = segment.sequence.wrapping_add(1);
-            self.streams.insert(key, Stream { next, record: Record::Header(Vec::new()) });
+            self.streams.insert(
+                key,
+                Stream {
+                    next,
+                    record: Record::Header(Vec::new()),
+                },
+            );
             return 0;
         }
         // Without its beginning, take the first segment for the beginning of a record.
@@ -176,7 +196,9 @@ impl Traffic {
             }
             _ => return 0,
         };
-        stream.next = stream.next.wrapping_add(u32::try_from(fresh.len()).unwrap_or_default());
+        stream.next = stream
+            .next
+            .wrapping_add(u32::try_from(fresh.len()).unwrap_or_default());
         stream.record.take(fresh)
     }
 
@@ -215,7 +237,8 @@ impl Record {
                                 *self = Self::Header(Vec::new());
                             }
                         }
-                        [20..=23] | [20..=23, 3] | [20..=23, 3, 0..=4] | [20..=23, 3, 0..=4, _] => {}
+                        [20..=23] | [20..=23, 3] | [20..=23, 3, 0..=4] | [20..=23, 3, 0..=4, _] => {
+                        }
                         _ => {
                             *self = Self::NotTls;
                             return so_far + rest.len();
@@ -233,7 +256,10 @@ fn count(haystack: &[u8], needle: &[u8]) -> u64 {
     if needle.is_empty() {
         return 0;
     }
-    haystack.windows(needle.len()).filter(|window| *window == needle).count() as u64
+    haystack
+        .windows(needle.len())
+        .filter(|window| *window == needle)
+        .count() as u64
 }
 
 /// Ethernet, IPv4 or IPv6 without extension headers, TCP or UDP; anything else is nobody's payload.
@@ -244,21 +270,45 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
             let header = usize::from(packet.first()? & 0x0f) * 4;
             let length = usize::from(number(packet.get(2..4)?));
             let address = |range| {
-                let bytes: [u8; 4] = packet.get::<std::ops::Range<usize>>(range)?.try_into().ok()?;
+                let bytes: [u8; 4] = packet
+                    .get::<std::ops::Range<usize>>(range)?
+                    .try_into()
+                    .ok()?;
                 Some(Ipv4Addr::from(bytes))
             };
             // A length of 0 is a frame too large for the field (segmentation left to the device).
-            let end = if length == 0 { packet.len() } else { length.min(packet.len()) };
-            (address(12..16)?.into(), address(16..20)?.into(), *packet.get(9)?, packet.get(header..end)?)
+            let end = if length == 0 {
+                packet.len()
+            } else {
+                length.min(packet.len())
+            };
+            (
+                address(12..16)?.into(),
+                address(16..20)?.into(),
+                *packet.get(9)?,
+                packet.get(header..end)?,
+            )
         }
         [0x86, 0xdd] => {
             let length = usize::from(number(packet.get(4..6)?));
             let address = |range| {
-                let bytes: [u8; 16] = packet.get::<std::ops::Range<usize>>(range)?.try_into().ok()?;
+                let bytes: [u8; 16] = packet
+                    .get::<std::ops::Range<usize>>(range)?
+                    .try_into()
+                    .ok()?;
                 Some(Ipv6Addr::from(bytes))
             };
-            let end = if length == 0 { packet.len() } else { (40 + length).min(packet.len()) };
-            (address(8..24)?.into(), address(24..40)?.into(), *packet.get(6)?, packet.get(40..end)?)
+            let end = if length == 0 {
+                packet.len()
+            } else {
+                (40 + length).min(packet.len())
+            };
+            (
+                address(8..24)?.into(),
+                address(24..40)?.into(),
+                *packet.get(6)?,
+                packet.get(40..end)?,
+            )
         }
         _ => return None,
     };
@@ -271,11 +321,27 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
             let flags = *body.get(13)?;
             let (syn, ack) = (flags & 2 != 0, flags & 16 != 0);
             let payload = body.get(offset..)?;
-            Some(Segment { from, to, udp: false, sequence, syn, ack, payload })
+            Some(Segment {
+                from,
+                to,
+                udp: false,
+                sequence,
+                syn,
+                ack,
+                payload,
+            })
         }
         17 => {
             let payload = body.get(8..)?;
-            Some(Segment { from, to, udp: true, sequence: 0, syn: false, ack: false, payload })
+            Some(Segment {
+                from,
+                to,
+                udp: true,
+                sequence: 0,
+                syn: false,
+                ack: false,
+                payload,
+            })
         }
         _ => None,
     }
@@ -384,7 +450,11 @@ mod tests {
         for cut in 1..records.len() {
             let (first, second) = records.split_at(cut);
             let report = connection(15008, &[first, second]).reports().remove(0);
-            assert_eq!((report.kind, report.clear_bytes), (FlowKind::Hbone, 0), "{cut}");
+            assert_eq!(
+                (report.kind, report.clear_bytes),
+                (FlowKind::Hbone, 0),
+                "{cut}"
+            );
             assert_eq!((report.connections, report.bytes), (1, 14));
         }
     }
@@ -392,10 +462,18 @@ mod tests {
     #[test]
     fn plaintext_is_seen_and_its_marker_found() {
         let report = connection(8080, &[b"GET / SECRET"]).reports().remove(0);
-        assert_eq!((report.kind, report.clear_bytes, report.markers), (FlowKind::Plaintext, 12, 1));
+        assert_eq!(
+            (report.kind, report.clear_bytes, report.markers),
+            (FlowKind::Plaintext, 12, 1)
+        );
         // Also behind something that looked like TLS, and on the tunnel's own port.
-        let report = connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"]).reports().remove(0);
-        assert_eq!((report.kind, report.clear_bytes, report.markers), (FlowKind::Plaintext, 6, 1));
+        let report = connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"])
+            .reports()
+            .remove(0);
+        assert_eq!(
+            (report.kind, report.clear_bytes, report.markers),
+            (FlowKind::Plaintext, 6, 1)
+        );
     }
 
     #[test]

@@ -140,12 +140,20 @@ impl Client {
             })
         };
         let (out, err) = (collect(out), collect(err));
-        let code =
-            self.exec(pod, None, &command, [null.as_fd(), out_end.as_fd(), err_end.as_fd()]);
+        let code = self.exec(
+            pod,
+            None,
+            &command,
+            [null.as_fd(), out_end.as_fd(), err_end.as_fd()],
+        );
         drop((out_end, err_end));
         let text = |thread: thread::JoinHandle<String>| thread.join().unwrap_or_default();
         let (stdout, stderr) = (text(out), text(err));
-        Ok(ExecOutput { code: code?, stdout, stderr })
+        Ok(ExecOutput {
+            code: code?,
+            stdout,
+            stderr,
+        })
     }
 
     /// Copies a log to `out`.
@@ -158,7 +166,8 @@ impl Client {
         follow: bool,
         out: BorrowedFd<'_>,
     ) -> Result<(), ClientError> {
-        self.ask(&Request::Logs { source, follow }, &[out]).map(drop)
+        self.ask(&Request::Logs { source, follow }, &[out])
+            .map(drop)
     }
 
     /// A log as text.
@@ -183,7 +192,9 @@ impl Client {
     /// # Errors
     /// When it cannot be made.
     pub fn dial(&self, place: Place, address: SocketAddr) -> Result<TcpStream, ClientError> {
-        Ok(TcpStream::from(self.ask_fd(&Request::Dial { place, address })?))
+        Ok(TcpStream::from(
+            self.ask_fd(&Request::Dial { place, address })?,
+        ))
     }
 
     /// Begins to watch what travels between the nodes.

@@ -126,7 +126,10 @@ impl Cluster {
 
     /// Pods that no node can take, and why.
     pub(crate) fn problems(&self) -> Vec<String> {
-        self.unschedulable.iter().map(|(key, why)| format!("{key}: {why}")).collect()
+        self.unschedulable
+            .iter()
+            .map(|(key, why)| format!("{key}: {why}"))
+            .collect()
     }
 
     fn by_uid(&mut self, uid: &str) -> Option<&mut Record> {
@@ -144,7 +147,9 @@ impl Cluster {
                 _ if record.terminating => {}
                 _ => {
                     record.terminating = true;
-                    effects.push(Effect::Stop { uid: record.plan.uid.clone() });
+                    effects.push(Effect::Stop {
+                        uid: record.plan.uid.clone(),
+                    });
                 }
             }
         }
@@ -159,7 +164,12 @@ impl Cluster {
             match schedule::choose(&self.nodes, &self.objects, &want.pod, &placed) {
                 Ok(node) => {
                     let uid = want.uid().unwrap_or_else(|| (self.new_uid)());
-                    let plan = PodPlan { uid, node, pod: want.pod, whole: want.whole };
+                    let plan = PodPlan {
+                        uid,
+                        node,
+                        pod: want.pod,
+                        whole: want.whole,
+                    };
                     let record = Record {
                         plan: plan.clone(),
                         observed: Observed::default(),
@@ -193,7 +203,11 @@ impl Cluster {
             let old = self.service_ips.get(&key).map_or(&[][..], Vec::as_slice);
             let next = self.next_service;
             let ips = service::addresses(&service, self.addresses, old, next);
-            if ips != old && ips.iter().any(|ip| self.addresses.service(next).contains(ip)) {
+            if ips != old
+                && ips
+                    .iter()
+                    .any(|ip| self.addresses.service(next).contains(ip))
+            {
                 self.next_service = self.next_service.saturating_add(1);
             }
             self.service_ips.insert(key, ips);
@@ -204,10 +218,17 @@ impl Cluster {
     fn write_objects(&mut self, effects: &mut Vec<Effect>) {
         let mut wanted = BTreeMap::new();
         for node in &self.nodes {
-            wanted.insert(ObjectKey::new(Kind::Node, "", node.name.as_str()), overlay::node(node));
+            wanted.insert(
+                ObjectKey::new(Kind::Node, "", node.name.as_str()),
+                overlay::node(node),
+            );
         }
-        let mut namespaces: BTreeSet<_> =
-            self.objects.keys().filter(|key| key.kind.is_namespaced()).map(|key| key.namespace.clone()).collect();
+        let mut namespaces: BTreeSet<_> = self
+            .objects
+            .keys()
+            .filter(|key| key.kind.is_namespaced())
+            .map(|key| key.namespace.clone())
+            .collect();
         namespaces.insert(arcstr::literal!("default"));
         for namespace in namespaces {
             let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
@@ -219,7 +240,11 @@ impl Cluster {
             }
         }
         for (key, record) in &self.pods {
-            let Record { plan, observed, terminating } = record;
+            let Record {
+                plan,
+                observed,
+                terminating,
+            } = record;
             wanted.insert(key.clone(), overlay::pod(key, plan, observed, *terminating));
         }
         for key in self.added.keys().filter(|key| !wanted.contains_key(key)) {

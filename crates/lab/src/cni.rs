@@ -86,7 +86,12 @@ impl PluginList {
             path.push(":");
             path.push(dir);
         }
-        Self { version: "1.0.0".into(), name: "ambit-lab".into(), plugins, path }
+        Self {
+            version: "1.0.0".into(),
+            name: "ambit-lab".into(),
+            plugins,
+            path,
+        }
     }
 
     /// The list as a file, for people to read.
@@ -105,12 +110,23 @@ impl PluginList {
         for plugin in &self.plugins {
             result = self.call("ADD", plugin, result, node, pod, sandbox).await?;
         }
-        let ips = result.as_ref().and_then(|result| result.get("ips")).and_then(Value::as_array);
+        let ips = result
+            .as_ref()
+            .and_then(|result| result.get("ips"))
+            .and_then(Value::as_array);
         let address = |ip: &Value| {
-            ip.get("address")?.as_str()?.parse::<IpNet>().ok().map(|net| net.addr())
+            ip.get("address")?
+                .as_str()?
+                .parse::<IpNet>()
+                .ok()
+                .map(|net| net.addr())
         };
         let ips: Vec<_> = ips.into_iter().flatten().filter_map(address).collect();
-        if ips.is_empty() { Err(CniError::NoAddress) } else { Ok(ips) }
+        if ips.is_empty() {
+            Err(CniError::NoAddress)
+        } else {
+            Ok(ips)
+        }
     }
 
     /// Takes the network down: every plugin is called, whatever the others say.
@@ -131,8 +147,15 @@ impl PluginList {
         pod: &PodPlan,
         sandbox: &Sandbox,
     ) -> Result<Option<Value>, CniError> {
-        let kind = plugin.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let failed = |source| CniError::Run { plugin: kind.clone(), source };
+        let kind = plugin
+            .get("type")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
+        let failed = |source| CniError::Run {
+            plugin: kind.clone(),
+            source,
+        };
         let mut config = plugin.clone();
         if let Some(config) = config.as_object_mut() {
             config.insert("cniVersion".into(), self.version.clone().into());
@@ -142,7 +165,10 @@ impl PluginList {
             }
         }
         let program = self.find(&kind).ok_or_else(|| {
-            failed(io::Error::new(io::ErrorKind::NotFound, "it is in none of the directories"))
+            failed(io::Error::new(
+                io::ErrorKind::NotFound,
+                "it is in none of the directories",
+            ))
         })?;
         let mut command = Command::new(program);
         command
@@ -169,7 +195,10 @@ impl PluginList {
             .stderr(Stdio::piped());
         let mut command = tokio::process::Command::from(command);
         command.kill_on_drop(true);
-        let spawned = node.host.run(|| command.spawn()).and_then(|spawned| spawned);
+        let spawned = node
+            .host
+            .run(|| command.spawn())
+            .and_then(|spawned| spawned);
         let mut child = spawned.map_err(failed)?;
         let run = async {
             if let Some(mut stdin) = child.stdin.take() {
@@ -187,18 +216,27 @@ impl PluginList {
         }
         let text = |key: &str| {
             let stdout = stdout.as_ref()?;
-            stdout.get(key)?.as_str().filter(|text| !text.is_empty()).map(ToOwned::to_owned)
+            stdout
+                .get(key)?
+                .as_str()
+                .filter(|text| !text.is_empty())
+                .map(ToOwned::to_owned)
         };
         let message = match (text("msg"), text("details")) {
             (Some(message), Some(details)) => format!("{message}: {details}"),
             (Some(message), None) => message,
             _ => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         };
-        Err(CniError::Failed { plugin: kind, message })
+        Err(CniError::Failed {
+            plugin: kind,
+            message,
+        })
     }
 
     fn find(&self, kind: &str) -> Option<PathBuf> {
-        std::env::split_paths(&self.path).map(|dir| dir.join(kind)).find(|path| path.is_file())
+        std::env::split_paths(&self.path)
+            .map(|dir| dir.join(kind))
+            .find(|path| path.is_file())
     }
 }
 

@@ -14,7 +14,11 @@ use std::{
 use ambit_netlab::Netns;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Probe};
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::{process::Child, sync::{mpsc, watch}, time::sleep};
+use tokio::{
+    process::Child,
+    sync::{mpsc, watch},
+    time::sleep,
+};
 
 use crate::{
     board::Board,
@@ -67,7 +71,14 @@ impl Place {
         }
         let plan = &self.plan;
         let ips = || self.ips.iter().map(ToString::to_string).collect::<Vec<_>>();
-        match variable.value_from.as_ref()?.field_ref.as_ref()?.field_path.as_str() {
+        match variable
+            .value_from
+            .as_ref()?
+            .field_ref
+            .as_ref()?
+            .field_path
+            .as_str()
+        {
             "metadata.name" => Some(plan.name().to_owned()),
             "metadata.namespace" => Some(plan.namespace().to_owned()),
             "metadata.uid" => Some(plan.uid.clone()),
@@ -98,7 +109,10 @@ impl Place {
     /// Starts the process that holds the namespace, and shows whose it is, while no container runs.
     pub(crate) fn hold(&self) -> io::Result<Child> {
         let mut command = self.command(Vec::new(), None, &self.environment(None))?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         self.spawn(command)
     }
 
@@ -118,8 +132,9 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
         if let Some(after) = after.strip_prefix('$') {
             out.push('$');
             rest = after;
-        } else if let Some((name, tail)) =
-            after.strip_prefix('(').and_then(|inside| inside.split_once(')'))
+        } else if let Some((name, tail)) = after
+            .strip_prefix('(')
+            .and_then(|inside| inside.split_once(')'))
             && let Some(value) = env.get(name)
         {
             out.push_str(value);
@@ -178,7 +193,8 @@ pub(crate) async fn run(
         let ended = match start(&place, &container) {
             Ok(child) => {
                 seen.state = ContainerState::Running;
-                seen.ready = container.readiness_probe.is_none() && container.startup_probe.is_none();
+                seen.ready =
+                    container.readiness_probe.is_none() && container.startup_probe.is_none();
                 report(&seen).await;
                 attend(&place, &container, child, &mut seen, &mut stop, &reports).await
             }
@@ -198,7 +214,11 @@ pub(crate) async fn run(
             return;
         }
         report(&seen).await;
-        wait = if started.elapsed() > STABLE { FIRST_RESTART } else { (wait * 2).min(LAST_RESTART) };
+        wait = if started.elapsed() > STABLE {
+            FIRST_RESTART
+        } else {
+            (wait * 2).min(LAST_RESTART)
+        };
         tokio::select! {
             () = sleep(wait) => {}
             () = stopped(&mut stop) => return,
@@ -216,11 +236,17 @@ fn start(place: &Place, container: &Container) -> io::Result<Child> {
             container.name
         )));
     }
-    let log = place.board.layout.container_log(&place.plan.uid, &container.name);
+    let log = place
+        .board
+        .layout
+        .container_log(&place.plan.uid, &container.name);
     let log = File::options().create(true).append(true).open(log)?;
     let env = place.environment(Some(container));
     let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
     place.spawn(command)
 }
 
@@ -292,12 +318,18 @@ async fn probe_all(place: &Place, container: &Container, verdicts: &mpsc::Sender
         let _container_is_gone = verdicts.send(Verdict::Ready(true)).await;
     }
     let readiness = async {
-        let Some(probe) = &container.readiness_probe else { return };
-        probe_for_ever(place, container, probe, |ok, _| verdicts.try_send(Verdict::Ready(ok)).is_ok())
-            .await;
+        let Some(probe) = &container.readiness_probe else {
+            return;
+        };
+        probe_for_ever(place, container, probe, |ok, _| {
+            verdicts.try_send(Verdict::Ready(ok)).is_ok()
+        })
+        .await;
     };
     let liveness = async {
-        let Some(probe) = &container.liveness_probe else { return };
+        let Some(probe) = &container.liveness_probe else {
+            return;
+        };
         probe_for_ever(place, container, probe, |ok, why| {
             ok || verdicts.try_send(Verdict::Unlive(why)).is_ok()
         })
@@ -355,19 +387,35 @@ async fn probe_for_ever(
             }
         }
         // A pod that is just starting is asked more often than the manifest says.
-        sleep(if ever { timing.period } else { timing.period.min(Duration::from_millis(250)) }).await;
+        sleep(if ever {
+            timing.period
+        } else {
+            timing.period.min(Duration::from_millis(250))
+        })
+        .await;
     }
 }
 
 async fn once(place: &Place, container: &Container, probe: &Probe) -> io::Result<()> {
-    let ip = place.ips.first().copied().ok_or_else(|| io::Error::other("the pod has no address"))?;
+    let ip = place
+        .ips
+        .first()
+        .copied()
+        .ok_or_else(|| io::Error::other("the pod has no address"))?;
     if let Some(done) = probes::network(probe, &place.node, &place.plan, ip).await {
         return done;
     }
-    let argv = probe.exec.as_ref().and_then(|exec| exec.command.clone()).unwrap_or_default();
+    let argv = probe
+        .exec
+        .as_ref()
+        .and_then(|exec| exec.command.clone())
+        .unwrap_or_default();
     let env = place.environment(Some(container));
     let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let mut child = place.spawn(command)?;
     let status = tokio::time::timeout(Timing::of(probe).timeout, child.wait()).await;
     match status {
@@ -381,20 +429,31 @@ async fn once(place: &Place, container: &Container, probe: &Probe) -> io::Result
 /// The exit code, as shells count signals.
 pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// To the whole group: a shell's children too.
 fn signal(child: &Child, signal: Signal) {
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = child
+        .id()
+        .and_then(|pid| i32::try_from(pid).ok())
+        .and_then(Pid::from_raw);
     if let Some(pid) = pid {
         let _it_is_gone = kill_process_group(pid, signal);
     }
 }
 
 fn grace(plan: &PodPlan) -> Duration {
-    let seconds = plan.spec().and_then(|spec| spec.termination_grace_period_seconds);
-    Duration::from_secs(seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(30))
+    let seconds = plan
+        .spec()
+        .and_then(|spec| spec.termination_grace_period_seconds);
+    Duration::from_secs(
+        seconds
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .unwrap_or(30),
+    )
 }
 
 #[cfg(test)]
@@ -404,9 +463,13 @@ mod tests {
     #[test]
     fn variables_are_expanded_as_kubernetes_does() {
         let env = BTreeMap::from([("A".to_owned(), "1".to_owned())]);
-        for (text, expected) in
-            [("$(A)-$(B)", "1-$(B)"), ("$$(A)", "$(A)"), ("a$", "a$"), ("$(A", "$(A"), ("", "")]
-        {
+        for (text, expected) in [
+            ("$(A)-$(B)", "1-$(B)"),
+            ("$$(A)", "$(A)"),
+            ("a$", "a$"),
+            ("$(A", "$(A"),
+            ("", ""),
+        ] {
             assert_eq!(expand(text, &env), expected, "{text}");
         }
     }

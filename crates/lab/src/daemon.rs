@@ -51,10 +51,19 @@ impl Daemon {
                 }
                 Err(error) => error.to_string(),
             };
-            tracing::warn!(daemon = self.name, node = self.node, message, "ended; starting it again");
+            tracing::warn!(
+                daemon = self.name,
+                node = self.node,
+                message,
+                "ended; starting it again"
+            );
             restarts += 1;
             board.daemon(self.status(None, restarts, Some(message)));
-            wait = if started.elapsed() > STABLE { FASTEST } else { (wait * 2).min(SLOWEST) };
+            wait = if started.elapsed() > STABLE {
+                FASTEST
+            } else {
+                (wait * 2).min(SLOWEST)
+            };
             tokio::time::sleep(wait).await;
         }
     }
@@ -73,6 +82,12 @@ impl Daemon {
     }
 
     fn status(&self, pid: Option<u32>, restarts: u32, message: Option<String>) -> DaemonStatus {
-        DaemonStatus { name: self.name.clone(), node: self.node.clone(), pid, restarts, message }
+        DaemonStatus {
+            name: self.name.clone(),
+            node: self.node.clone(),
+            pid,
+            restarts,
+            message,
+        }
     }
 }

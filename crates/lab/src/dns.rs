@@ -47,7 +47,10 @@ impl Zone {
             let name = format!("{}.{}.svc.{DOMAIN}", view.name, view.namespace).to_lowercase();
             if view.ips.is_empty() {
                 for (host, ip) in &view.endpoints {
-                    names.entry(format!("{}.{name}", host.to_lowercase())).or_default().push(*ip);
+                    names
+                        .entry(format!("{}.{name}", host.to_lowercase()))
+                        .or_default()
+                        .push(*ip);
                 }
             }
             let addresses = names.entry(name).or_default();
@@ -106,8 +109,14 @@ pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Resul
             Ok::<_, io::Error>((udp, tcp))
         })??;
         let (udp, tcp) = (UdpSocket::from_std(udp)?, TcpListener::from_std(tcp)?);
-        drop(ambit_rt::spawn("dns over udp", serve_udp(udp, zone.clone())));
-        drop(ambit_rt::spawn("dns over tcp", serve_tcp(tcp, zone.clone())));
+        drop(ambit_rt::spawn(
+            "dns over udp",
+            serve_udp(udp, zone.clone()),
+        ));
+        drop(ambit_rt::spawn(
+            "dns over tcp",
+            serve_tcp(tcp, zone.clone()),
+        ));
     }
     Ok(())
 }
@@ -115,13 +124,19 @@ pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Resul
 async fn serve_udp(socket: UdpSocket, zone: watch::Receiver<Arc<Zone>>) {
     let mut buffer = [0_u8; 4096];
     loop {
-        let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
+        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
         let question = buffer.get(..length).unwrap_or_default();
         let answer = zone.borrow().answer(question);
         let Some(answer) = answer else { continue };
-        let Ok(mut bytes) = answer.to_vec() else { continue };
+        let Ok(mut bytes) = answer.to_vec() else {
+            continue;
+        };
         if bytes.len() > UDP_PAYLOAD {
-            let Ok(short) = answer.truncate().to_vec() else { continue };
+            let Ok(short) = answer.truncate().to_vec() else {
+                continue;
+            };
             bytes = short;
         }
         let _client_is_gone = socket.send_to(&bytes, client).await;
@@ -132,7 +147,10 @@ async fn serve_tcp(listener: TcpListener, zone: watch::Receiver<Arc<Zone>>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                drop(ambit_rt::spawn("dns connection", serve_stream(stream, zone.clone())));
+                drop(ambit_rt::spawn(
+                    "dns connection",
+                    serve_stream(stream, zone.clone()),
+                ));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
@@ -142,10 +160,16 @@ async fn serve_tcp(listener: TcpListener, zone: watch::Receiver<Arc<Zone>>) {
 async fn serve_stream(mut stream: TcpStream, zone: watch::Receiver<Arc<Zone>>) {
     while let Ok(Ok(length)) = timeout(IDLE, stream.read_u16()).await {
         let mut question = vec![0; length.into()];
-        let Ok(Ok(_)) = timeout(IDLE, stream.read_exact(&mut question)).await else { return };
+        let Ok(Ok(_)) = timeout(IDLE, stream.read_exact(&mut question)).await else {
+            return;
+        };
         let answer = zone.borrow().answer(&question);
-        let Some(bytes) = answer.and_then(|answer| answer.to_vec().ok()) else { return };
-        let Ok(length) = u16::try_from(bytes.len()) else { return };
+        let Some(bytes) = answer.and_then(|answer| answer.to_vec().ok()) else {
+            return;
+        };
+        let Ok(length) = u16::try_from(bytes.len()) else {
+            return;
+        };
         let framed = [&length.to_be_bytes()[..], &bytes].concat();
         if stream.write_all(&framed).await.is_err() {
             return;
@@ -159,17 +183,16 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
     for server in servers {
         text.push_str(&format!("nameserver {server}\n"));
     }
-    text.push_str(&format!("search {namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}\n"));
+    text.push_str(&format!(
+        "search {namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}\n"
+    ));
     text.push_str("options ndots:5\n");
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::{
-        op::Query,
-        rr::Name,
-    };
+    use hickory_proto::{op::Query, rr::Name};
 
     use super::*;
 
@@ -177,7 +200,11 @@ mod tests {
         let mut question = Message::query();
         question.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
         let answer = zone.answer(&question.to_vec().unwrap()).unwrap();
-        let texts = answer.answers.iter().map(|record| record.data.to_string()).collect();
+        let texts = answer
+            .answers
+            .iter()
+            .map(|record| record.data.to_string())
+            .collect();
         (answer.metadata.response_code, texts)
     }
 
@@ -194,21 +221,61 @@ mod tests {
                 .collect(),
         };
         let zone = Zone::new(&[
-            view("web", &["10.96.1.0", "fd00:10:96::100"], &[("web-1", "10.244.1.2")]),
+            view(
+                "web",
+                &["10.96.1.0", "fd00:10:96::100"],
+                &[("web-1", "10.244.1.2")],
+            ),
             view("db", &[], &[("db-0", "10.244.1.3"), ("db-1", "10.244.2.3")]),
         ]);
         let none: &[&str] = &[];
         let cases: [(&str, RecordType, ResponseCode, &[&str]); 6] = [
-            ("Web.shop.svc.cluster.local.", RecordType::A, ResponseCode::NoError, &["10.96.1.0"]),
-            ("web.shop.svc.cluster.local.", RecordType::AAAA, ResponseCode::NoError, &["fd00:10:96::100"]),
-            ("db.shop.svc.cluster.local.", RecordType::A, ResponseCode::NoError, &["10.244.1.3", "10.244.2.3"]),
-            ("db-1.db.shop.svc.cluster.local.", RecordType::A, ResponseCode::NoError, &["10.244.2.3"]),
-            ("db.shop.svc.cluster.local.", RecordType::AAAA, ResponseCode::NoError, none),
+            (
+                "Web.shop.svc.cluster.local.",
+                RecordType::A,
+                ResponseCode::NoError,
+                &["10.96.1.0"],
+            ),
+            (
+                "web.shop.svc.cluster.local.",
+                RecordType::AAAA,
+                ResponseCode::NoError,
+                &["fd00:10:96::100"],
+            ),
+            (
+                "db.shop.svc.cluster.local.",
+                RecordType::A,
+                ResponseCode::NoError,
+                &["10.244.1.3", "10.244.2.3"],
+            ),
+            (
+                "db-1.db.shop.svc.cluster.local.",
+                RecordType::A,
+                ResponseCode::NoError,
+                &["10.244.2.3"],
+            ),
+            (
+                "db.shop.svc.cluster.local.",
+                RecordType::AAAA,
+                ResponseCode::NoError,
+                none,
+            ),
             ("example.com.", RecordType::A, ResponseCode::NXDomain, none),
         ];
         for (name, kind, code, expected) in cases {
             let (got, answers) = ask(&zone, name, kind);
-            assert_eq!((got, answers.as_slice()), (code, expected.iter().map(ToString::to_string).collect::<Vec<_>>().as_slice()), "{name}");
+            assert_eq!(
+                (got, answers.as_slice()),
+                (
+                    code,
+                    expected
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect::<Vec<_>>()
+                        .as_slice()
+                ),
+                "{name}"
+            );
         }
     }
 

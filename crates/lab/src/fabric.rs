@@ -66,7 +66,13 @@ pub(crate) async fn build(
             root.route(prefix, Some(*via), BRIDGE).await?;
         }
         let dir = layout.node(&name);
-        nodes.push(Node { name, number, host, ips, dir });
+        nodes.push(Node {
+            name,
+            number,
+            host,
+            ips,
+            dir,
+        });
     }
     for node in &nodes {
         for other in nodes.iter().filter(|other| other.number != node.number) {
@@ -87,7 +93,11 @@ pub(crate) async fn build(
             let _not_built_in = node.host.sysctl("net.bridge.bridge-nf-call-ip6tables", "1");
         }
     }
-    Ok(Fabric { root, control, nodes })
+    Ok(Fabric {
+        root,
+        control,
+        nodes,
+    })
 }
 
 async fn connect(
@@ -105,7 +115,8 @@ async fn connect(
         host.address(UPLINK, *address).await?;
     }
     for gateway in plan.root() {
-        host.route(default_route(gateway.addr()), Some(gateway.addr()), UPLINK).await?;
+        host.route(default_route(gateway.addr()), Some(gateway.addr()), UPLINK)
+            .await?;
     }
     Ok(())
 }
@@ -129,7 +140,9 @@ pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 
 async fn macvlan(plan: AddressPlan, node: &Node) -> Result<(), HostError> {
-    node.host.veth(MACVLAN_GATEWAY, &node.host, MACVLAN_MASTER).await?;
+    node.host
+        .veth(MACVLAN_GATEWAY, &node.host, MACVLAN_MASTER)
+        .await?;
     node.host.up(MACVLAN_GATEWAY).await?;
     node.host.up(MACVLAN_MASTER).await?;
     for gateway in plan.gateways(node.number) {

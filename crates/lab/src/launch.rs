@@ -121,7 +121,9 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     // The supervisor says one line on the standard output it inherits; no line means it died.
     let mut line = String::new();
     if let Some(stdout) = guard.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(io_failed("hear from the lab"))?;
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .map_err(io_failed("hear from the lab"))?;
     }
     if line.trim() == READY {
         return Ok(());
@@ -129,7 +131,9 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     let log = fs::read_to_string(layout.log()).unwrap_or_default();
     let _ended = guard.wait();
     let last = log.lines().rev().find(|line| !line.trim().is_empty());
-    Err(LaunchError::Failed(last.unwrap_or("it died without a word").to_owned()))
+    Err(LaunchError::Failed(
+        last.unwrap_or("it died without a word").to_owned(),
+    ))
 }
 
 /// What the supervisor says once it accepts requests.
@@ -137,7 +141,9 @@ pub(crate) const READY: &str = "ready";
 
 fn stage_command(ambit: &Path, stage: Stage, layout: &Layout) -> Command {
     let mut command = Command::new(ambit);
-    command.args(["lab", "run", "--stage", stage.as_str(), "--state"]).arg(layout.root());
+    command
+        .args(["lab", "run", "--stage", stage.as_str(), "--state"])
+        .arg(layout.root());
     command
 }
 
@@ -158,7 +164,10 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
     result.unwrap_or_else(|error| complain(&error))
 }
 
-#[expect(clippy::print_stderr, reason = "standard error is the lab's log, nothing else is set up")]
+#[expect(
+    clippy::print_stderr,
+    reason = "standard error is the lab's log, nothing else is set up"
+)]
 fn complain(error: &dyn std::error::Error) -> ExitCode {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -188,7 +197,14 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
          user.max_user_namespaces and kernel.unprivileged_userns_clone)",
     ))?;
     let mut child = stage_command(&options.ambit, Stage::Init, layout)
-        .env(USER_NAMESPACE, if how == Unshared::InUserNamespace { "1" } else { "" })
+        .env(
+            USER_NAMESPACE,
+            if how == Unshared::InUserNamespace {
+                "1"
+            } else {
+                ""
+            },
+        )
         .spawn()
         .map_err(io_failed("start the lab's first process"))?;
     let noted = fs::write(layout.pid(), child.id().to_string());
@@ -234,10 +250,16 @@ fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
         // Orphans of the whole lab come here too.
         let waited = rustix::io::retry_on_intr(|| rustix::process::wait(WaitOptions::empty()))
             .map_err(|error| io_failed("wait for the lab's processes")(error.into()))?;
-        let Some((pid, status)) = waited else { continue };
+        let Some((pid, status)) = waited else {
+            continue;
+        };
         if pid.as_raw_nonzero().get() == supervisor {
             let well = status.exit_status() == Some(0) || status.terminating_signal().is_some();
-            return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if well {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
     }
 }
@@ -254,7 +276,13 @@ fn mount_private(layout: &Layout) -> Result<(), LaunchError> {
         .map_err(failed("mount /proc of the lab's own processes"))?;
     fs::create_dir_all(layout.run()).map_err(io_failed("make the lab's private directory"))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    rustix::mount::mount("ambit-lab", layout.run(), "tmpfs", flags, Some(c"mode=0700,size=1g"))
-        .map_err(failed("mount the lab's private directory"))?;
+    rustix::mount::mount(
+        "ambit-lab",
+        layout.run(),
+        "tmpfs",
+        flags,
+        Some(c"mode=0700,size=1g"),
+    )
+    .map_err(failed("mount the lab's private directory"))?;
     Ok(())
 }

@@ -70,7 +70,11 @@ pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
     );
     for node in nodes {
         let name = proxy_pod(node);
-        let ips: Vec<_> = node.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        let ips: Vec<_> = node
+            .ips
+            .iter()
+            .map(|ip| json!({"ip": ip.to_string()}))
+            .collect();
         objects.insert(
             ObjectKey::new(Kind::Pod, SYSTEM, name.as_str()),
             json!({
@@ -131,7 +135,9 @@ pub(crate) fn etc(
         hosts.push_str(&format!("{ip} {hostname}\n"));
     }
     for ip in control {
-        hosts.push_str(&format!("{ip} istiod.{SYSTEM}.svc istiod.{SYSTEM}.svc.{DOMAIN}\n"));
+        hosts.push_str(&format!(
+            "{ip} istiod.{SYSTEM}.svc istiod.{SYSTEM}.svc.{DOMAIN}\n"
+        ));
     }
     fs::write(dir.join("hosts"), hosts)
 }
@@ -139,7 +145,16 @@ pub(crate) fn etc(
 fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
     let layout = &board.layout;
     let dir = layout.node("control");
-    etc(&dir, "control", control, control, &board.nodes.first().map_or(Vec::new(), |node| node.ips.clone()))?;
+    etc(
+        &dir,
+        "control",
+        control,
+        control,
+        &board
+            .nodes
+            .first()
+            .map_or(Vec::new(), |node| node.ips.clone()),
+    )?;
     fs::create_dir_all(layout.ca())?;
     let any = any_address(board);
     let mut command = vec![program(board, "ambit-control")];
@@ -156,8 +171,12 @@ fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
     for ip in control {
         flag("server-san", ip.to_string());
     }
-    let shim =
-        Shim { hostname: "control".into(), binds: etc_binds(&dir), working_dir: None, command };
+    let shim = Shim {
+        hostname: "control".into(),
+        binds: etc_binds(&dir),
+        working_dir: None,
+        command,
+    };
     Ok(Daemon {
         name: "control".into(),
         node: None,
@@ -184,7 +203,10 @@ fn agent(board: &Board, node: &Node) -> Daemon {
         ("NODE_NAME", node.name.clone()),
         ("AMBIENT_IPV6", v6),
         ("SYSTEM_NAMESPACE", SYSTEM.into()),
-        ("XTABLES_LOCKFILE", board.layout.xtables_lock().display().to_string()),
+        (
+            "XTABLES_LOCKFILE",
+            board.layout.xtables_lock().display().to_string(),
+        ),
     ];
     daemon(board, node, "agent", command, &variables)
 }
@@ -197,7 +219,11 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
     let control = control.first().map_or_else(String::new, |ip| {
         format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
     });
-    let first = node.ips.first().map(ToString::to_string).unwrap_or_default();
+    let first = node
+        .ips
+        .first()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let variables = [
         ("XDS_ADDRESS", control.clone()),
         ("CA_ADDRESS", control),
@@ -217,7 +243,13 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
         ("IPV6_ENABLED", "true".into()),
         ("RUST_LOG", "info".into()),
     ];
-    daemon(board, node, "proxy", vec![program, "proxy".into(), "ztunnel".into()], &variables)
+    daemon(
+        board,
+        node,
+        "proxy",
+        vec![program, "proxy".into(), "ztunnel".into()],
+        &variables,
+    )
 }
 
 fn daemon(
@@ -247,7 +279,11 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
     env.insert("PATH".into(), path(board));
     // Where the processes of the mesh log to is a file of the lab's own.
     env.insert("RUST_BACKTRACE".into(), "1".into());
-    env.extend(variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    env.extend(
+        variables
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), value.clone())),
+    );
     env.extend(board.options.env.clone());
     env.into_iter().collect()
 }
@@ -255,7 +291,11 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
 /// The directories of programs: the binaries' own first.
 pub(crate) fn path(board: &Board) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
-    let own = board.options.ambit.parent().map(|dir| dir.display().to_string());
+    let own = board
+        .options
+        .ambit
+        .parent()
+        .map(|dir| dir.display().to_string());
     let bin = board.options.bin_dir.display().to_string();
     [own.unwrap_or_default(), bin, inherited]
         .into_iter()
@@ -265,7 +305,11 @@ pub(crate) fn path(board: &Board) -> String {
 }
 
 fn manifest_dirs(board: &Board) -> [PathBuf; 3] {
-    [board.options.manifests.clone(), board.layout.live(), board.layout.status()]
+    [
+        board.options.manifests.clone(),
+        board.layout.live(),
+        board.layout.status(),
+    ]
 }
 
 fn program(board: &Board, name: &str) -> String {
@@ -289,7 +333,11 @@ async fn wait_for_root_cert(board: &Board) -> io::Result<()> {
         if started.elapsed() > ROOT_CERT_WAIT {
             let log = fs::read_to_string(board.layout.daemon_log("control", None));
             let log = log.unwrap_or_default();
-            let last = log.lines().rev().find(|line| !line.is_empty()).unwrap_or("it says nothing");
+            let last = log
+                .lines()
+                .rev()
+                .find(|line| !line.is_empty())
+                .unwrap_or("it says nothing");
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("the control plane wrote no root certificate: {last}"),

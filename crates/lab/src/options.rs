@@ -151,9 +151,13 @@ mod tests {
     #[test]
     fn a_proxy_for_a_node_that_does_not_exist_is_refused() {
         let mut options = for_tests(2, IpFamily::Ipv4);
-        options.node_proxies.insert("node-2".into(), "/ztunnel".into());
+        options
+            .node_proxies
+            .insert("node-2".into(), "/ztunnel".into());
         assert_eq!(options.check(), Ok(()));
-        options.node_proxies.insert("node-3".into(), "/ztunnel".into());
+        options
+            .node_proxies
+            .insert("node-3".into(), "/ztunnel".into());
         assert!(options.check().unwrap_err().contains("node-3"));
     }
 }

@@ -33,7 +33,10 @@ impl Timing {
             Duration::from_secs(value.unwrap_or(default).into())
         };
         let count = |value: Option<i32>, default: u32| {
-            value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default).max(1)
+            value
+                .and_then(|value| u32::try_from(value).ok())
+                .unwrap_or(default)
+                .max(1)
         };
         Self {
             initial_delay: seconds(probe.initial_delay_seconds, 0),
@@ -64,12 +67,16 @@ pub(crate) async fn network(
     let timeout = Timing::of(probe).timeout;
     let work = async {
         if let Some(tcp) = &probe.tcp_socket {
-            connect(node, address(&tcp.port, tcp.host.as_deref())?).await.map(drop)
+            connect(node, address(&tcp.port, tcp.host.as_deref())?)
+                .await
+                .map(drop)
         } else if let Some(http) = &probe.http_get {
             let to = address(&http.port, http.host.as_deref())?;
             get(connect(node, to).await?, to, http).await
         } else {
-            Err(io::Error::other("the lab makes exec, tcpSocket and httpGet probes only"))
+            Err(io::Error::other(
+                "the lab makes exec, tcpSocket and httpGet probes only",
+            ))
         }
     };
     if probe.exec.is_some() {
@@ -89,7 +96,11 @@ async fn connect(node: &Node, to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 async fn get(mut stream: TcpStream, to: SocketAddr, http: &HTTPGetAction) -> io::Result<()> {
-    let path = http.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("/");
+    let path = http
+        .path
+        .as_deref()
+        .filter(|path| !path.is_empty())
+        .unwrap_or("/");
     let mut headers = String::new();
     for header in http.http_headers.as_deref().unwrap_or_default() {
         headers.push_str(&format!("{}: {}\r\n", header.name, header.value));
@@ -108,7 +119,10 @@ async fn get(mut stream: TcpStream, to: SocketAddr, http: &HTTPGetAction) -> io:
         }
     }
     let head = String::from_utf8_lossy(&head);
-    let status = head.split_ascii_whitespace().nth(1).and_then(|code| code.parse::<u16>().ok());
+    let status = head
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|code| code.parse::<u16>().ok());
     match status {
         Some(200..=399) => Ok(()),
         Some(code) => Err(io::Error::other(format!("HTTP status {code}"))),

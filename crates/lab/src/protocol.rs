@@ -65,7 +65,11 @@ pub(crate) enum Request {
     /// Everything there is to know, at once.
     Status,
     /// Run a command in a container's namespaces with the three descriptors attached.
-    Exec { pod: String, container: Option<String>, command: Vec<String> },
+    Exec {
+        pod: String,
+        container: Option<String>,
+        command: Vec<String>,
+    },
     /// Copy a log into the descriptor attached.
     Logs { source: LogSource, follow: bool },
     /// Connect from inside a namespace; the reply carries the connection.

@@ -50,25 +50,30 @@ pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()>
             }
         }
     };
-    thread::Builder::new().name("control socket".into()).spawn(accept).map(drop)
+    thread::Builder::new()
+        .name("control socket".into())
+        .spawn(accept)
+        .map(drop)
 }
 
 fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> io::Result<()> {
-    let Some((request, fds)) = protocol::receive::<Request>(stream)? else { return Ok(()) };
+    let Some((request, fds)) = protocol::receive::<Request>(stream)? else {
+        return Ok(());
+    };
     let error = |text: String| protocol::send(stream, &Reply::Error(text), &[]);
     match request {
-        Request::Status => {
-            protocol::send(stream, &Reply::Status(Box::new(board.status())), &[])
-        }
-        Request::Exec { pod, container, command } => {
-            match exec(board, &pod, container.as_deref(), command, fds) {
-                Ok(child) => {
-                    let code = attend(child, stream)?;
-                    protocol::send(stream, &Reply::Exited(code), &[])
-                }
-                Err(text) => error(text),
+        Request::Status => protocol::send(stream, &Reply::Status(Box::new(board.status())), &[]),
+        Request::Exec {
+            pod,
+            container,
+            command,
+        } => match exec(board, &pod, container.as_deref(), command, fds) {
+            Ok(child) => {
+                let code = attend(child, stream)?;
+                protocol::send(stream, &Reply::Exited(code), &[])
             }
-        }
+            Err(text) => error(text),
+        },
         Request::Logs { source, follow } => match logs(board, &source, follow, fds, stream) {
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
@@ -86,7 +91,11 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             }
         }
         Request::Capture => {
-            match board.fabric.run(capture::packet_socket).and_then(|socket| socket) {
+            match board
+                .fabric
+                .run(capture::packet_socket)
+                .and_then(|socket| socket)
+            {
                 Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
                 Err(why) => error(format!("cannot open a packet socket: {why}")),
             }
@@ -111,15 +120,27 @@ fn exec(
     fds: Vec<OwnedFd>,
 ) -> Result<Child, String> {
     let (place, container) = board.place(pod, container)?;
-    let container = place.plan.containers().iter().find(|known| known.name == container);
+    let container = place
+        .plan
+        .containers()
+        .iter()
+        .find(|known| known.name == container);
     let env = place.environment(container);
     let working_dir = container.and_then(|container| container.working_dir.as_deref());
-    let mut command: Command =
-        place.command(argv, working_dir, &env).map_err(|error| error.to_string())?;
+    let mut command: Command = place
+        .command(argv, working_dir, &env)
+        .map_err(|error| error.to_string())?;
     let mut fds = fds.into_iter();
     let mut next = || fds.next().map_or_else(Stdio::null, Stdio::from);
-    command.stdin(next()).stdout(next()).stderr(next()).process_group(0);
-    let spawned = place.netns.run(|| command.spawn()).and_then(|spawned| spawned);
+    command
+        .stdin(next())
+        .stdout(next())
+        .stderr(next())
+        .process_group(0);
+    let spawned = place
+        .netns
+        .run(|| command.spawn())
+        .and_then(|spawned| spawned);
     spawned.map_err(|error| format!("cannot run the command: {error}"))
 }
 
@@ -135,7 +156,9 @@ fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
             let _it_is_gone = rustix::process::kill_process_group(group, Signal::KILL);
         }
     };
-    let watcher = thread::Builder::new().name("client gone?".into()).spawn(watch);
+    let watcher = thread::Builder::new()
+        .name("client gone?".into())
+        .spawn(watch);
     let status = child.wait()?;
     // The watcher must not signal a group that by then is another's: its read ends here and now, and
     // the process is reaped only above, so at worst nothing is left to signal.
@@ -146,9 +169,14 @@ fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
 
 fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
     let all = board.daemons();
-    let found = all.iter().find(|daemon| daemon.name == name && daemon.node.as_deref() == node);
+    let found = all
+        .iter()
+        .find(|daemon| daemon.name == name && daemon.node.as_deref() == node);
     let daemon = found.ok_or_else(|| format!("there is no {name}"))?;
-    let pid = daemon.pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = daemon
+        .pid
+        .and_then(|pid| i32::try_from(pid).ok())
+        .and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| format!("{name} does not run"))?;
     rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())
 }
@@ -160,7 +188,10 @@ fn logs(
     fds: Vec<OwnedFd>,
     stream: &UnixStream,
 ) -> Result<(), String> {
-    let out = fds.into_iter().next().ok_or("the client gave nothing to write to")?;
+    let out = fds
+        .into_iter()
+        .next()
+        .ok_or("the client gave nothing to write to")?;
     let mut out = File::from(out);
     let files = log_files(board, source)?;
     let failed = |error: io::Error| error.to_string();
@@ -183,9 +214,10 @@ fn logs(
 
 fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>, String> {
     match source {
-        LogSource::Pod { pod, container } => {
-            Ok(vec![(pod.clone(), board.container_log(pod, container.as_deref())?)])
-        }
+        LogSource::Pod { pod, container } => Ok(vec![(
+            pod.clone(),
+            board.container_log(pod, container.as_deref())?,
+        )]),
         LogSource::Lab => Ok(vec![("lab".into(), board.layout.log())]),
         LogSource::Daemon { name, node } => {
             let files: Vec<_> = board
@@ -195,10 +227,19 @@ fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>
                 .filter(|daemon| node.is_none() || daemon.node == *node)
                 .map(|daemon| {
                     let label = daemon.node.clone().unwrap_or_else(|| daemon.name.clone());
-                    (label, board.layout.daemon_log(&daemon.name, daemon.node.as_deref()))
+                    (
+                        label,
+                        board
+                            .layout
+                            .daemon_log(&daemon.name, daemon.node.as_deref()),
+                    )
                 })
                 .collect();
-            if files.is_empty() { Err(format!("there is no {name} here")) } else { Ok(files) }
+            if files.is_empty() {
+                Err(format!("there is no {name} here"))
+            } else {
+                Ok(files)
+            }
         }
     }
 }

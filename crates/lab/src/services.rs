@@ -43,7 +43,10 @@ fn render_family(
                     let how = if port.udp { "" } else { " with tcp reset" };
                     push(&mut refuse, format_args!("    {to} reject{how}"));
                 } else {
-                    push(&mut translate, format_args!("    {to} {}", dnat(family, port, &targets)));
+                    push(
+                        &mut translate,
+                        format_args!("    {to} {}", dnat(family, port, &targets)),
+                    );
                 }
                 hairpins.extend(targets.iter().map(|(ip, _)| *ip));
             }
@@ -62,14 +65,23 @@ fn render_family(
         ("refuse-output", "filter", "output", "0", "refused"),
     ] {
         push(script, format_args!("  chain {name} {{"));
-        push(script, format_args!("    type {kind} hook {hook} priority {priority};"));
+        push(
+            script,
+            format_args!("    type {kind} hook {hook} priority {priority};"),
+        );
         push(script, format_args!("    jump {jump}\n  }}"));
     }
     push(script, format_args!("  chain postrouting {{"));
-    push(script, format_args!("    type nat hook postrouting priority 100;"));
+    push(
+        script,
+        format_args!("    type nat hook postrouting priority 100;"),
+    );
     for ip in hairpins {
         // A pod that reaches itself through a service must not see its own address as the peer's.
-        push(script, format_args!("    {family} saddr {ip} {family} daddr {ip} masquerade"));
+        push(
+            script,
+            format_args!("    {family} saddr {ip} {family} daddr {ip} masquerade"),
+        );
     }
     push(script, format_args!("  }}\n}}"));
 }
@@ -84,11 +96,18 @@ fn dnat(family: &str, port: &PortView, targets: &[&(IpAddr, u16)]) -> String {
         let comma = if index == 0 { "" } else { ", " };
         let _never_fails = write!(map, "{comma}{index} : {ip} . {port}");
     }
-    format!("dnat {family} to numgen random mod {} map {{ {map} }}", targets.len())
+    format!(
+        "dnat {family} to numgen random mod {} map {{ {map} }}",
+        targets.len()
+    )
 }
 
 fn target(family: &str, ip: IpAddr, port: u16) -> String {
-    if family == "ip" { format!("{ip}:{port}") } else { format!("[{ip}]:{port}") }
+    if family == "ip" {
+        format!("{ip}:{port}")
+    } else {
+        format!("[{ip}]:{port}")
+    }
 }
 
 fn push(script: &mut String, line: std::fmt::Arguments<'_>) {
@@ -112,7 +131,9 @@ pub(crate) async fn load(node: &Node, script: &str) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+    Err(io::Error::other(
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    ))
 }
 
 #[cfg(test)]
@@ -120,12 +141,22 @@ mod tests {
     use super::*;
 
     fn view(targets: &[&str]) -> ServiceView {
-        let targets = targets.iter().map(|ip| (ip.parse().unwrap(), 8080)).collect();
+        let targets = targets
+            .iter()
+            .map(|ip| (ip.parse().unwrap(), 8080))
+            .collect();
         ServiceView {
             namespace: "shop".into(),
             name: "web".into(),
-            ips: vec!["10.96.1.0".parse().unwrap(), "fd00:10:96::100".parse().unwrap()],
-            ports: vec![PortView { port: 80, udp: false, targets }],
+            ips: vec![
+                "10.96.1.0".parse().unwrap(),
+                "fd00:10:96::100".parse().unwrap(),
+            ],
+            ports: vec![PortView {
+                port: 80,
+                udp: false,
+                targets,
+            }],
             endpoints: Vec::new(),
         }
     }

@@ -32,7 +32,9 @@ impl Shim {
     /// The command that becomes this; the caller sets environment and standard streams.
     pub(crate) fn command(&self, ambit: &Path) -> io::Result<Command> {
         let mut command = Command::new(ambit);
-        command.args(["lab", "shim"]).arg(serde_json::to_string(self)?);
+        command
+            .args(["lab", "shim"])
+            .arg(serde_json::to_string(self)?);
         // A group of its own: signals go to all of it, and none comes from the lab's group.
         command.process_group(0);
         Ok(command)
@@ -61,7 +63,11 @@ pub fn run_shim(text: &str) -> ExitCode {
     let error = Command::new(program).args(args).exec();
     eprintln!("cannot run {program}: {error}");
     // As shells do: 127 for not found, 126 for not executable.
-    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    })
 }
 
 fn prepare(shim: &Shim) -> io::Result<()> {

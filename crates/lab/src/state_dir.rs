@@ -69,8 +69,12 @@ impl StateDir {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
-        builder.create(base).map_err(|source| io_error(base, source))?;
-        let owner = rustix::fs::stat(base).map_err(|error| io_error(base, error.into()))?.st_uid;
+        builder
+            .create(base)
+            .map_err(|source| io_error(base, source))?;
+        let owner = rustix::fs::stat(base)
+            .map_err(|error| io_error(base, error.into()))?
+            .st_uid;
         if owner != rustix::process::geteuid().as_raw() {
             return Err(StateError::Foreign(base.to_owned()));
         }
@@ -80,8 +84,13 @@ impl StateDir {
             }
             remove(&path)?;
         }
-        builder.recursive(false).create(&path).map_err(|source| io_error(&path, source))?;
-        Ok(Self { layout: Layout::new(path) })
+        builder
+            .recursive(false)
+            .create(&path)
+            .map_err(|source| io_error(&path, source))?;
+        Ok(Self {
+            layout: Layout::new(path),
+        })
     }
 
     /// The directory of a lab that lives. What a dead one left is cleared away.
@@ -91,7 +100,9 @@ impl StateDir {
     pub fn find(base: &Path, name: &str) -> Result<Self, StateError> {
         let path = path_of(base, name)?;
         if is_alive(&path) {
-            return Ok(Self { layout: Layout::new(path) });
+            return Ok(Self {
+                layout: Layout::new(path),
+            });
         }
         if path.exists() {
             remove(&path)?;
@@ -101,7 +112,10 @@ impl StateDir {
 
     /// The names of the labs that live.
     pub fn list(base: &Path) -> Vec<String> {
-        let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
+        let entries = fs::read_dir(base)
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok);
         entries
             .filter(|entry| is_alive(&entry.path()))
             .filter_map(|entry| entry.file_name().into_string().ok())
@@ -142,14 +156,20 @@ fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
 
 /// The lock is the lab's first process's: the kernel drops it with the process, however it dies.
 fn is_alive(path: &Path) -> bool {
-    let Ok(file) = File::open(Layout::new(path).lock()) else { return false };
+    let Ok(file) = File::open(Layout::new(path).lock()) else {
+        return false;
+    };
     let refused = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
 /// Takes the lock of a lab for the life of the calling process.
 pub(crate) fn take_lock(layout: &Layout) -> io::Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(layout.lock())?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(layout.lock())?;
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     Ok(file)
@@ -163,7 +183,10 @@ pub(crate) fn remove(path: &Path) -> Result<(), StateError> {
 }
 
 fn io_error(path: &Path, source: io::Error) -> StateError {
-    StateError::Io { path: path.to_owned(), source }
+    StateError::Io {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 #[cfg(test)]
@@ -174,15 +197,24 @@ mod tests {
     fn a_name_is_taken_while_the_lock_is_held_and_free_afterwards() {
         let base = tempfile::tempdir().unwrap();
         let made = StateDir::create(base.path(), "a").unwrap();
-        assert!(matches!(StateDir::find(base.path(), "a"), Err(StateError::NotUp(_))));
+        assert!(matches!(
+            StateDir::find(base.path(), "a"),
+            Err(StateError::NotUp(_))
+        ));
         let made_again = StateDir::create(base.path(), "a").unwrap();
         let lock = take_lock(made_again.layout()).unwrap();
         assert!(made.is_alive());
-        assert!(matches!(StateDir::create(base.path(), "a"), Err(StateError::Alive(_))));
+        assert!(matches!(
+            StateDir::create(base.path(), "a"),
+            Err(StateError::Alive(_))
+        ));
         assert_eq!(StateDir::list(base.path()), ["a"]);
         drop(lock);
         assert!(!made.is_alive());
-        assert!(matches!(StateDir::find(base.path(), "a"), Err(StateError::NotUp(_))));
+        assert!(matches!(
+            StateDir::find(base.path(), "a"),
+            Err(StateError::NotUp(_))
+        ));
         assert!(!made.path().exists());
     }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use ambit_k8s_api::ObjectKey;
-use ambit_rt::logging::LogFormat;
 use ambit_manifests::{Change, ManifestDirs, OpenError};
+use ambit_rt::logging::LogFormat;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
@@ -24,9 +24,10 @@ use crate::{
     cni_plugin::PLUGIN_NAME,
     dns::{self, Zone},
     fabric::{self, Node},
-    launch, mesh,
-    pods::Runner,
+    launch,
     layout::Layout,
+    mesh,
+    pods::Runner,
     server, services,
 };
 
@@ -68,8 +69,15 @@ pub(crate) fn run(layout: Layout, options: Options) -> Result<(), SupervisorErro
 }
 
 async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorError> {
-    let plan = AddressPlan { family: options.ip_family };
-    for dir in [layout.live(), layout.status(), layout.logs(), layout.cni_bin()] {
+    let plan = AddressPlan {
+        family: options.ip_family,
+    };
+    for dir in [
+        layout.live(),
+        layout.status(),
+        layout.logs(),
+        layout.cni_bin(),
+    ] {
         fs::create_dir_all(dir).map_err(failed("make the lab's directories"))?;
     }
     std::os::unix::fs::symlink(&options.ambit, layout.cni_bin().join(PLUGIN_NAME))
@@ -98,12 +106,20 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let mut manifests = ManifestDirs::open(vec![board.options.manifests.clone()])?;
     let (down, mut ended) = mpsc::channel(1);
     let (events, mut happened) = mpsc::channel(64);
-    let infos = nodes.iter().map(|node| NodeInfo { name: node.name.clone(), ips: node.ips.clone() });
+    let infos = nodes.iter().map(|node| NodeInfo {
+        name: node.name.clone(),
+        ips: node.ips.clone(),
+    });
     let mut supervisor = Supervisor {
         cluster: Cluster::new(plan, infos.collect(), Box::new(new_uid)),
-        writer: LiveObjects { fixed: BTreeMap::new() },
+        writer: LiveObjects {
+            fixed: BTreeMap::new(),
+        },
         stops: HashMap::new(),
-        node_views: nodes.iter().map(|node| follow_services(node.clone())).collect(),
+        node_views: nodes
+            .iter()
+            .map(|node| follow_services(node.clone()))
+            .collect(),
         board: board.clone(),
         plugins,
         zone,
@@ -118,13 +134,18 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         }
     }
     let first = manifests.changed().await;
-    let effects = first.map(|change| supervisor.change(change)).unwrap_or_default();
-    let (objects, rest): (Vec<_>, Vec<_>) =
-        effects.into_iter().partition(|effect| matches!(effect, Effect::Write(..)));
+    let effects = first
+        .map(|change| supervisor.change(change))
+        .unwrap_or_default();
+    let (objects, rest): (Vec<_>, Vec<_>) = effects
+        .into_iter()
+        .partition(|effect| matches!(effect, Effect::Write(..)));
     supervisor.carry_out(objects);
     if board.options.mesh {
         let control = plan.control().iter().map(ipnet::IpNet::addr).collect();
-        mesh::start(&board, control).await.map_err(failed("start the mesh"))?;
+        mesh::start(&board, control)
+            .await
+            .map_err(failed("start the mesh"))?;
     }
     server::serve(board.clone(), down).map_err(failed("open the control socket"))?;
     supervisor.carry_out(rest);
@@ -219,7 +240,11 @@ impl Supervisor {
         self.board.pod_planned(plan.clone());
         let node = self.board.node(&plan.node).cloned();
         let (Ok(node), Some(plugins)) = (node, self.plugins.get(&plan.node)) else {
-            tracing::error!(pod = plan.full_name(), node = plan.node, "there is no such node");
+            tracing::error!(
+                pod = plan.full_name(),
+                node = plan.node,
+                "there is no such node"
+            );
             return;
         };
         let (stop, stopped) = watch::channel(false);
@@ -271,7 +296,10 @@ fn write_object(dir: &Path, key: &ObjectKey, value: &Value) -> io::Result<()> {
 fn new_uid() -> String {
     // The kernel makes them; without /proc, something unlike any other in this lab.
     let text = fs::read_to_string("/proc/sys/kernel/random/uuid");
-    text.map_or_else(|_| format!("{:?}", std::time::Instant::now()), |text| text.trim().to_owned())
+    text.map_or_else(
+        |_| format!("{:?}", std::time::Instant::now()),
+        |text| text.trim().to_owned(),
+    )
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

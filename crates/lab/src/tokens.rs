@@ -38,7 +38,10 @@ impl TokenIssuer {
     pub(crate) fn new() -> io::Result<Self> {
         let pair = rcgen::KeyPair::generate().map_err(io::Error::other)?;
         let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes());
-        Ok(Self { key: key.map_err(io::Error::other)?, public_pem: pair.public_key_pem() })
+        Ok(Self {
+            key: key.map_err(io::Error::other)?,
+            public_pem: pair.public_key_pem(),
+        })
     }
 
     /// The public half.
@@ -48,8 +51,17 @@ impl TokenIssuer {
 
     /// A token for the audience `istio-ca`.
     pub(crate) fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(io::Error::other)?.as_secs();
-        let Bound { namespace, service_account, pod, pod_uid, node } = bound;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_err(io::Error::other)?
+            .as_secs();
+        let Bound {
+            namespace,
+            service_account,
+            pod,
+            pod_uid,
+            node,
+        } = bound;
         let claims = json!({
             "iss": "https://kubernetes.default.svc.cluster.local",
             "aud": ["istio-ca"],

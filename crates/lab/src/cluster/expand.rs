@@ -24,7 +24,13 @@ pub(super) fn pods(objects: &BTreeMap<ObjectKey, Object>) -> BTreeMap<ObjectKey,
     for (key, object) in objects {
         match object {
             Object::Pod(pod) => {
-                pods.insert(key.clone(), Desired { pod: pod.clone(), whole: false });
+                pods.insert(
+                    key.clone(),
+                    Desired {
+                        pod: pod.clone(),
+                        whole: false,
+                    },
+                );
             }
             Object::Deployment(deployment) => expand(key, deployment, &mut pods),
             _ => {}
@@ -42,7 +48,9 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
         let suffix = name_of(fnv(format!("{replica_set}/{index}").as_bytes()), 5);
         let name = format!("{replica_set}-{suffix}");
         let mut meta = spec.template.metadata.clone().unwrap_or_default();
-        meta.labels.get_or_insert_default().insert(labels::POD_TEMPLATE_HASH.into(), hash.clone());
+        meta.labels
+            .get_or_insert_default()
+            .insert(labels::POD_TEMPLATE_HASH.into(), hash.clone());
         let pod = Pod {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
@@ -62,7 +70,13 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
             ..Pod::default()
         };
         let key = ObjectKey::new(Kind::Pod, key.namespace.clone(), name);
-        pods.insert(key, Desired { pod: Arc::new(pod), whole: true });
+        pods.insert(
+            key,
+            Desired {
+                pod: Arc::new(pod),
+                whole: true,
+            },
+        );
     }
 }
 

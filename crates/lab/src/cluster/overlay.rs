@@ -32,8 +32,10 @@ pub(super) fn namespace(name: &str) -> Value {
 
 pub(super) fn service(key: &ObjectKey, ips: &[IpAddr]) -> Value {
     let texts: Vec<_> = ips.iter().map(ToString::to_string).collect();
-    let families: Vec<_> =
-        ips.iter().map(|ip| if ip.is_ipv4() { "IPv4" } else { "IPv6" }).collect();
+    let families: Vec<_> = ips
+        .iter()
+        .map(|ip| if ip.is_ipv4() { "IPv4" } else { "IPv6" })
+        .collect();
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": meta(key),
@@ -52,16 +54,22 @@ pub(super) fn pod(
         true => serde_json::to_value(&*plan.pod).unwrap_or_default(),
         false => json!({"metadata": meta(key)}),
     };
-    merge(&mut value, json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"uid": plan.uid},
-        "spec": {"nodeName": plan.node, "serviceAccountName": plan.service_account()},
-        "status": status(observed),
-    }));
+    merge(
+        &mut value,
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"uid": plan.uid},
+            "spec": {"nodeName": plan.node, "serviceAccountName": plan.service_account()},
+            "status": status(observed),
+        }),
+    );
     if terminating {
         // The moment does not matter, that it goes does.
-        merge(&mut value, json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}));
+        merge(
+            &mut value,
+            json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}),
+        );
     }
     value
 }
@@ -85,8 +93,15 @@ fn status(observed: &Observed) -> Value {
         "containerStatuses": observed.containers.iter().map(container).collect::<Vec<_>>(),
     });
     if let Some(first) = observed.ips.first() {
-        let ips: Vec<_> = observed.ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
-        merge(&mut status, json!({"podIP": first.to_string(), "podIPs": ips}));
+        let ips: Vec<_> = observed
+            .ips
+            .iter()
+            .map(|ip| json!({"ip": ip.to_string()}))
+            .collect();
+        merge(
+            &mut status,
+            json!({"podIP": first.to_string(), "podIPs": ips}),
+        );
     }
     status
 }
@@ -107,7 +122,12 @@ fn merge(target: &mut Value, patch: Value) {
     match (target, patch) {
         (Value::Object(target), Value::Object(patch)) => {
             for (key, value) in patch {
-                merge(target.entry(key).or_insert_with(|| Value::Object(Map::new())), value);
+                merge(
+                    target
+                        .entry(key)
+                        .or_insert_with(|| Value::Object(Map::new())),
+                    value,
+                );
             }
         }
         (target, patch) => *target = patch,

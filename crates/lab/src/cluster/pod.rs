@@ -30,14 +30,23 @@ impl PodPlan {
 
     pub(crate) fn service_account(&self) -> &str {
         let spec = self.pod.spec.as_ref();
-        spec.and_then(|spec| spec.service_account_name.as_deref().or(spec.service_account.as_deref()))
-            .filter(|name| !name.is_empty())
-            .unwrap_or("default")
+        spec.and_then(|spec| {
+            spec.service_account_name
+                .as_deref()
+                .or(spec.service_account.as_deref())
+        })
+        .filter(|name| !name.is_empty())
+        .unwrap_or("default")
     }
 
     /// The name of what made it.
     pub(crate) fn owner(&self) -> Option<&str> {
-        let owners = self.pod.metadata.owner_references.as_deref().unwrap_or_default();
+        let owners = self
+            .pod
+            .metadata
+            .owner_references
+            .as_deref()
+            .unwrap_or_default();
         owners.first().map(|owner| owner.name.as_str())
     }
 
@@ -48,7 +57,11 @@ impl PodPlan {
     }
 
     pub(crate) fn is_host_network(&self) -> bool {
-        self.pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)
+        self.pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.host_network)
+            .unwrap_or(false)
     }
 
     pub(crate) fn spec(&self) -> Option<&PodSpec> {
@@ -60,9 +73,17 @@ impl PodPlan {
     }
 
     pub(crate) fn container_names(&self) -> Vec<String> {
-        let init = self.pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref());
+        let init = self
+            .pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.init_containers.as_deref());
         let init = init.unwrap_or_default();
-        self.containers().iter().chain(init).map(|container| container.name.clone()).collect()
+        self.containers()
+            .iter()
+            .chain(init)
+            .map(|container| container.name.clone())
+            .collect()
     }
 }
 
@@ -115,7 +136,12 @@ pub(crate) struct ContainerObserved {
 impl ContainerObserved {
     pub(crate) fn new(name: &str) -> Self {
         let state = ContainerState::Waiting("ContainerCreating".into());
-        Self { name: name.to_owned(), state, ready: false, restarts: 0 }
+        Self {
+            name: name.to_owned(),
+            state,
+            ready: false,
+            restarts: 0,
+        }
     }
 }
 

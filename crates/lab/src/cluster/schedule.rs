@@ -30,17 +30,26 @@ pub(super) fn choose(
             false => Err(format!("spec.nodeName: the lab has no node {name:?}")),
         };
     }
-    let owner = pod.metadata.owner_references.as_deref().unwrap_or_default().first();
+    let owner = pod
+        .metadata
+        .owner_references
+        .as_deref()
+        .unwrap_or_default()
+        .first();
     let owner = owner.map(|owner| owner.name.as_str());
     let selector = spec.node_selector.clone().unwrap_or_default();
     nodes
         .iter()
         .filter(|node| {
-            selector.iter().all(|(label, value)| has_label(node, objects, label, value))
+            selector
+                .iter()
+                .all(|(label, value)| has_label(node, objects, label, value))
         })
         .min_by_key(|node| {
             let here = placed.iter().filter(|(name, _)| *name == node.name);
-            let siblings = here.clone().filter(|(_, other)| owner.is_some() && *other == owner);
+            let siblings = here
+                .clone()
+                .filter(|(_, other)| owner.is_some() && *other == owner);
             (siblings.count(), here.count())
         })
         .map(|node| node.name.clone())

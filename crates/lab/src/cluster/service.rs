@@ -3,9 +3,7 @@
 use std::net::IpAddr;
 
 use ambit_k8s_api::{ObjectKey, Service};
-use k8s_openapi::{
-    api::core::v1::ServicePort, apimachinery::pkg::util::intstr::IntOrString,
-};
+use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::IntOrString};
 
 use super::{Observed, PodPlan};
 use crate::addresses::AddressPlan;
@@ -37,7 +35,9 @@ pub(super) fn addresses(
     old: &[IpAddr],
     next: u16,
 ) -> Vec<IpAddr> {
-    let Some(spec) = &service.spec else { return Vec::new() };
+    let Some(spec) = &service.spec else {
+        return Vec::new();
+    };
     let given: Vec<&str> = match spec.cluster_ips.as_deref() {
         Some([]) | None => spec.cluster_ip.as_deref().into_iter().collect(),
         Some(several) => several.iter().map(String::as_str).collect(),
@@ -51,7 +51,11 @@ pub(super) fn addresses(
     }
     let families = spec.ip_families.as_deref().unwrap_or_default();
     let policy = spec.ip_family_policy.as_deref().unwrap_or("SingleStack");
-    let mut fresh = if old.is_empty() { plan.service(next) } else { old.to_vec() };
+    let mut fresh = if old.is_empty() {
+        plan.service(next)
+    } else {
+        old.to_vec()
+    };
     if let Some(first) = families.first() {
         fresh.sort_by_key(|ip| (first == "IPv6") != ip.is_ipv6());
     }
@@ -72,7 +76,10 @@ pub(super) fn view(
     if spec.type_.as_deref() == Some("ExternalName") {
         return None;
     }
-    let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty());
+    let selector = spec
+        .selector
+        .as_ref()
+        .filter(|selector| !selector.is_empty());
     let unready = spec.publish_not_ready_addresses.unwrap_or(false);
     let endpoints: Vec<_> = pods
         .iter()
@@ -92,7 +99,10 @@ pub(super) fn view(
         namespace: key.namespace.to_string(),
         name: key.name.to_string(),
         ips: ips.to_vec(),
-        ports: ports.iter().filter_map(|port| port_view(port, &endpoints)).collect(),
+        ports: ports
+            .iter()
+            .filter_map(|port| port_view(port, &endpoints))
+            .collect(),
         endpoints: endpoints
             .iter()
             .flat_map(|(plan, seen)| seen.ips.iter().map(|ip| (plan.hostname(), *ip)))
@@ -109,9 +119,16 @@ fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &Observed)]) -> Option
     let number = u16::try_from(port.port).ok()?;
     let targets = endpoints.iter().flat_map(|(plan, observed)| {
         let target = target_port(port, number, plan);
-        observed.ips.iter().filter_map(move |ip| Some((*ip, target?)))
+        observed
+            .ips
+            .iter()
+            .filter_map(move |ip| Some((*ip, target?)))
     });
-    Some(PortView { port: number, udp, targets: targets.collect() })
+    Some(PortView {
+        port: number,
+        udp,
+        targets: targets.collect(),
+    })
 }
 
 fn target_port(port: &ServicePort, number: u16, plan: &PodPlan) -> Option<u16> {

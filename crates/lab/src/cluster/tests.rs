@@ -15,13 +15,22 @@ fn cluster(nodes: u8) -> Cluster {
         count += 1;
         format!("uid-{count}")
     };
-    Cluster::new(AddressPlan { family: IpFamily::Dual }, nodes.collect(), Box::new(uid))
+    Cluster::new(
+        AddressPlan {
+            family: IpFamily::Dual,
+        },
+        nodes.collect(),
+        Box::new(uid),
+    )
 }
 
 fn applied(value: Value) -> ObjectEvent {
     let kind = ObjectKey::read(&value).unwrap().kind;
     let object = Object::from_value(kind, &value).unwrap();
-    let origin = Origin { file: std::path::Path::new("a.yaml").into(), line: 1 };
+    let origin = Origin {
+        file: std::path::Path::new("a.yaml").into(),
+        line: 1,
+    };
     ObjectEvent::Applied { object, origin }
 }
 
@@ -35,8 +44,11 @@ fn deployment(replicas: i32, label: &str) -> Value {
 }
 
 fn service(extra: Value) -> Value {
-    let mut spec = json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]});
-    spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let mut spec =
+        json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]});
+    spec.as_object_mut()
+        .unwrap()
+        .extend(extra.as_object().unwrap().clone());
     json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "web", "namespace": "shop"}, "spec": spec})
 }
@@ -50,7 +62,10 @@ fn started(effects: &[Effect]) -> Vec<&PodPlan> {
 }
 
 fn stopped(effects: &[Effect]) -> usize {
-    effects.iter().filter(|effect| matches!(effect, Effect::Stop { .. })).count()
+    effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Stop { .. }))
+        .count()
 }
 
 fn running(ip: &str) -> Observed {
@@ -75,9 +90,13 @@ fn replicas_are_spread_and_written_before_they_start() {
     assert_eq!(nodes, ["node-1", "node-1", "node-2", "node-2"]);
     for plan in plans {
         let key = ObjectKey::new(Kind::Pod, "shop", plan.name());
-        let write = effects.iter().position(|e| matches!(e, Effect::Write(k, v)
-            if *k == key && v["metadata"]["uid"] == plan.uid.as_str()));
-        let start = effects.iter().position(|e| matches!(e, Effect::Start(p) if p.uid == plan.uid));
+        let write = effects.iter().position(|e| {
+            matches!(e, Effect::Write(k, v)
+            if *k == key && v["metadata"]["uid"] == plan.uid.as_str())
+        });
+        let start = effects
+            .iter()
+            .position(|e| matches!(e, Effect::Start(p) if p.uid == plan.uid));
         assert!(write.unwrap() < start.unwrap());
         assert!(plan.name().starts_with("web-"));
     }
@@ -107,7 +126,9 @@ fn a_bare_pod_keeps_running_when_its_labels_change() {
     // Another command is another pod: the old one goes first, for both have the same name.
     let effects = cluster.apply(Event::Manifests(vec![pod(json!({}), "y")]));
     assert_eq!((started(&effects).len(), stopped(&effects)), (0, 1));
-    let effects = cluster.apply(Event::Gone { uid: "uid-1".into() });
+    let effects = cluster.apply(Event::Gone {
+        uid: "uid-1".into(),
+    });
     assert_eq!(started(&effects)[0].uid, "uid-2");
 }
 
@@ -127,8 +148,10 @@ fn what_the_lab_adds_to_a_bare_pod_does_not_make_it_exist() {
 #[test]
 fn only_ready_pods_are_behind_a_service() {
     let mut cluster = cluster(1);
-    let effects =
-        cluster.apply(Event::Manifests(vec![applied(deployment(1, "web")), applied(service(json!({})))]));
+    let effects = cluster.apply(Event::Manifests(vec![
+        applied(deployment(1, "web")),
+        applied(service(json!({}))),
+    ]));
     let uid = started(&effects)[0].uid.clone();
     let views = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
@@ -140,10 +163,15 @@ fn only_ready_pods_are_behind_a_service() {
     assert_eq!(view.ips, ["10.96.1.0".parse::<IpAddr>().unwrap()]);
     assert_eq!(view.ports[0].targets, []);
     let mut observed = running("10.244.1.5");
-    let effects =
-        cluster.apply(Event::Observed { uid: uid.clone(), observed: observed.clone() });
+    let effects = cluster.apply(Event::Observed {
+        uid: uid.clone(),
+        observed: observed.clone(),
+    });
     let view = &views(&effects).unwrap()[0];
-    assert_eq!(view.ports[0].targets, [("10.244.1.5".parse().unwrap(), 8080)]);
+    assert_eq!(
+        view.ports[0].targets,
+        [("10.244.1.5".parse().unwrap(), 8080)]
+    );
     observed.containers[0].ready = false;
     let effects = cluster.apply(Event::Observed { uid, observed });
     assert_eq!(views(&effects).unwrap()[0].ports[0].targets, []);
@@ -177,5 +205,9 @@ fn a_pod_no_node_can_take_is_a_problem_with_a_name() {
         "spec": {"nodeName": "node-9", "containers": []}});
     let effects = cluster.apply(Event::Manifests(vec![applied(pod)]));
     assert!(started(&effects).is_empty());
-    assert!(cluster.problems()[0].contains("node-9"), "{:?}", cluster.problems());
+    assert!(
+        cluster.problems()[0].contains("node-9"),
+        "{:?}",
+        cluster.problems()
+    );
 }

@@ -142,7 +142,8 @@ impl Scanner {
                     Format::Yaml
                 };
                 tree.readable(id);
-                tree.file_read(id, parse(&text, format, id.layer > 0));
+                let parsed = parse(&text, format, id.layer > 0, &tree.known(id));
+                tree.file_read(id, parsed);
                 self.read.insert(id.clone(), signature);
                 true
             }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
     path::Path,
     sync::Arc,
 };
@@ -10,7 +11,7 @@ use ambit_k8s_api::{Object, ObjectKey};
 
 use crate::{
     Change, ObjectEvent, Origin, Problem, Snapshot,
-    document::{Document, Parsed},
+    document::{Document, Known, Parsed},
     merge::merge_patch,
 };
 
@@ -33,7 +34,8 @@ pub(crate) struct Tree {
     files: BTreeMap<FileId, FileState>,
     /// The files that speak of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
-    merged: BTreeMap<ObjectKey, (Object, Origin)>,
+    /// Hash of the merged JSON of every object that was told.
+    told: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, Problem>,
     /// Problems of reading files and directories.
     path_problems: BTreeMap<FileId, Problem>,
@@ -52,7 +54,7 @@ impl Tree {
         let mut new = FileState::default();
         for document in parsed.documents {
             if let Some(first) = new.documents.get(&document.key) {
-                if first.value != document.value {
+                if first.json != document.json {
                     new.problems.push(Problem {
                         origin: origin(document.line),
                         message: format!(
@@ -153,10 +155,28 @@ impl Tree {
     /// Everything as it is now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.take_change();
+        let object = |key: &ObjectKey| {
+            let (value, origin, _) = self.lay(key);
+            let object = Object::from_value(key.kind, &value?).ok()?;
+            Some((key.clone(), (object, origin?)))
+        };
         Snapshot {
-            objects: self.merged.clone(),
+            objects: self.told.keys().filter_map(object).collect(),
             problems: self.problems(),
         }
+    }
+
+    /// The documents of a file as last read.
+    pub(crate) fn known(&self, id: &FileId) -> Known {
+        let documents = self
+            .files
+            .get(id)
+            .into_iter()
+            .flat_map(|file| file.documents.values());
+        documents
+            .filter(|document| document.written != 0)
+            .map(|document| (document.written, document.clone()))
+            .collect()
     }
 
     fn problems(&self) -> Vec<Problem> {
@@ -197,7 +217,7 @@ impl Tree {
         self.touched.extend(
             new.documents
                 .keys()
-                .filter(|key| !self.merged.contains_key(*key))
+                .filter(|key| !self.told.contains_key(*key))
                 .cloned(),
         );
         self.files.insert(id.clone(), new);
@@ -206,31 +226,29 @@ impl Tree {
     /// Merges the layers of one object anew.
     fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
         let old_problem = self.object_problems.remove(&key);
-        let (value, origin, problem) = self.lay(&key);
-        let mut problem = problem;
-        let event = match value.map(|value| Object::from_value(key.kind, &value)) {
-            None => self
-                .merged
+        let (value, origin, mut problem) = self.lay(&key);
+        let event = match (value, origin) {
+            (Some(value), Some(origin)) => match Object::from_value(key.kind, &value) {
+                Ok(object) => {
+                    let mut hasher = DefaultHasher::new();
+                    value.to_string().hash(&mut hasher);
+                    let hash = hasher.finish();
+                    let old = self.told.insert(key.clone(), hash);
+                    (old != Some(hash)).then_some(ObjectEvent::Applied { object, origin })
+                }
+                Err(error) => {
+                    problem = Some(Problem {
+                        origin,
+                        object: Some(key.clone()),
+                        message: format!("{error} (after merging the layers)"),
+                    });
+                    None
+                }
+            },
+            _ => self
+                .told
                 .remove(&key)
                 .map(|_| ObjectEvent::Deleted(key.clone())),
-            Some(Ok(object)) => {
-                let origin = origin.unwrap_or_else(|| Origin {
-                    file: Path::new("").into(),
-                    line: 1,
-                });
-                let same = self.merged.get(&key).is_some_and(|(old, _)| *old == object);
-                self.merged
-                    .insert(key.clone(), (object.clone(), origin.clone()));
-                (!same).then_some(ObjectEvent::Applied { object, origin })
-            }
-            Some(Err(error)) => {
-                problem = origin.map(|origin| Problem {
-                    origin,
-                    object: Some(key.clone()),
-                    message: format!("{error} (after merging the layers)"),
-                });
-                None
-            }
         };
         self.problems_changed |= problem != old_problem;
         if let Some(problem) = problem {
@@ -263,7 +281,7 @@ impl Tree {
                     layers.insert(entry.0.layer, *entry);
                     ordered.push((entry.0.layer, false, entry));
                 }
-                Some(used) if used.1.value != entry.1.value => {
+                Some(used) if used.1.json != entry.1.json => {
                     problem = Some(Problem {
                         origin: at(entry),
                         object: Some(key.clone()),
@@ -285,9 +303,9 @@ impl Tree {
         ordered.sort_by_key(|(layer, overlay, entry)| (*layer, *overlay, entry.0.clone()));
         for (_, _, (_, document)) in ordered {
             if begun {
-                merge_patch(&mut value, &document.value);
+                merge_patch(&mut value, &document.value());
             } else {
-                value = document.value.clone();
+                value = document.value();
                 begun = true;
             }
         }

@@ -9,7 +9,9 @@ fn id(layer: usize, path: &str) -> FileId {
 }
 
 fn read(tree: &mut Tree, layer: usize, path: &str, text: &str) {
-    tree.file_read(&id(layer, path), parse(text, Format::Yaml, layer > 0));
+    let id = id(layer, path);
+    let parsed = parse(text, Format::Yaml, layer > 0, &tree.known(&id));
+    tree.file_read(&id, parsed);
 }
 
 fn pod(name: &str, node: &str) -> String {

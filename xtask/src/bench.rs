@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: the same traffic without the mesh and through it, side by side, as ratios.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::{setup, shell};
@@ -8,16 +10,9 @@ pub(crate) fn run(name: Option<&str>) -> Result<()> {
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
-        &mut shell::cargo(&["build", "--release", "--bins"]),
+        &mut shell::cargo(&["build", "--release", "--workspace", "--bins"]),
     )?;
-    let mut bench = shell::cargo(&[
-        "run",
-        "--release",
-        "--quiet",
-        "--package",
-        "ambit-bench",
-        "--",
-    ]);
-    bench.args(name);
+    let mut bench = Command::new(shell::target_dir().join("release/ambit-bench"));
+    bench.args(name).current_dir(shell::root());
     shell::run("benchmark", &mut bench)
 }

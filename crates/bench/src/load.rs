@@ -16,7 +16,9 @@ pub(crate) struct HttpLoad {
 
 /// A `wrk` command: one thread, `connections` connections, `seconds` long.
 pub(crate) fn wrk(connections: u32, seconds: u32, keep_alive: bool, url: &str) -> Vec<String> {
-    let mut command: Vec<String> = ["wrk", "--latency", "-t1", "--timeout", "10s"].map(Into::into).into();
+    let mut command: Vec<String> = ["wrk", "--latency", "-t1", "--timeout", "10s"]
+        .map(Into::into)
+        .into();
     command.push(format!("-c{connections}"));
     command.push(format!("-d{seconds}s"));
     if !keep_alive {
@@ -41,7 +43,10 @@ pub(crate) fn parse_wrk(output: &str) -> Result<HttpLoad> {
     let errors = output
         .lines()
         .filter(|line| line.contains("Socket errors") || line.contains("Non-2xx"))
-        .flat_map(|line| line.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u64>().ok()))
+        .flat_map(|line| {
+            line.split(|c: char| !c.is_ascii_digit())
+                .filter_map(|n| n.parse::<u64>().ok())
+        })
         .sum();
     Ok(HttpLoad {
         requests_per_second: line("Requests/sec:")?.parse()?,
@@ -54,7 +59,9 @@ pub(crate) fn parse_wrk(output: &str) -> Result<HttpLoad> {
 
 /// A time as wrk prints it: `88.00us`, `1.10ms`, `2.00s`.
 fn wrk_time(text: &str) -> Result<Duration> {
-    let unit = text.find(|c: char| c.is_ascii_alphabetic()).context("a time without a unit")?;
+    let unit = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .context("a time without a unit")?;
     let (number, unit) = text.split_at(unit);
     let scale = match unit {
         "us" => 1e-6,
@@ -68,9 +75,18 @@ fn wrk_time(text: &str) -> Result<Duration> {
 
 /// An `iperf3` client command.
 pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
-    ["iperf3", "--json", "-c", server, "-P", &streams.to_string(), "-t", &seconds.to_string()]
-        .map(Into::into)
-        .into()
+    [
+        "iperf3",
+        "--json",
+        "-c",
+        server,
+        "-P",
+        &streams.to_string(),
+        "-t",
+        &seconds.to_string(),
+    ]
+    .map(Into::into)
+    .into()
 }
 
 /// What `iperf3` measured at the receiver.
@@ -85,7 +101,9 @@ pub(crate) fn parse_iperf3(output: &str) -> Result<BulkLoad> {
     let json: serde_json::Value = serde_json::from_str(output).context("iperf3 printed no JSON")?;
     let sum = &json["end"]["sum_received"];
     let number = |key: &str| {
-        sum[key].as_f64().with_context(|| format!("iperf3 measured nothing: {}", json["error"]))
+        sum[key]
+            .as_f64()
+            .with_context(|| format!("iperf3 measured nothing: {}", json["error"]))
     };
     Ok(BulkLoad {
         gigabits_per_second: number("bits_per_second")? / 1e9,

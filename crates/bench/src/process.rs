@@ -10,24 +10,66 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     const TICK: f64 = 0.01;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The command name is in parentheses and may hold anything: count from the last one.
-    let fields: Vec<&str> =
-        stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .collect();
     let ticks = |index: usize| -> Result<f64> {
-        Ok(fields.get(index).context("a short /proc/PID/stat")?.parse()?)
+        Ok(fields
+            .get(index)
+            .context("a short /proc/PID/stat")?
+            .parse()?)
     };
     Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) * TICK))
 }
 
 /// Resident memory in megabytes (10^6 bytes).
 pub(crate) fn resident_mb(pid: u32) -> Result<f64> {
+    memory_mb(pid, "VmRSS:")
+}
+
+/// The most it ever was.
+pub(crate) fn peak_mb(pid: u32) -> Result<f64> {
+    memory_mb(pid, "VmHWM:")
+}
+
+fn memory_mb(pid: u32, field: &str) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib: f64 = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .find_map(|line| line.strip_prefix(field))
         .and_then(|rest| rest.split_ascii_whitespace().next())
-        .context("no VmRSS")?
+        .with_context(|| format!("no {field} of process {pid}"))?
         .parse()?;
     Ok(kib * 1024.0 / 1e6)
+}
+
+/// The process that has this id in its innermost process namespace, and this (shortened) name.
+pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
+    let name: String = name.chars().take(15).collect();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let Ok(status) = fs::read_to_string(entry.path().join("status")) else {
+            continue;
+        };
+        let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
+        let innermost = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last());
+        if field("Name:").map(str::trim) == Some(&*name)
+            && innermost == Some(inside.to_string().as_str())
+        {
+            return Ok(pid);
+        }
+    }
+    anyhow::bail!("no process {name} with the id {inside}")
 }
 
 #[cfg(test)]

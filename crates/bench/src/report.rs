@@ -46,7 +46,9 @@ pub(crate) fn print(lines: &[Line]) {
     );
     for line in lines {
         let bare = line.bare.map_or_else(|| "-".to_owned(), number);
-        let ratio = line.bare.map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
+        let ratio = line
+            .bare
+            .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
         let existing = line.existing.map_or_else(|| "-".to_owned(), number);
         println!(
             "{:<46} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
@@ -88,7 +90,21 @@ mod tests {
             better: Better::Higher,
         };
         assert_eq!(line.verdict(), "better");
-        assert_eq!(Line { mesh: 20.0, ..line.clone() }.verdict(), "worse");
-        assert_eq!(Line { better: Better::Lower, ..line }.verdict(), "worse");
+        assert_eq!(
+            Line {
+                mesh: 20.0,
+                ..line.clone()
+            }
+            .verdict(),
+            "worse"
+        );
+        assert_eq!(
+            Line {
+                better: Better::Lower,
+                ..line
+            }
+            .verdict(),
+            "worse"
+        );
     }
 }

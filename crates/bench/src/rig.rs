@@ -1,101 +1,173 @@
-//! The rig: one lab, two pairs of pods that differ only in their namespace's label.
+//! The rig: a lab of release binaries, and what the kernel and the agents account to its processes.
 
 use std::{
+    collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    io::{Read, Write},
+    path::Path,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use ambit_lab::{Client, IpFamily, Options, Place, PrimaryCni, Status};
+use anyhow::{Context, Result, bail, ensure};
 
-/// Name of the lab that the benchmark brings up.
-const LAB: &str = "bench";
+use crate::process;
 
 /// A running lab and the directory of manifests it follows.
 pub(crate) struct Rig {
-    ambit: PathBuf,
+    client: Client,
     manifests: tempfile::TempDir,
+    _base: tempfile::TempDir,
 }
 
 impl Rig {
-    /// Brings the lab up with the pods of `manifests` and waits until they are ready.
-    pub(crate) fn up(ambit: &Path, manifests: &str) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        fs::write(dir.path().join("rig.yaml"), manifests)?;
-        let rig = Self { ambit: ambit.to_path_buf(), manifests: dir };
-        let path = rig.manifests.path().to_owned();
-        rig.lab(&["up", &path.to_string_lossy(), "--nodes", "1"], &[])?;
+    /// Brings a lab of one node up and waits until its pods are ready.
+    pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        for (name, text) in files {
+            fs::write(directory.path().join(name), text)?;
+        }
+        let bin_dir = std::env::current_exe()?
+            .parent()
+            .context("a program is in a directory")?
+            .to_owned();
+        let base = tempfile::tempdir()?;
+        let options = Options {
+            name: "bench".into(),
+            manifests: directory.path().to_path_buf(),
+            nodes: 1,
+            ip_family: IpFamily::Ipv4,
+            node_proxies: BTreeMap::new(),
+            ambit: bin_dir.join("ambit"),
+            bin_dir,
+            mesh: true,
+            primary_cni: PrimaryCni::Lab,
+            cni_dir: "/usr/lib/cni".into(),
+            user_namespace: false,
+            env: BTreeMap::new(),
+        };
+        let state = ambit_lab::launch(base.path(), &options)?;
+        let rig = Self {
+            client: Client::new(state),
+            manifests: directory,
+            _base: base,
+        };
+        rig.until("all pods ready", |status| {
+            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
+        })?;
         Ok(rig)
     }
 
-    /// Where the lab's manifests are; changes are followed.
-    pub(crate) fn manifests(&self) -> &Path {
-        self.manifests.path()
+    /// Adds or replaces a file of manifests; the lab follows.
+    pub(crate) fn apply(&self, file: &str, text: &str) -> Result<()> {
+        let scratch = self.manifests.path().join(format!(".{file}"));
+        fs::write(&scratch, text)?;
+        Ok(fs::rename(scratch, self.manifests.path().join(file))?)
     }
 
-    fn lab(&self, args: &[&str], rest: &[&str]) -> Result<Output> {
-        let (verb, args) = args.split_first().context("no lab command")?;
-        let output = Command::new(&self.ambit)
-            .args(["lab", verb, "--name", LAB])
-            .args(args)
-            .args(rest)
-            .stdin(Stdio::null())
-            .output()?;
-        ensure!(
-            output.status.success(),
-            "ambit lab {verb} {args:?} {rest:?} failed: {}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(output)
+    /// Waits for the lab's status.
+    pub(crate) fn until(&self, what: &str, enough: impl FnMut(&Status) -> bool) -> Result<Status> {
+        match self.client.wait_until(Duration::from_secs(300), enough)? {
+            Ok(status) => Ok(status),
+            Err(status) => bail!("not reached: {what}: {status:#?}"),
+        }
     }
 
-    /// Runs a program in a pod and returns what it printed.
+    /// Address of a pod.
+    pub(crate) fn address(&self, namespace: &str, name: &str) -> Result<String> {
+        let status = self.client.status()?;
+        let pod = status
+            .pods
+            .iter()
+            .find(|pod| pod.namespace == namespace && pod.name == name);
+        let ip = pod.and_then(|pod| pod.ips.first());
+        Ok(ip
+            .with_context(|| format!("{namespace}/{name} has no address"))?
+            .to_string())
+    }
+
+    /// Runs a program in a pod and gives what it printed.
     pub(crate) fn exec(&self, pod: &str, command: &[String]) -> Result<String> {
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
-        let output = self.lab(&["exec", pod, "--"], &command)?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let output = self.client.output(pod, &command)?;
+        ensure!(
+            output.code == 0,
+            "{command:?} in {pod}: {}{}",
+            output.stdout,
+            output.stderr
+        );
+        Ok(output.stdout)
     }
 
-    /// Starts a program in a pod.
-    pub(crate) fn spawn(&self, pod: &str, command: &[String]) -> Result<std::process::Child> {
-        Ok(Command::new(&self.ambit)
-            .args(["lab", "exec", "--name", LAB, pod, "--"])
-            .args(command)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()?)
+    /// A connection from inside a pod.
+    pub(crate) fn dial(&self, pod: &str, address: &str) -> Result<std::net::TcpStream> {
+        Ok(self
+            .client
+            .dial(Place::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// What `ambit lab status -o json` says.
-    pub(crate) fn status(&self) -> Result<Value> {
-        Ok(serde_json::from_slice(&self.lab(&["status", "-o", "json"], &[])?.stdout)?)
+    /// Process id, as this program sees it, of the only process of that name in the lab.
+    pub(crate) fn pid(&self, daemon: &str) -> Result<u32> {
+        let status = self.client.status()?;
+        let inside = status
+            .daemons
+            .iter()
+            .find(|process| process.name == daemon)
+            .and_then(|process| process.pid)
+            .with_context(|| format!("no {daemon} runs"))?;
+        process::outer_pid(inside, &format!("ambit-{daemon}"))
+            .or_else(|_| process::outer_pid(inside, "ambit-node-prox"))
+    }
+
+    /// Sum and count of a histogram of the agent.
+    pub(crate) fn agent_histogram(&self, name: &str) -> Result<(f64, f64)> {
+        let address = "127.0.0.1:15014".parse()?;
+        let mut stream = self.client.dial(Place::Node("node-1".into()), address)?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let value = |suffix: &str| {
+            text.lines()
+                .filter(|line| line.starts_with(&format!("{name}_{suffix}")))
+                .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+                .sum()
+        };
+        Ok((value("sum"), value("count")))
     }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        if let Err(error) = self.lab(&["down"], &[]) {
-            eprintln!("{error:#}");
+        if let Err(error) = self.client.down() {
+            eprintln!("the lab does not go down: {error}");
         }
     }
 }
 
-/// Waits until `condition` gives a value.
-pub(crate) fn until<T>(
-    what: &str,
-    deadline: Duration,
-    mut condition: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let start = Instant::now();
+/// Waits until a figure stands still: memory given back, records arrived.
+pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut last = figure()?;
     loop {
-        if let Some(value) = condition()? {
-            return Ok(value);
+        std::thread::sleep(Duration::from_secs(2));
+        let now = figure()?;
+        if (now - last).abs() < last.abs() * 0.01 || Instant::now() > deadline {
+            return Ok(now);
         }
-        ensure!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        last = now;
     }
+}
+
+/// Where the programs of the rig keep their files.
+pub(crate) fn nginx_configuration(directory: &Path, name: &str) -> Result<String> {
+    let path = directory.join(format!("{name}.conf"));
+    let text = format!(
+        "worker_processes 1; daemon off; error_log /dev/null; pid {}/{name}.pid;
+events {{ worker_connections 16384; }}
+http {{ access_log off; keepalive_requests 1000000000;
+  server {{ listen 8080 backlog=4096; location / {{ return 200 \"hello world\\n\"; }} }} }}\n",
+        directory.display()
+    );
+    fs::write(&path, text)?;
+    Ok(path.display().to_string())
 }

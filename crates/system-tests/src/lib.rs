@@ -51,7 +51,10 @@ pub fn options() -> Options {
         nodes: 2,
         ip_family: IpFamily::Ipv4,
         node_proxies: Default::default(),
-        bin_dir: ambit.parent().expect("the binaries are in a directory").to_path_buf(),
+        bin_dir: ambit
+            .parent()
+            .expect("the binaries are in a directory")
+            .to_path_buf(),
         ambit,
         mesh: true,
         primary_cni: PrimaryCni::Lab,
@@ -64,8 +67,16 @@ pub fn options() -> Options {
 /// A binary of the workspace. The tests' own are in `target/<profile>/deps`, the others one above.
 pub fn binary(name: &str) -> PathBuf {
     let me = std::env::current_exe().expect("a running test has a path");
-    let path = me.ancestors().nth(2).expect("tests are in target/<profile>/deps").join(name);
-    assert!(path.exists(), "{} is not built: use `cargo xtask test`", path.display());
+    let path = me
+        .ancestors()
+        .nth(2)
+        .expect("tests are in target/<profile>/deps")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is not built: use `cargo xtask test`",
+        path.display()
+    );
     path
 }
 
@@ -79,12 +90,20 @@ impl Mesh {
     /// [`Self::up`] with other options.
     pub fn up_with(manifests: &str, mut options: Options) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the manifests");
-        fs::write(directory.path().join("manifests.yaml"), with_tools(manifests)).unwrap();
+        fs::write(
+            directory.path().join("manifests.yaml"),
+            with_tools(manifests),
+        )
+        .unwrap();
         options.manifests = directory.path().to_path_buf();
         let base = tempfile::tempdir().expect("a directory for the lab");
         let state = ambit_lab::launch(base.path(), &options)
             .unwrap_or_else(|error| panic!("the lab does not come up: {error:?}"));
-        let mesh = Self { client: Client::new(state), manifests: directory, _base: base };
+        let mesh = Self {
+            client: Client::new(state),
+            manifests: directory,
+            _base: base,
+        };
         mesh.until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
         });
@@ -122,7 +141,11 @@ impl Mesh {
 
     /// Waits until the lab's status satisfies a condition.
     pub fn until(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
-        match self.client.wait_until(PATIENCE, condition).expect("the lab answers") {
+        match self
+            .client
+            .wait_until(PATIENCE, condition)
+            .expect("the lab answers")
+        {
             Ok(status) => status,
             Err(status) => panic!(
                 "not within {PATIENCE:?}: {what}\n{status:#?}\n{}",
@@ -141,12 +164,18 @@ impl Mesh {
     /// A pod's status.
     pub fn pod(&self, name: &str) -> PodStatus {
         let status = self.client.status().expect("the lab answers");
-        find(&status, name).unwrap_or_else(|| panic!("no pod {name} in {status:#?}")).clone()
+        find(&status, name)
+            .unwrap_or_else(|| panic!("no pod {name} in {status:#?}"))
+            .clone()
     }
 
     /// First address of a pod.
     pub fn ip(&self, pod: &str) -> IpAddr {
-        *self.pod(pod).ips.first().expect("a running pod has an address")
+        *self
+            .pod(pod)
+            .ips
+            .first()
+            .expect("a running pod has an address")
     }
 
     /// A `GET` from inside a pod, by the lab's own client.
@@ -157,7 +186,10 @@ impl Mesh {
             .client
             .output(pod, &[tool, "lab-tool", "get", url, "--timeout", "5000"])
             .unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
-        Answer { code: output.code, body: output.stdout + &output.stderr }
+        Answer {
+            code: output.code,
+            body: output.stdout + &output.stderr,
+        }
     }
 
     /// [`Self::get`] until it succeeds or fails as wanted.
@@ -188,8 +220,13 @@ impl Mesh {
 
     /// Watches the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
-        let markers = markers.iter().map(|marker| marker.as_bytes().to_vec()).collect();
-        self.client.capture(markers).expect("a packet socket in the lab")
+        let markers = markers
+            .iter()
+            .map(|marker| marker.as_bytes().to_vec())
+            .collect();
+        self.client
+            .capture(markers)
+            .expect("a packet socket in the lab")
     }
 
     /// Kills a process of the mesh (SIGKILL), once it runs.
@@ -200,35 +237,56 @@ impl Mesh {
                 .iter()
                 .any(|d| d.name == name && d.node.as_deref() == node && d.pid.is_some())
         });
-        self.client.kill(name, node).expect("a running process can be killed");
+        self.client
+            .kill(name, node)
+            .expect("a running process can be killed");
     }
 
     /// Waits until what pods newly say to each other is only TLS: capture is in force at once, but
     /// every client's proxy must also have heard that the other end takes HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
-        until(&format!("new connections from {from} to {address} are HBONE"), || {
-            let wire = self.watch(&[]);
-            let answered = self.dial(from, address).is_ok_and(|mut echo| echo.say("probe").is_ok());
-            let reports = wire.finish().reports();
-            answered && !reports.iter().any(|report| report.server == address)
-        });
+        until(
+            &format!("new connections from {from} to {address} are HBONE"),
+            || {
+                let wire = self.watch(&[]);
+                let answered = self
+                    .dial(from, address)
+                    .is_ok_and(|mut echo| echo.say("probe").is_ok());
+                let reports = wire.finish().reports();
+                answered && !reports.iter().any(|report| report.server == address)
+            },
+        );
     }
 
     /// The node proxies' access log, all nodes.
     pub fn access_log(&self) -> String {
-        let log = LogSource::Daemon { name: "proxy".into(), node: None };
+        let log = LogSource::Daemon {
+            name: "proxy".into(),
+            node: None,
+        };
         let text = self.client.log_text(log).expect("the proxies have a log");
-        text.lines().filter(|line| line.contains("\taccess\t")).map(|l| format!("{l}\n")).collect()
+        text.lines()
+            .filter(|line| line.contains("\taccess\t"))
+            .map(|l| format!("{l}\n"))
+            .collect()
     }
 
     /// The last lines of everything that runs.
     pub fn logs(&self) -> String {
         let mut text = String::new();
         for name in ["control", "agent", "proxy"] {
-            let source = LogSource::Daemon { name: name.into(), node: None };
-            let log = self.client.log_text(source).unwrap_or_else(|error| error.to_string());
+            let source = LogSource::Daemon {
+                name: name.into(),
+                node: None,
+            };
+            let log = self
+                .client
+                .log_text(source)
+                .unwrap_or_else(|error| error.to_string());
             let lines: Vec<_> = log.lines().collect();
-            let tail = lines.get(lines.len().saturating_sub(30)..).unwrap_or_default();
+            let tail = lines
+                .get(lines.len().saturating_sub(30)..)
+                .unwrap_or_default();
             text += &format!("--- {name}\n{}\n", tail.join("\n"));
         }
         text
@@ -285,7 +343,11 @@ impl Conversation {
         self.0.write_all(text.as_bytes())?;
         let mut heard = vec![0; text.len()];
         self.0.read_exact(&mut heard)?;
-        if heard == text.as_bytes() { Ok(()) } else { Err(std::io::Error::other("a wrong echo")) }
+        if heard == text.as_bytes() {
+            Ok(())
+        } else {
+            Err(std::io::Error::other("a wrong echo"))
+        }
     }
 
     /// Waits until the other side is gone.
@@ -311,7 +373,9 @@ pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
         assert!(!concerned || report.markers == 0, "readable: {report:?}");
     }
     assert!(
-        reports.iter().any(|report| report.kind == FlowKind::Hbone && report.bytes > 0),
+        reports
+            .iter()
+            .any(|report| report.kind == FlowKind::Hbone && report.bytes > 0),
         "nothing was captured: {reports:#?}"
     );
 }
@@ -320,7 +384,8 @@ pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
 pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     status.pods.iter().find(|pod| {
-        pod.namespace == namespace && (pod.name == name || pod.name.starts_with(&format!("{name}-")))
+        pod.namespace == namespace
+            && (pod.name == name || pod.name.starts_with(&format!("{name}-")))
     })
 }
 

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{FlowKind, Mesh, Options, PAIR, PrimaryCni, assert_only_tls, find, options};
+use ambit_system_tests::{
+    FlowKind, Mesh, Options, PAIR, PrimaryCni, assert_only_tls, find, options,
+};
 
 /// Pods whose very first act is to call the server, on both nodes.
 fn eager(count: usize) -> String {
@@ -39,7 +41,11 @@ fn the_first_packet_of_every_new_pod_is_captured() {
     });
     let mut addresses = vec![mesh.ip("shop/server")];
     addresses.extend(
-        status.pods.iter().filter(|p| p.name.starts_with("eager-")).flat_map(|p| p.ips.clone()),
+        status
+            .pods
+            .iter()
+            .filter(|p| p.name.starts_with("eager-"))
+            .flat_map(|p| p.ips.clone()),
     );
     assert_eq!(addresses.len(), PODS + 1);
     assert_only_tls(&wire.finish(), &addresses);
@@ -71,17 +77,28 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
     before.say("and the oldest goes on").unwrap();
 
     let wire = mesh.watch(&[]);
-    mesh.dial("shop/client", echo).unwrap().say("direct").unwrap();
+    mesh.dial("shop/client", echo)
+        .unwrap()
+        .say("direct")
+        .unwrap();
     let reports = wire.finish().reports();
-    let direct = reports.iter().find(|r| r.server == echo && r.client == client);
-    assert!(direct.is_some_and(|flow| flow.kind == FlowKind::Plaintext), "{reports:#?}");
+    let direct = reports
+        .iter()
+        .find(|r| r.server == echo && r.client == client);
+    assert!(
+        direct.is_some_and(|flow| flow.kind == FlowKind::Plaintext),
+        "{reports:#?}"
+    );
 
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/client", true);
     mesh.until_captured("shop/server", true);
     mesh.until_only_tls("shop/client", echo);
     let wire = mesh.watch(&["again"]);
-    mesh.dial("shop/client", echo).unwrap().say("again").unwrap();
+    mesh.dial("shop/client", echo)
+        .unwrap()
+        .say("again")
+        .unwrap();
     assert_only_tls(&wire.finish(), &[client, server]);
 }
 
@@ -105,7 +122,10 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     for pod in ["shop/stays-out", "shop/on-the-node"] {
         assert!(!mesh.pod(pod).captured, "{pod}");
     }
-    let rules = mesh.client().output("shop/stays-out", &["nft", "list", "ruleset"]).unwrap();
+    let rules = mesh
+        .client()
+        .output("shop/stays-out", &["nft", "list", "ruleset"])
+        .unwrap();
     assert_eq!((rules.code, rules.stdout.trim()), (0, ""), "{rules:?}");
 }
 
@@ -119,29 +139,56 @@ spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: non
 ";
     let manifests = format!("{PAIR}{node_pod}");
     let rules = |mesh: &Mesh| {
-        let output = mesh.client().output("legacy/on-the-node", &["nft", "list", "tables"]).unwrap();
+        let output = mesh
+            .client()
+            .output("legacy/on-the-node", &["nft", "list", "tables"])
+            .unwrap();
         assert_eq!(output.code, 0, "{output:?}");
         let mut tables: Vec<_> = output.stdout.lines().map(str::to_owned).collect();
         tables.sort();
         tables
     };
-    let bare = Mesh::up_with(&manifests, Options { mesh: false, ..options() });
+    let bare = Mesh::up_with(
+        &manifests,
+        Options {
+            mesh: false,
+            ..options()
+        },
+    );
     let without = rules(&bare);
     drop(bare);
     let mesh = Mesh::up(&manifests);
     let with = rules(&mesh);
-    let added: Vec<_> = with.iter().filter(|table| !without.contains(table)).collect();
-    assert_eq!(added, ["table inet ambit-probes"], "{with:?} against {without:?}");
+    let added: Vec<_> = with
+        .iter()
+        .filter(|table| !without.contains(table))
+        .collect();
+    assert_eq!(
+        added,
+        ["table inet ambit-probes"],
+        "{with:?} against {without:?}"
+    );
     let table = mesh
         .client()
-        .output("legacy/on-the-node", &["nft", "list", "table", "inet", "ambit-probes"])
+        .output(
+            "legacy/on-the-node",
+            &["nft", "list", "table", "inet", "ambit-probes"],
+        )
         .unwrap()
         .stdout;
     let verdicts = table.lines().filter(|line| line.contains("snat")).count();
     assert!(verdicts <= 2 && table.contains("169.254.7.127"), "{table}");
     assert!(!table.contains("redirect"), "{table}");
-    let routes = mesh.client().output("legacy/on-the-node", &["ip", "rule"]).unwrap().stdout;
-    assert_eq!(routes.lines().count(), 3, "policy routing is the pod's business: {routes}");
+    let routes = mesh
+        .client()
+        .output("legacy/on-the-node", &["ip", "rule"])
+        .unwrap()
+        .stdout;
+    assert_eq!(
+        routes.lines().count(),
+        3,
+        "policy routing is the pod's business: {routes}"
+    );
 }
 
 #[test]
@@ -154,13 +201,23 @@ kind: Pod
 metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
 ";
-        let mesh = Mesh::up_with(&manifests, Options { primary_cni, nodes: 1, ..options() });
+        let mesh = Mesh::up_with(
+            &manifests,
+            Options {
+                primary_cni,
+                nodes: 1,
+                ..options()
+            },
+        );
         let url = format!("http://{}:8080/", mesh.ip("shop/server"));
         let source = mesh.ip("shop/client").to_string();
         let answer = mesh.get("shop/client", &url);
         assert!(answer.body.contains(&source), "{primary_cni:?}: {answer:?}");
         let log = mesh.access_log();
-        assert!(log.contains("spiffe://cluster.local/ns/shop/sa/client"), "{primary_cni:?}: {log}");
+        assert!(
+            log.contains("spiffe://cluster.local/ns/shop/sa/client"),
+            "{primary_cni:?}: {log}"
+        );
         if primary_cni == PrimaryCni::Ptp {
             filters_of_the_node_hold(&mesh, &url);
         }
@@ -176,7 +233,10 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
         "add chain inet netpol forward { type filter hook forward priority 0; }",
         &rule,
     ] {
-        let output = mesh.client().output("legacy/on-the-node", &["nft", command]).unwrap();
+        let output = mesh
+            .client()
+            .output("legacy/on-the-node", &["nft", command])
+            .unwrap();
         assert_eq!(output.code, 0, "{output:?}");
     }
     // Openings are dropped; so is what the pooled tunnel sends.
@@ -197,6 +257,8 @@ fn a_pod_that_goes_takes_its_capture_along() {
         find(status, "shop/eager-0").is_some_and(|pod| pod.captured)
     });
     mesh.remove("eager");
-    mesh.until("the pod is gone", |status| find(status, "shop/eager-0").is_none());
+    mesh.until("the pod is gone", |status| {
+        find(status, "shop/eager-0").is_none()
+    });
     mesh.get("shop/client", "http://server.shop/").ok();
 }

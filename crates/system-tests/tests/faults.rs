@@ -27,28 +27,47 @@ fn whoever_is_killed_nothing_escapes_and_all_pods_work_again_untouched() {
     for (name, node) in VICTIMS {
         mesh.kill(name, node);
         // Calls go on all the while: each either fails or is encrypted.
-        until(&format!("calls work after {name} was killed on {node:?}"), || works(&mesh));
+        until(
+            &format!("calls work after {name} was killed on {node:?}"),
+            || works(&mesh),
+        );
     }
     // Both of a node at once.
     mesh.kill("agent", Some("node-2"));
     mesh.kill("proxy", Some("node-2"));
-    until("calls work after agent and proxy were killed", || works(&mesh));
+    until("calls work after agent and proxy were killed", || {
+        works(&mesh)
+    });
     assert_only_tls(&wire.finish(), &captured);
     let after = mesh.client().status().unwrap().pods;
     let uids = |pods: &[ambit_system_tests::PodStatus]| -> Vec<_> {
-        pods.iter().map(|pod| (pod.name.clone(), pod.uid.clone(), pod.ips.clone())).collect()
+        pods.iter()
+            .map(|pod| (pod.name.clone(), pod.uid.clone(), pod.ips.clone()))
+            .collect()
     };
     assert_eq!(uids(&before), uids(&after), "pods were touched");
-    assert!(after.iter().flat_map(|pod| &pod.containers).all(|c| c.restarts == 0), "{after:#?}");
+    assert!(
+        after
+            .iter()
+            .flat_map(|pod| &pod.containers)
+            .all(|c| c.restarts == 0),
+        "{after:#?}"
+    );
 }
 
 #[test]
 fn connections_do_not_need_agent_or_control_plane() {
     let mesh = Mesh::up(PAIR);
     let server = mesh.ip("shop/server");
-    let mut echo = mesh.dial("shop/client", SocketAddr::new(server, 9000)).unwrap();
+    let mut echo = mesh
+        .dial("shop/client", SocketAddr::new(server, 9000))
+        .unwrap();
     echo.say("hello").unwrap();
-    for (name, node) in [("agent", Some("node-1")), ("agent", Some("node-2")), ("control", None)] {
+    for (name, node) in [
+        ("agent", Some("node-1")),
+        ("agent", Some("node-2")),
+        ("control", None),
+    ] {
         mesh.kill(name, node);
         echo.say("still here").unwrap();
         mesh.get("shop/client", "http://server.shop/").ok();
@@ -76,13 +95,25 @@ spec:
     mesh.until("the pod has had its answer", |status| {
         ambit_system_tests::find(status, "shop/late").is_some_and(|pod| pod.phase == "Succeeded")
     });
-    assert_only_tls(&wire.finish(), &[mesh.ip("shop/late"), mesh.ip("shop/server")]);
+    assert_only_tls(
+        &wire.finish(),
+        &[mesh.ip("shop/late"), mesh.ip("shop/server")],
+    );
 }
 
 #[test]
 fn the_whole_mesh_runs_for_an_ordinary_user() {
-    let mesh = Mesh::up_with(PAIR, Options { user_namespace: true, ..options() });
+    let mesh = Mesh::up_with(
+        PAIR,
+        Options {
+            user_namespace: true,
+            ..options()
+        },
+    );
     let wire = mesh.watch(&["plain-marker"]);
     mesh.get("shop/client", "http://server.shop/").ok();
-    assert_only_tls(&wire.finish(), &[mesh.ip("shop/client"), mesh.ip("shop/server")]);
+    assert_only_tls(
+        &wire.finish(),
+        &[mesh.ip("shop/client"), mesh.ip("shop/server")],
+    );
 }

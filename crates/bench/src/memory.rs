@@ -1,0 +1,237 @@
+//! Resident memory of the node proxy, agent and control plane as the mesh grows; and what a pod's start
+//! costs.
+
+use std::{
+    io::{Read, Write},
+    path::Path,
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    process,
+    report::{Better, Line},
+    rig::{Rig, settled},
+};
+
+/// A line without a counterpart.
+fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Line {
+    eprintln!("  {what}: {mesh:.2} {unit}");
+    Line {
+        what: what.into(),
+        unit,
+        bare: None,
+        mesh,
+        existing,
+        better: Better::Lower,
+    }
+}
+
+fn namespace(name: &str, mode: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}, labels: {{istio.io/dataplane-mode: {mode}}}}}\n---\n"
+    )
+}
+
+fn sleeper(namespace: &str, name: &str, ambit: &Path) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}}}
+spec:
+  serviceAccountName: {name}
+  containers: [{{name: main, image: none, command: [{}, lab-tool, echo, --port, \"9000\"]}}]
+---
+",
+        ambit.display()
+    )
+}
+
+/// All figures of this kind.
+pub(crate) fn run() -> Result<Vec<Line>> {
+    let bin_dir = std::env::current_exe()?
+        .parent()
+        .context("a program is in a directory")?
+        .to_owned();
+    let ambit = bin_dir.join("ambit");
+    let mut lines = Vec::new();
+
+    let idle = {
+        let manifests = namespace("mesh", "ambient")
+            + &sleeper("mesh", "a", &ambit)
+            + &sleeper("mesh", "b", &ambit);
+        let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
+        let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+        let idle = resident("proxy")?;
+        lines.push(alone("node proxy idle", "MB", idle, Some(22.0)));
+        lines.push(alone("agent idle", "MB", resident("agent")?, Some(78.0)));
+        lines.push(alone(
+            "control plane idle",
+            "MB",
+            resident("control")?,
+            Some(135.0),
+        ));
+        connections(&rig, &mut lines)?;
+        idle
+    };
+    pods(&ambit, &mut lines)?;
+    workloads(&ambit, idle, &mut lines)?;
+    Ok(lines)
+}
+
+/// 4,000 open connections through both ends.
+fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
+    const CONNECTIONS: usize = 4000;
+    let server = format!("{}:9000", rig.address("mesh", "b")?);
+    // The first one brings certificates and code pages in: they are not the connections' cost.
+    let mut open = vec![rig.dial("mesh/a", &server)?];
+    let before = settled(|| process::resident_mb(rig.pid("proxy")?))?;
+    while open.len() < CONNECTIONS {
+        let mut stream = rig.dial("mesh/a", &server)?;
+        stream.write_all(b"hello")?;
+        stream.read_exact(&mut [0; 5])?;
+        open.push(stream);
+    }
+    let after = settled(|| process::resident_mb(rig.pid("proxy")?))?;
+    lines.push(alone(
+        "node proxy, 4,000 open connections, added",
+        "MB",
+        after - before,
+        Some(64.0),
+    ));
+    Ok(())
+}
+
+/// 100 pods: memory, and the time to enrol them and to start one.
+fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
+    const PODS: usize = 100;
+    let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");
+    for n in 0..PODS {
+        manifests += &sleeper("crowd", &format!("pod-{n}"), ambit);
+    }
+    let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
+    let start = Instant::now();
+    rig.apply("label.yaml", &namespace("crowd", "ambient"))?;
+    rig.until("all captured", |status| {
+        status.pods.iter().all(|pod| pod.captured)
+    })?;
+    let enrolled = start.elapsed();
+    let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+    lines.push(alone(
+        "node proxy, 100 pods",
+        "MB",
+        resident("proxy")?,
+        Some(24.0),
+    ));
+    lines.push(alone("agent, 100 pods", "MB", resident("agent")?, None));
+    lines.push(alone(
+        "enrolling 100 running pods, label to last captured",
+        "ms",
+        enrolled.as_secs_f64() * 1e3,
+        None,
+    ));
+    let (sum, count) = rig.agent_histogram("ambit_agent_enrolment_seconds")?;
+    for n in 0..20 {
+        rig.apply(
+            &format!("new-{n}.yaml"),
+            &sleeper("mesh", &format!("new-{n}"), ambit),
+        )?;
+        rig.until("the new pod is captured", |status| {
+            status
+                .pods
+                .iter()
+                .any(|pod| pod.name == format!("new-{n}") && pod.captured)
+        })?;
+    }
+    let (sum_after, count_after) = rig.agent_histogram("ambit_agent_enrolment_seconds")?;
+    let mean = (sum_after - sum) / (count_after - count).max(1.0);
+    lines.push(alone(
+        "enrolling one new pod (the plugin's wait)",
+        "ms",
+        mean * 1e3,
+        Some(55.0),
+    ));
+    let plugin = ambit.with_file_name("ambit-cni");
+    let runs = 50_u32;
+    let start = Instant::now();
+    for _ in 0..runs {
+        let output = Command::new(&plugin)
+            .env("CNI_COMMAND", "VERSION")
+            .output()?;
+        anyhow::ensure!(output.status.success(), "ambit-cni VERSION failed");
+    }
+    let each = start.elapsed().as_secs_f64() * 1e3 / f64::from(runs);
+    lines.push(alone(
+        "running the CNI plugin (exec to exit)",
+        "ms",
+        each,
+        Some(29.0),
+    ));
+    Ok(())
+}
+
+/// 50,000 workloads and 5,000 services.
+fn workloads(ambit: &Path, idle: f64, lines: &mut Vec<Line>) -> Result<()> {
+    const SERVICES: usize = 5000;
+    const WORKLOADS_EACH: usize = 10;
+    let mut files = vec![(
+        "rig.yaml".to_owned(),
+        namespace("mesh", "ambient") + &sleeper("mesh", "a", ambit) + &namespace("many", "none"),
+    )];
+    for chunk in 0..SERVICES / 100 {
+        let mut text = String::new();
+        for service in chunk * 100..(chunk + 1) * 100 {
+            text += &format!(
+                "apiVersion: v1
+kind: Service
+metadata: {{name: service-{service}, namespace: many}}
+spec: {{clusterIP: 10.97.{}.{}, selector: {{app: service-{service}}}, ports: [{{name: http, port: 80, targetPort: 8080}}]}}
+---
+",
+                service / 250,
+                service % 250 + 1
+            );
+            for n in 0..WORKLOADS_EACH {
+                let number = service * WORKLOADS_EACH + n;
+                text += &format!(
+                    "apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {{name: workload-{number}, namespace: many}}
+spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: service-{service}}}}}
+---
+",
+                    100 + number / 62_500,
+                    number / 250 % 250,
+                    number % 250 + 1
+                );
+            }
+        }
+        files.push((format!("many-{chunk}.yaml"), text));
+    }
+    let rig = Rig::up(&files)?;
+    let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+    let control = resident("control")?;
+    let proxy = resident("proxy")?;
+    lines.push(alone(
+        "node proxy, 50,000 workloads, added",
+        "MB",
+        proxy - idle,
+        Some(47.0),
+    ));
+    lines.push(alone(
+        "control plane, 50,000 workloads",
+        "MB",
+        control,
+        None,
+    ));
+    let peak = process::peak_mb(rig.pid("proxy")?)?;
+    lines.push(alone(
+        "node proxy, peak while they load",
+        "MB",
+        peak,
+        Some(244.0),
+    ));
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Throughput, latency, connections and CPU: one pair of pods in the mesh, one outside, the same node.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::{
+    load::{self, BulkLoad, HttpLoad},
+    process,
+    report::{Better, Line},
+    rig::{Rig, nginx_configuration},
+};
+
+/// Seconds that each measurement takes.
+const SECONDS: u32 = 5;
+/// Each figure is the median of so many, taken in turn without and with the mesh.
+const ROUNDS: usize = 3;
+
+/// Both pairs of pods.
+fn manifests(directory: &std::path::Path) -> Result<String> {
+    let mut text = String::new();
+    for (namespace, mode) in [("plain", "none"), ("mesh", "ambient")] {
+        let nginx = nginx_configuration(directory, namespace)?;
+        text += &format!(
+            "apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}, labels: {{istio.io/dataplane-mode: {mode}}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: client, namespace: {namespace}}}
+spec:
+  serviceAccountName: client
+  containers: [{{name: main, image: none, command: [sleep, infinity]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: server, namespace: {namespace}}}
+spec:
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [nginx, -c, {nginx}]
+    readinessProbe: {{tcpSocket: {{port: 8080}}}}
+  - {{name: iperf, image: none, command: [iperf3, -s]}}
+---
+"
+        );
+    }
+    Ok(text)
+}
+
+/// A figure for one side.
+struct Side<'a> {
+    rig: &'a Rig,
+    namespace: &'static str,
+    server: String,
+}
+
+impl Side<'_> {
+    fn http(&self, connections: u32, keep_alive: bool) -> Result<HttpLoad> {
+        let url = format!("http://{}:8080/", self.server);
+        let command = load::wrk(connections, SECONDS, keep_alive, &url);
+        load::parse_wrk(
+            &self
+                .rig
+                .exec(&format!("{}/client", self.namespace), &command)?,
+        )
+    }
+
+    fn bulk(&self, streams: u32) -> Result<BulkLoad> {
+        let command = load::iperf3(&self.server, streams, SECONDS);
+        load::parse_iperf3(
+            &self
+                .rig
+                .exec(&format!("{}/client", self.namespace), &command)?,
+        )
+    }
+}
+
+/// Measures both sides in turn and gives the medians.
+fn compare(
+    plain: &Side<'_>,
+    mesh: &Side<'_>,
+    measure: impl Fn(&Side<'_>) -> Result<f64>,
+) -> Result<(f64, f64)> {
+    let mut figures = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        figures.0.push(measure(plain)?);
+        figures.1.push(measure(mesh)?);
+    }
+    Ok((median(figures.0), median(figures.1)))
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// All figures of this kind.
+pub(crate) fn run() -> Result<Vec<Line>> {
+    let scratch = tempfile::tempdir()?;
+    let rig = Rig::up(&[("rig.yaml".into(), manifests(scratch.path())?)])?;
+    rig.until("the mesh's pods captured", |status| {
+        status
+            .pods
+            .iter()
+            .all(|pod| pod.captured == (pod.namespace == "mesh"))
+    })?;
+    let plain = Side {
+        rig: &rig,
+        namespace: "plain",
+        server: rig.address("plain", "server")?,
+    };
+    let mesh = Side {
+        rig: &rig,
+        namespace: "mesh",
+        server: rig.address("mesh", "server")?,
+    };
+    // Certificates and pools are there before anything is measured.
+    mesh.http(4, true)?;
+
+    let mut lines = Vec::new();
+    let mut line = |what: &str, unit, (bare, mesh), existing, better| {
+        eprintln!("  {what}: {bare:.2} bare, {mesh:.2} through the mesh ({unit})");
+        let what = what.to_owned();
+        lines.push(Line {
+            what,
+            unit,
+            bare: Some(bare),
+            mesh,
+            existing: Some(existing),
+            better,
+        });
+    };
+    for (streams, existing) in [(1, 0.29), (4, 0.24)] {
+        let figures = compare(&plain, &mesh, |side| {
+            Ok(side.bulk(streams)?.gigabits_per_second)
+        })?;
+        line(
+            &format!("throughput, {streams} streams"),
+            "Gbit/s",
+            figures,
+            existing,
+            Better::Higher,
+        );
+    }
+    let median_of_one = compare(&plain, &mesh, |side| Ok(micros(side.http(1, true)?.median)))?;
+    for (connections, existing) in [(1, 0.40), (32, 0.245), (1000, 0.245)] {
+        let figures = compare(&plain, &mesh, |side| {
+            Ok(side.http(connections, true)?.requests_per_second)
+        })?;
+        let what = format!("requests, {connections} connections");
+        line(&what, "req/s", figures, existing, Better::Higher);
+    }
+    let figures = compare(&plain, &mesh, |side| {
+        Ok(side.http(16, false)?.requests_per_second)
+    })?;
+    line(
+        "new connections, 16 at a time",
+        "conn/s",
+        figures,
+        0.32,
+        Better::Higher,
+    );
+    let (bare, through) = median_of_one;
+    let alone = |what: &str, unit, mesh, existing| Line {
+        what: what.into(),
+        unit,
+        bare: None,
+        mesh,
+        existing: Some(existing),
+        better: Better::Lower,
+    };
+    lines.push(alone(
+        "added latency, 1 connection, median",
+        "us",
+        through - bare,
+        100.0,
+    ));
+    let proxy = rig.pid("proxy")?;
+    let before = process::cpu_time(proxy)?;
+    let load = mesh.http(32, true)?;
+    let spent = process::cpu_time(proxy)? - before;
+    lines.push(alone(
+        "CPU of the proxy a request (both ends)",
+        "us",
+        micros(spent) / per(load.requests),
+        45.0,
+    ));
+    let before = process::cpu_time(proxy)?;
+    let load = mesh.bulk(1)?;
+    let spent = process::cpu_time(proxy)? - before;
+    lines.push(alone(
+        "CPU of the proxy a gigabyte (both ends)",
+        "s",
+        spent.as_secs_f64() / load.gigabytes,
+        1.68,
+    ));
+    Ok(lines)
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a count of requests, far below 2^52"
+)]
+fn per(count: u64) -> f64 {
+    count.max(1) as f64
+}

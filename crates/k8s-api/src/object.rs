@@ -58,6 +58,7 @@ macro_rules! kinds {
 
             /// Reads an object of `kind` from its JSON form; the error names the field.
             pub fn from_value(kind: Kind, value: &Value) -> Result<Self, InvalidObject> {
+                check_nulls(kind, value)?;
                 match kind { $(Kind::$kind => read(value).map(|object| Self::$kind(Arc::new(object))),)* }
             }
         }
@@ -237,6 +238,45 @@ impl Object {
             namespace,
             metadata.name.as_deref().unwrap_or_default(),
         )
+    }
+}
+
+/// The path of the first `null` below `value`. In a policy, `from:` with nothing behind it would
+/// otherwise count as left out, which allows everybody.
+fn null_path(value: &Value, path: &mut String) -> bool {
+    let length = path.len();
+    let found = |child: &Value, step: String, path: &mut String| {
+        path.push_str(&step);
+        if null_path(child, path) {
+            return true;
+        }
+        path.truncate(length);
+        false
+    };
+    match value {
+        Value::Null => true,
+        Value::Object(members) => members
+            .iter()
+            .any(|(name, child)| found(child, format!(".{name}"), path)),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .any(|(index, child)| found(child, format!("[{index}]"), path)),
+        _ => false,
+    }
+}
+
+/// Refuses `null` in the specification of kinds where leaving out and giving nothing differ.
+fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
+    let mut path = "spec".to_owned();
+    match value.get("spec") {
+        Some(spec) if kind.group().ends_with(".istio.io") && null_path(spec, &mut path) => {
+            Err(InvalidObject {
+                field: path,
+                message: "is null; give a value, or leave it out".to_owned(),
+            })
+        }
+        _ => Ok(()),
     }
 }
 

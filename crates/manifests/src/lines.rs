@@ -11,20 +11,22 @@ pub(crate) fn line_of(yaml: &str, path: &str) -> Option<u64> {
     let mut at: Spanned<Tree> = serde_saphyr::from_str(yaml).ok()?;
     let mut line = at.referenced.line();
     for step in steps(path) {
+        // A member is where its name is: its value may begin on the next line.
         let next = match at.value {
             Tree::Map(members) => members
                 .into_iter()
-                .find(|(name, _)| *name == step)
-                .map(|(_, value)| value),
+                .find(|(name, _)| name.value == step)
+                .map(|(name, value)| (name.referenced.line(), value)),
             Tree::List(items) => step
                 .parse::<usize>()
                 .ok()
-                .and_then(|index| items.into_iter().nth(index)),
+                .and_then(|index| items.into_iter().nth(index))
+                .map(|item| (item.referenced.line(), item)),
             Tree::Leaf => None,
         };
-        let Some(next) = next else { break };
-        line = next.referenced.line();
-        at = next;
+        let Some((found, value)) = next else { break };
+        line = found;
+        at = value;
     }
     Some(line)
 }
@@ -34,7 +36,7 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
 }
 
 enum Tree {
-    Map(Vec<(String, Spanned<Self>)>),
+    Map(Vec<(Spanned<String>, Spanned<Self>)>),
     List(Vec<Spanned<Self>>),
     Leaf,
 }

@@ -1,0 +1,60 @@
+//! Every manifest in `bad/` gives the message that its first line promises, and nothing else suffers.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use ambit_control::derive::{Index, MeshConfig, PodDirectory};
+
+const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: good, namespace: shop}\nstatus: {phase: Running, podIP: 10.0.0.1}\n";
+
+#[test]
+fn every_bad_manifest_gives_the_message_it_promises() {
+    let bad = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bad");
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for entry in std::fs::read_dir(bad).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let promised = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("# problem: "));
+        let promised = promised.unwrap_or_else(|| panic!("{} promises nothing", path.display()));
+        let problems = problems(&path.file_name().unwrap().to_string_lossy(), &text);
+        let [problem] = problems.as_slice() else {
+            failures.push(format!("{}: not one problem: {problems:?}", path.display()));
+            continue;
+        };
+        if !problem.contains(promised) {
+            failures.push(format!(
+                "{}\n promised: {promised}\n      got: {problem}",
+                path.display()
+            ));
+        }
+        count += 1;
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(count > 10);
+}
+
+/// What is said about a manifest that lies beside a good one, which must be published.
+fn problems(name: &str, text: &str) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join(name), text).unwrap();
+    std::fs::write(dir.path().join("good.yaml"), GOOD).unwrap();
+    let snapshot = ambit_manifests::read(&[dir.path()]).unwrap();
+    let mut index = Index::new(MeshConfig::default());
+    let mut pods = PodDirectory::default();
+    for (object, origin) in snapshot.objects.values() {
+        index.apply(object, Some(origin.to_string()), &mut pods);
+    }
+    let published = index.flush().workloads;
+    assert!(
+        published
+            .iter()
+            .any(|(uid, _)| uid == "Kubernetes//Pod/shop/good"),
+        "{published:?}"
+    );
+    let unread = snapshot.problems.iter().map(ToString::to_string);
+    unread
+        .chain(index.problems().map(ToString::to_string))
+        .collect()
+}

@@ -230,6 +230,7 @@ struct Demo {
 fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     say("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
     let status = demo.wait("all pods are ready", lab::all_ready)?;
+    demo.wait_for_proxies(&status)?;
     let mut faults = demo.calls(&status, &BEFORE)?;
 
     say("\nNow namespace legacy joins: one label, no pod is restarted.\n")?;
@@ -258,7 +259,7 @@ fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
         say("  FAULT: a pod was replaced")?;
         faults += 1;
     }
-    demo.wait_for_proxies()?;
+    demo.wait_for_proxies(&joined)?;
     faults += demo.calls(&joined, &AFTER)?;
     Ok(faults)
 }
@@ -284,38 +285,18 @@ impl Demo {
     }
 
     /// Captured is one thing; every node proxy must also have heard that its peers are.
-    fn wait_for_proxies(&self) -> Result<(), CliError> {
-        let deadline = Instant::now() + READY;
-        loop {
-            let mut waiting = false;
-            for node in NODES {
-                let workloads = self.dump(node)?.workloads();
-                waiting |= workloads.iter().any(|workload| {
-                    workload.namespace == "legacy"
-                        && workload.protocol != ambit_model::Protocol::Hbone
-                });
-            }
-            if !waiting {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let what = "node proxies do not hear of the pods that joined";
-                return Err(CliError::new(ErrorKind::Failed, what));
-            }
-            thread::sleep(Duration::from_millis(50));
+    fn wait_for_proxies(&self, status: &Status) -> Result<(), CliError> {
+        match lab::wait_for_proxies(&self.client, &self.name, status, READY)? {
+            true => Ok(()),
+            false => Err(CliError::new(
+                ErrorKind::Failed,
+                "node proxies do not hear of the pods",
+            )),
         }
     }
 
     fn dump(&self, node: &str) -> Result<Dump, CliError> {
-        Source {
-            address: String::new(),
-            node: Some(node.to_owned()),
-            pod: None,
-            control: false,
-            file: None,
-            lab: self.name.clone(),
-        }
-        .dump()
+        Source::node(&self.name, node).dump()
     }
 
     /// Makes the calls under a capture; prints what happened; gives the number of faults.

@@ -292,7 +292,7 @@ fn report(
             .map(ToString::to_string),
         why: match enforced {
             true => reason(&decision.why).to_owned(),
-            false => "the server is outside the mesh: nobody enforces policies there".to_owned(),
+            false => "the server is outside the mesh".to_owned(),
         },
         policies: explanation
             .policies
@@ -318,11 +318,11 @@ fn report(
 
 fn reason(why: &Why) -> &'static str {
     match why {
-        Why::NoPolicies => "no policy applies to the server",
-        Why::NoAllowPolicies => "no policy denies it, and no ALLOW policy restricts the server",
+        Why::NoPolicies => "no policy applies",
+        Why::NoAllowPolicies => "no DENY policy matches, no ALLOW policy applies",
         Why::Allowed => "an ALLOW policy matches",
         Why::Denied => "a DENY policy matches",
-        Why::NoneAllowed => "ALLOW policies apply to the server, and none of them matches",
+        Why::NoneAllowed => "ALLOW policies apply, none of them matches",
         Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
     }
 }

@@ -1,13 +1,23 @@
 //! `ambit lab`: up, down, status, exec, logs.
 
-use std::{io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io,
+    os::fd::AsFd,
+    path::PathBuf,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
 
-use ambit_lab::{Client, ClientError, LogSource, Options, Status, base_directory};
+use ambit_lab::{Client, ClientError, LogSource, Options, PodStatus, Status, base_directory};
+use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
+    dump::{Dump, text},
     output::{self, Format, say, table},
+    source::Source,
 };
 
 pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
@@ -92,6 +102,10 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
         return Ok(());
     }
     let ready = client.wait_until(wait, all_ready).map_err(client_error)?;
+    if let Ok(status) = &ready {
+        // Ready is what the kubelet saw; node proxies hear of it a moment later.
+        let _slow_but_up = wait_for_proxies(&client, name, status, PROXIES)?;
+    }
     let status = ready.as_ref().unwrap_or_else(|status| status);
     show(status, Format::Table)?;
     match ready {
@@ -112,6 +126,47 @@ pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
         }
     })?;
     Ok(Client::new(state))
+}
+
+/// How long node proxies may take to hear what the lab knows.
+const PROXIES: Duration = Duration::from_secs(10);
+
+/// Waits until every node proxy knows every pod of `status` as it is: healthy, captured or not.
+pub(crate) fn wait_for_proxies(
+    client: &Client,
+    lab: &str,
+    status: &Status,
+    timeout: Duration,
+) -> Result<bool, CliError> {
+    let deadline = Instant::now() + timeout;
+    while status.mesh {
+        let mut known = true;
+        for node in &status.nodes {
+            // A proxy that is just starting does not answer yet.
+            let dump = Source::node(lab, &node.name).dump();
+            known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| is_known(&dump, pod)));
+        }
+        if known {
+            break;
+        }
+        if Instant::now() > deadline || client.status().is_err() {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}
+
+fn is_known(dump: &Dump, pod: &PodStatus) -> bool {
+    let workloads = dump.list("workloads");
+    let same = |value: &&&Value| {
+        text(value, "namespace") == pod.namespace && text(value, "name") == pod.name
+    };
+    workloads.iter().find(same).is_some_and(|workload| {
+        let healthy = matches!(text(workload, "status"), "" | "Healthy");
+        let hbone = text(workload, "protocol") == "HBONE";
+        healthy == pod.ready && hbone == pod.captured
+    }) || !pod.ready
 }
 
 fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {

@@ -46,6 +46,18 @@ enum Endpoint {
 }
 
 impl Source {
+    /// The node proxy of a node of a running lab.
+    pub(crate) fn node(lab: &str, node: &str) -> Self {
+        Self {
+            address: String::new(),
+            node: Some(node.to_owned()),
+            pod: None,
+            control: false,
+            file: None,
+            lab: lab.to_owned(),
+        }
+    }
+
     /// Its state.
     pub(crate) fn dump(&self) -> Result<Dump, CliError> {
         if let Some(file) = &self.file {

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, fmt::Write, io, net::IpAddr, process::Stdio};
 
+use ipnet::IpNet;
 use tokio::io::AsyncWriteExt;
 
 use crate::{
@@ -16,10 +17,14 @@ use crate::{
 const TABLE: &str = "lab-services";
 
 /// The nftables script that makes `views` reachable.
-pub(crate) fn render(views: &[ServiceView]) -> String {
+///
+/// Pods in the networks `direct` reach each other without the node, so replies to translated
+/// connections would pass it by: between those, the node puts itself in the client's place.
+pub(crate) fn render(views: &[ServiceView], direct: &[IpNet]) -> String {
     let mut script = String::new();
     for (family, v4) in [("ip", true), ("ip6", false)] {
-        render_family(&mut script, family, views, |ip| ip.is_ipv4() == v4);
+        let direct = direct.iter().find(|net| net.addr().is_ipv4() == v4);
+        render_family(&mut script, family, views, direct, |ip| ip.is_ipv4() == v4);
     }
     script
 }
@@ -28,6 +33,7 @@ fn render_family(
     script: &mut String,
     family: &str,
     views: &[ServiceView],
+    direct: Option<&IpNet>,
     ours: impl Fn(&IpAddr) -> bool,
 ) {
     let mut translate = String::new();
@@ -81,6 +87,12 @@ fn render_family(
         push(
             script,
             format_args!("    {family} saddr {ip} {family} daddr {ip} masquerade"),
+        );
+    }
+    if let Some(net) = direct {
+        push(
+            script,
+            format_args!("    ct status dnat {family} saddr {net} {family} daddr {net} masquerade"),
         );
     }
     push(script, format_args!("  }}\n}}"));
@@ -163,12 +175,17 @@ mod tests {
 
     #[test]
     fn one_endpoint_several_and_none() {
-        let script = render(&[view(&["10.244.1.2"])]);
+        let script = render(&[view(&["10.244.1.2"])], &[]);
         assert!(script.contains("ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.1.2:8080"));
         assert!(script.contains("ip6 daddr fd00:10:96::100 tcp dport 80 reject with tcp reset"));
-        let script = render(&[view(&["10.244.1.2", "10.244.2.2"])]);
+        let script = render(
+            &[view(&["10.244.1.2", "10.244.2.2"])],
+            &["10.244.1.0/24".parse().unwrap()],
+        );
         assert!(script.contains(
             "dnat ip to numgen random mod 2 map { 0 : 10.244.1.2 . 8080, 1 : 10.244.2.2 . 8080 }"
         ));
+        let masquerade = "ct status dnat ip saddr 10.244.1.0/24 ip daddr 10.244.1.0/24 masquerade";
+        assert!(script.contains(masquerade));
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    Options,
+    Options, PrimaryCni,
     addresses::AddressPlan,
     board::Board,
     cluster::{Cluster, Effect, Event, NodeInfo, PodPlan, ServiceView},
@@ -118,7 +118,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         stops: HashMap::new(),
         node_views: nodes
             .iter()
-            .map(|node| follow_services(node.clone()))
+            .map(|node| follow_services(node.clone(), direct(&board.options, plan, node)))
             .collect(),
         board: board.clone(),
         plugins,
@@ -260,13 +260,24 @@ impl Supervisor {
     }
 }
 
+/// The networks in which pods of a node reach each other without it.
+fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet> {
+    match options.primary_cni {
+        PrimaryCni::Bridge | PrimaryCni::Macvlan => plan.pods(node.number),
+        PrimaryCni::Lab | PrimaryCni::Ptp => Vec::new(),
+    }
+}
+
 /// Keeps a node's translation of service addresses at the newest state.
-fn follow_services(node: Arc<Node>) -> watch::Sender<Arc<Vec<ServiceView>>> {
+fn follow_services(
+    node: Arc<Node>,
+    direct: Vec<ipnet::IpNet>,
+) -> watch::Sender<Arc<Vec<ServiceView>>> {
     let (sender, mut views) = watch::channel(Arc::new(Vec::new()));
     drop(ambit_rt::spawn("services", async move {
         let mut failing = false;
         while views.changed().await.is_ok() {
-            let script = services::render(&views.borrow_and_update().clone());
+            let script = services::render(&views.borrow_and_update().clone(), &direct);
             match services::load(&node, &script).await {
                 Ok(()) => failing = false,
                 Err(error) if !failing => {

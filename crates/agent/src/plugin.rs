@@ -112,8 +112,9 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
         _ => {}
     }
     let listener = UnixListener::bind(&path)?;
-    // Who may call is decided by the directory.
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    // Who may call may have any namespace served under any pod's name: root only, as which container
+    // runtimes run their plugins.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     let inode = fs::metadata(&path)?.ino();
     Ok(PluginSocket {
         listener,

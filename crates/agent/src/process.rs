@@ -80,6 +80,8 @@ pub enum RunError {
 /// When it cannot start, or its source of pods ends.
 pub fn run(args: Args) -> Result<(), RunError> {
     ambit_rt::logging::init(&Env::from_process())?;
+    // A descriptor a captured pod.
+    ambit_rt::limits::raise_open_files();
     let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
     runtime.block_on(async move {
         let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;

@@ -9,6 +9,7 @@ use crate::{
     add::add,
     config::{Config, VERSIONS, Version, version_for_errors},
     error::{CniError, code},
+    result,
 };
 
 /// Most bytes read from stdin.
@@ -125,6 +126,21 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     Ok(String::new())
 }
 
+/// Reads a configuration as ADD does, asks no agent, and returns what ADD would print.
+///
+/// # Errors
+/// Those that ADD gives for such a configuration.
+pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
+    let config = Config::parse(stdin)?;
+    let printed = result::passed_on(config.prev_result.as_deref(), config.version()?)?;
+    config
+        .prev_result
+        .as_deref()
+        .map(result::addresses)
+        .transpose()?;
+    Ok(printed)
+}
+
 /// Checks that the variables the command needs are there and well formed.
 fn require(environment: &Environment) -> Result<(), CniError> {
     let Environment {
@@ -184,4 +200,38 @@ fn versions(input: &[u8]) -> String {
         r#"{{"cniVersion":"{}","supportedVersions":[{list}]}}"#,
         version_for_errors(input)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Text that is nearly a configuration.
+    fn nearly() -> impl Strategy<Value = String> {
+        let word = prop_oneof![
+            Just(r#""cniVersion":"1.0.0""#.to_owned()),
+            Just(r#""prevResult":"#.to_owned()),
+            Just(r#"{"cniVersion":"0.4.0","ips":["#.to_owned()),
+            Just(r#"{"address":"10.0.0.1/33"}"#.to_owned()),
+            Just(r#"{"address":"fd00::1/64","interface":-1}"#.to_owned()),
+            "[\\[\\]{},:\"0-9a-z.]{0,6}",
+        ];
+        proptest::collection::vec(word, 0..12).prop_map(|words| format!("{{{}}}", words.concat()))
+    }
+
+    proptest! {
+        #[test]
+        fn no_configuration_makes_the_plugin_panic(
+            text in nearly(),
+            bytes in proptest::collection::vec(any::<u8>(), 0..100),
+        ) {
+            for input in [text.as_bytes(), &bytes] {
+                if let Ok(printed) = dry_run(input) {
+                    prop_assert!(serde_json::from_str::<serde_json::Value>(&printed).is_ok());
+                }
+            }
+        }
+    }
 }

@@ -178,4 +178,13 @@ mod tests {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes: Vec<u8>, body: Vec<u8>) {
+            drop((parse(&bytes), dechunk(&body)));
+            let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            drop(parse(&[&head[..], &body].concat()));
+        }
+    }
 }

@@ -17,5 +17,5 @@ mod http;
 mod membership;
 mod result;
 
-pub use command::{Environment, run};
+pub use command::{Environment, dry_run, run};
 pub use error::{CniError, code};

@@ -40,7 +40,10 @@ fn dump() -> io::Result<Vec<IpAddr>> {
             return Ok(found);
         }
     }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of addresses has no end"))
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the kernel's list of addresses has no end",
+    ))
 }
 
 /// Adds the addresses of one datagram; says whether it was the last.
@@ -52,13 +55,18 @@ fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) => return Err(error.to_io()),
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(address)) => {
-                found.extend(address.attributes.iter().filter_map(|attribute| match attribute {
-                    // On a point-to-point link `Address` is the other end, `Local` this one.
-                    AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => {
-                        Some(ip.to_canonical())
-                    }
-                    _ => None,
-                }));
+                found.extend(
+                    address
+                        .attributes
+                        .iter()
+                        .filter_map(|attribute| match attribute {
+                            // On a point-to-point link `Address` is the other end, `Local` this one.
+                            AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => {
+                                Some(ip.to_canonical())
+                            }
+                            _ => None,
+                        }),
+                );
             }
             _ => {}
         }
@@ -76,6 +84,17 @@ mod tests {
     #[test]
     fn the_loopback_address_is_among_ours() {
         let here = Netns::current().unwrap();
-        assert!(addresses_in(&here).unwrap().contains(&"127.0.0.1".parse().unwrap()));
+        assert!(
+            addresses_in(&here)
+                .unwrap()
+                .contains(&"127.0.0.1".parse().unwrap())
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_datagram_makes_the_reader_panic_or_run_for_ever(bytes: Vec<u8>) {
+            drop(collect(&bytes, &mut Vec::new()));
+        }
     }
 }

@@ -99,18 +99,39 @@ pub fn discover(
             names.insert(alias.as_str(), pod);
         }
     }
-    let mut scan = Scan { node: node_namespaces(proc), best: HashMap::new(), rejected: Vec::new() };
+    let mut scan = Scan {
+        node: node_namespaces(proc),
+        best: HashMap::new(),
+        rejected: Vec::new(),
+    };
     for entry in fs::read_dir(proc)?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
             continue;
         };
-        let process = Process { pid, dir: entry.path() };
-        if let Some(pod) = process.pod(attribution).and_then(|uid| names.get(uid.as_str())) {
+        let process = Process {
+            pid,
+            dir: entry.path(),
+        };
+        if let Some(pod) = process
+            .pod(attribution)
+            .and_then(|uid| names.get(uid.as_str()))
+        {
             scan.consider(&process, pod);
         }
     }
-    let found = scan.best.into_iter().map(|(uid, (_, netns))| (uid.to_owned(), netns)).collect();
-    Ok(Discovered { found, rejected: scan.rejected })
+    let found = scan
+        .best
+        .into_iter()
+        .map(|(uid, (_, netns))| (uid.to_owned(), netns))
+        .collect();
+    Ok(Discovered {
+        found,
+        rejected: scan.rejected,
+    })
 }
 
 /// The namespaces that are no pod's: of the machine's first process, and our own.
@@ -130,8 +151,12 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     fn consider(&mut self, process: &Process, pod: &'a WantedPod) {
-        let Ok(started) = process.start_time() else { return };
-        let Ok(netns) = Netns::open(process.dir.join("ns/net")) else { return };
+        let Ok(started) = process.start_time() else {
+            return;
+        };
+        let Ok(netns) = Netns::open(process.dir.join("ns/net")) else {
+            return;
+        };
         if let Some((earliest, best)) = self.best.get_mut(pod.uid.as_str()) {
             if *best == netns {
                 *earliest = started.min(*earliest);
@@ -147,7 +172,11 @@ impl<'a> Scan<'a> {
             }
             Err(why) => {
                 let uid = pod.uid.clone();
-                self.rejected.push(Rejected { uid, pid: process.pid, why });
+                self.rejected.push(Rejected {
+                    uid,
+                    pid: process.pid,
+                    why,
+                });
             }
         }
     }
@@ -170,7 +199,11 @@ pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     }
     let present = addresses_in(netns).map_err(RejectReason::Examine)?;
     let wanted = |ip: &IpAddr| present.contains(&ip.to_canonical());
-    if addresses.iter().any(wanted) { Ok(()) } else { Err(RejectReason::ForeignNamespace) }
+    if addresses.iter().any(wanted) {
+        Ok(())
+    } else {
+        Err(RejectReason::ForeignNamespace)
+    }
 }
 
 struct Process {
@@ -207,7 +240,9 @@ impl Process {
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        File::open(self.dir.join(name))?.take(MAX_FILE).read_to_end(&mut bytes)?;
+        File::open(self.dir.join(name))?
+            .take(MAX_FILE)
+            .read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 }
@@ -221,7 +256,9 @@ fn start_time(stat: &str) -> Option<u64> {
 
 fn variable_of(environ: &[u8], variable: &str) -> Option<String> {
     environ.split(|byte| *byte == 0).find_map(|entry| {
-        let value = entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?;
+        let value = entry
+            .strip_prefix(variable.as_bytes())?
+            .strip_prefix(b"=")?;
         Some(String::from_utf8_lossy(value).into_owned()).filter(|value| !value.is_empty())
     })
 }

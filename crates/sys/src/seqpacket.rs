@@ -64,7 +64,11 @@ impl SeqPacketListener {
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         listen(&socket, BACKLOG)?;
         let inode = fs::metadata(path)?.ino();
-        Ok(Self { socket: watch(socket)?, path: path.to_owned(), inode })
+        Ok(Self {
+            socket: watch(socket)?,
+            path: path.to_owned(),
+            inode,
+        })
     }
 
     /// Waits for the next connection.
@@ -97,7 +101,9 @@ pub struct SeqPacket {
 
 impl SeqPacket {
     fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self { socket: watch(socket)? })
+        Ok(Self {
+            socket: watch(socket)?,
+        })
     }
 
     /// Connects to the listener at `path`.
@@ -120,12 +126,8 @@ impl SeqPacket {
     /// # Errors
     /// When the kernel has no socket to give.
     pub fn pair() -> io::Result<(Self, Self)> {
-        let (one, other) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            FLAGS,
-            None,
-        )?;
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         Ok((Self::new(one)?, Self::new(other)?))
     }
 
@@ -136,12 +138,17 @@ impl SeqPacket {
     pub async fn send(&self, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let sent = self
             .socket
-            .async_io(Interest::WRITABLE, |socket| Ok(send_now(socket, record, fd)?))
+            .async_io(Interest::WRITABLE, |socket| {
+                Ok(send_now(socket, record, fd)?)
+            })
             .await?;
         if sent == record.len() {
             Ok(())
         } else {
-            Err(io::Error::new(io::ErrorKind::WriteZero, "the record was sent in part"))
+            Err(io::Error::new(
+                io::ErrorKind::WriteZero,
+                "the record was sent in part",
+            ))
         }
     }
 
@@ -151,7 +158,11 @@ impl SeqPacket {
     /// `InvalidData` when the record was longer than `buffer` or carried more than one descriptor
     /// (all are closed then); otherwise what the kernel says.
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
-        self.socket.async_io(Interest::READABLE, |socket| recv_now(socket.as_fd(), buffer)).await
+        self.socket
+            .async_io(Interest::READABLE, |socket| {
+                recv_now(socket.as_fd(), buffer)
+            })
+            .await
     }
 }
 
@@ -174,7 +185,12 @@ fn send_now(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Resu
     if let Some(fds) = &fds {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    sendmsg(socket, &[io::IoSlice::new(record)], &mut control, SendFlags::NOSIGNAL)
+    sendmsg(
+        socket,
+        &[io::IoSlice::new(record)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
 }
 
 fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
@@ -196,7 +212,10 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
         .flatten()
         .collect();
     if message.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a record was too long"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a record was too long",
+        ));
     }
     if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
         return Err(io::Error::new(
@@ -204,7 +223,10 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
             "a record came with more than one descriptor",
         ));
     }
-    Ok(Received { len: message.bytes, fd: fds.pop() })
+    Ok(Received {
+        len: message.bytes,
+        fd: fds.pop(),
+    })
 }
 
 #[cfg(test)]
@@ -232,12 +254,22 @@ mod tests {
             rustix::fs::fstat(&fd).unwrap().st_ino,
             rustix::fs::fstat(&file).unwrap().st_ino
         );
-        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(
+            rustix::io::fcntl_getfd(&fd)
+                .unwrap()
+                .contains(rustix::io::FdFlags::CLOEXEC)
+        );
         let second = client.recv(&mut buffer).await.unwrap();
-        assert_eq!((&buffer[..second.len], second.fd.is_none()), (&b"two"[..], true));
+        assert_eq!(
+            (&buffer[..second.len], second.fd.is_none()),
+            (&b"two"[..], true)
+        );
         drop(server);
         assert_eq!(client.recv(&mut buffer).await.unwrap().len, 0);
-        assert_eq!(client.send(b"x", None).await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            client.send(b"x", None).await.unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
         drop(listener);
         assert!(!path.exists());
     }
@@ -258,14 +290,21 @@ mod tests {
     async fn more_than_one_descriptor_is_an_error() {
         let (a, b) = SeqPacket::pair().unwrap();
         for count in [2, 9] {
-            let files: Vec<_> =
-                (0..count).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
+            let files: Vec<_> = (0..count)
+                .map(|_| fs::File::open("/proc/self/status").unwrap())
+                .collect();
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
             let payload = [io::IoSlice::new(b"x")];
-            sendmsg(a.socket.get_ref(), &payload, &mut control, SendFlags::empty()).unwrap();
+            sendmsg(
+                a.socket.get_ref(),
+                &payload,
+                &mut control,
+                SendFlags::empty(),
+            )
+            .unwrap();
             let error = b.recv(&mut [0; 10]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         }

@@ -1,3 +1,5 @@
+//! The machine against a kernel made of records: every order of events, every step failing.
+
 use std::{collections::VecDeque, time::Duration};
 
 use proptest::prelude::*;

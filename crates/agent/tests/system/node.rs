@@ -20,7 +20,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
         assert!(Instant::now() < deadline, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(3));
+        std::thread::sleep(Duration::from_millis(3)); // tidy: what is waited for is in other processes
     }
 }
 

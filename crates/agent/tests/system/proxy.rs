@@ -88,7 +88,7 @@ async fn run(socket: PathBuf, told: Arc<Mutex<Told>>) {
             }
             side.on_event(ProxyEvent::Disconnected, Instant::now());
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await; // tidy: the pause of a proxy that dials again
     }
 }
 

@@ -23,7 +23,9 @@ pub fn pod_of_cgroups(text: &str) -> Result<Option<String>, CgroupError> {
     for line in text.lines().filter(|line| !line.is_empty()) {
         let path = line.splitn(3, ':').nth(2);
         let path = path.ok_or_else(|| CgroupError::Line(line.chars().take(256).collect()))?;
-        let Some(named) = pod_of_path(path) else { continue };
+        let Some(named) = pod_of_path(path) else {
+            continue;
+        };
         match &found {
             Some(before) if *before != named => {
                 let text = |(uid, container): &(String, String)| format!("{uid}/{container}");
@@ -41,7 +43,10 @@ fn pod_of_path(path: &str) -> Option<(String, String)> {
     // The innermost pod counts: a cluster may itself run inside a pod.
     let (uid, rest) = path
         .match_indices("pod")
-        .filter(|(at, _)| path.get(..*at).is_some_and(|before| before.ends_with(is_punctuation)))
+        .filter(|(at, _)| {
+            path.get(..*at)
+                .is_some_and(|before| before.ends_with(is_punctuation))
+        })
         .filter_map(|(at, pod)| parse_uid(path.get(at + pod.len()..)?))
         .last()?;
     let rest = rest.strip_prefix(is_punctuation)?;
@@ -91,15 +96,23 @@ mod tests {
         for path in [
             format!("/kubepods/burstable/pod{UID}/{ID}"),
             format!("/kubepods/pod{UID}/{ID}"),
-            format!("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"),
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"
+            ),
             format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope"),
             format!("/kubepods.slice/kubepods-besteffort-pod{under}.slice:cri-containerd:{ID}"),
-            format!("/system.slice/containerd.service/kubepods-pod{under}.slice:cri-containerd:{ID}"),
+            format!(
+                "/system.slice/containerd.service/kubepods-pod{under}.slice:cri-containerd:{ID}"
+            ),
             format!("/../../pod{UID}/{ID}"),
             format!("/docker/6d1f/kubelet/kubepods/burstable/pod{UID}/{ID}"),
             format!("/kubepods/pod00000000-0000-0000-0000-000000000000/outer/pod{UID}/{ID}"),
         ] {
-            assert_eq!(pod_of_cgroups(&format!("0::{path}\n")), Ok(Some(UID.to_owned())), "{path}");
+            assert_eq!(
+                pod_of_cgroups(&format!("0::{path}\n")),
+                Ok(Some(UID.to_owned())),
+                "{path}"
+            );
         }
         let hash = UID.replace('-', "");
         let of_static_pod = format!("0::/kubepods/pod{hash}/{ID}");
@@ -127,12 +140,32 @@ mod tests {
     #[test]
     fn lines_must_agree_and_be_lines() {
         let other = UID.replace("2c48", "3c48");
-        let text = format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{other}/{ID}\n");
-        assert!(matches!(pod_of_cgroups(&text), Err(CgroupError::Several(..))));
-        let text = format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{UID}/other\n");
-        assert!(matches!(pod_of_cgroups(&text), Err(CgroupError::Several(..))));
+        let text =
+            format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{other}/{ID}\n");
+        assert!(matches!(
+            pod_of_cgroups(&text),
+            Err(CgroupError::Several(..))
+        ));
+        let text =
+            format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{UID}/other\n");
+        assert!(matches!(
+            pod_of_cgroups(&text),
+            Err(CgroupError::Several(..))
+        ));
         let text = format!("2:cpu:/\n1:name=systemd:/kubepods/pod{UID}/{ID}\n");
         assert_eq!(pod_of_cgroups(&text), Ok(Some(UID.to_owned())));
-        assert!(matches!(pod_of_cgroups("nothing of the kind"), Err(CgroupError::Line(_))));
+        assert!(matches!(
+            pod_of_cgroups("nothing of the kind"),
+            Err(CgroupError::Line(_))
+        ));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(
+            text in "(0::)?[/a-f0-9pod._:é-]{0,80}(\\.scope)?\n?.{0,20}",
+        ) {
+            drop(pod_of_cgroups(&text));
+        }
     }
 }

@@ -1,3 +1,5 @@
+//! Real processes in real namespaces, and a /proc made of chosen ones.
+
 use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -10,7 +12,8 @@ struct Pod(Child);
 
 impl Pod {
     fn start(uid: &str, address: &str) -> Self {
-        let script = format!("ip link set lo up && ip addr add {address}/32 dev lo && exec sleep 60");
+        let script =
+            format!("ip link set lo up && ip addr add {address}/32 dev lo && exec sleep 60");
         let child = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "sh", "-c", &script])
             .env("TEST_POD_UID", uid)
@@ -20,7 +23,10 @@ impl Pod {
         let pod = Self(child);
         let deadline = Instant::now() + Duration::from_secs(10);
         while fs::read_to_string(format!("/proc/{}/comm", pod.pid())).unwrap() != "sleep\n" {
-            assert!(Instant::now() < deadline, "the pod's process does not come up");
+            assert!(
+                Instant::now() < deadline,
+                "the pod's process does not come up"
+            );
             std::thread::yield_now();
         }
         pod
@@ -40,7 +46,11 @@ impl Drop for Pod {
 
 fn wanted(uid: &str, addresses: &[&str]) -> WantedPod {
     let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
-    WantedPod { uid: uid.to_owned(), alias: None, addresses }
+    WantedPod {
+        uid: uid.to_owned(),
+        alias: None,
+        addresses,
+    }
 }
 
 fn by_variable() -> Attribution {
@@ -63,7 +73,11 @@ impl FakeProc {
         std::os::unix::fs::symlink(format!("/proc/{real}/ns"), dir.join("ns")).unwrap();
         fs::write(dir.join("cgroup"), cgroup).unwrap();
         let zeros = "0 ".repeat(18);
-        fs::write(dir.join("stat"), format!("{pid} (a) b)) S {zeros}{started} 0 0\n")).unwrap();
+        fs::write(
+            dir.join("stat"),
+            format!("{pid} (a) b)) S {zeros}{started} 0 0\n"),
+        )
+        .unwrap();
     }
 
     fn discover(&self, wanted: &[WantedPod]) -> Discovered {
@@ -87,20 +101,36 @@ fn a_running_pod_is_found_by_its_variable_and_address() {
     let found = discover(
         Path::new("/proc"),
         &by_variable(),
-        &[wanted("uid-a", &["fd00::1", "10.9.8.7"]), wanted("uid-b", &["10.9.8.7"])],
+        &[
+            wanted("uid-a", &["fd00::1", "10.9.8.7"]),
+            wanted("uid-b", &["10.9.8.7"]),
+        ],
     )
     .unwrap()
     .found;
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), [("uid-a".to_owned(), netns_of(&pod))]);
+    assert_eq!(
+        found.into_iter().collect::<Vec<_>>(),
+        [("uid-a".to_owned(), netns_of(&pod))]
+    );
 }
 
 #[test]
 fn a_namespace_without_the_pods_address_is_refused() {
     let _pod = Pod::start("uid-c", "10.9.8.6");
-    let result =
-        discover(Path::new("/proc"), &by_variable(), &[wanted("uid-c", &["10.9.8.5"])]).unwrap();
+    let result = discover(
+        Path::new("/proc"),
+        &by_variable(),
+        &[wanted("uid-c", &["10.9.8.5"])],
+    )
+    .unwrap();
     assert!(result.found.is_empty());
-    assert!(matches!(result.rejected[..], [Rejected { why: RejectReason::ForeignNamespace, .. }]));
+    assert!(matches!(
+        result.rejected[..],
+        [Rejected {
+            why: RejectReason::ForeignNamespace,
+            ..
+        }]
+    ));
 }
 
 #[test]
@@ -108,7 +138,13 @@ fn a_pod_without_addresses_waits() {
     let _pod = Pod::start("uid-d", "10.9.8.4");
     let result = discover(Path::new("/proc"), &by_variable(), &[wanted("uid-d", &[])]).unwrap();
     assert!(result.found.is_empty());
-    assert!(matches!(result.rejected[..], [Rejected { why: RejectReason::NoAddresses, .. }]));
+    assert!(matches!(
+        result.rejected[..],
+        [Rejected {
+            why: RejectReason::NoAddresses,
+            ..
+        }]
+    ));
 }
 
 #[test]
@@ -141,7 +177,13 @@ fn the_nodes_namespace_is_never_a_pods() {
     proc.add(20, std::process::id(), &cgroup(), 1);
     let result = proc.discover(&[wanted(UID, &["127.0.0.1"])]);
     assert!(result.found.is_empty());
-    assert!(matches!(result.rejected[..], [Rejected { why: RejectReason::NodeNamespace, .. }]));
+    assert!(matches!(
+        result.rejected[..],
+        [Rejected {
+            why: RejectReason::NodeNamespace,
+            ..
+        }]
+    ));
 }
 
 #[test]
@@ -160,7 +202,11 @@ fn processes_that_make_no_sense_are_passed_over() {
     fs::create_dir(proc.0.path().join("20")).unwrap();
     fs::create_dir(proc.0.path().join("self")).unwrap();
     proc.add(30, std::process::id(), "garbage", 1);
-    assert!(proc.discover(&[wanted(UID, &["10.0.0.1"])]).found.is_empty());
+    assert!(
+        proc.discover(&[wanted(UID, &["10.0.0.1"])])
+            .found
+            .is_empty()
+    );
     assert_eq!(start_time("1 (x) S"), None);
     assert_eq!(start_time(""), None);
 }

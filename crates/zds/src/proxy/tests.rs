@@ -1,3 +1,5 @@
+//! The proxy's side, request by request and in every order.
+
 use ambit_model::PodName;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! The registry against real proxy sides: rollouts, silence, refusals, every order.
+
 use std::collections::VecDeque;
 
 use ambit_model::PodName;

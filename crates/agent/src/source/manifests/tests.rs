@@ -1,3 +1,5 @@
+//! Manifests as they change, and what the agent hears of it.
+
 use std::fs;
 
 use super::*;

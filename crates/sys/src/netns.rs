@@ -41,8 +41,8 @@ impl Netns {
     /// When the descriptor cannot be examined, or is not a namespace at all.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         // Magic of nsfs (linux/magic.h): a peer may have passed any descriptor.
-        const NSFS_MAGIC: i64 = 0x6e73_6673;
-        if i64::from(rustix::fs::fstatfs(&fd)?.f_type) != NSFS_MAGIC {
+        const NSFS_MAGIC: rustix::fs::FsWord = 0x6e73_6673;
+        if rustix::fs::fstatfs(&fd)?.f_type != NSFS_MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the descriptor is not a namespace",

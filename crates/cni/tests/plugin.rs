@@ -375,7 +375,7 @@ fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let mut waiting = Vec::new();
     let full = loop {
-        let address = rustix::net::SocketAddrUnix::new(&agent.socket()).unwrap();
+        let address = rustix::net::SocketAddrUnix::new(agent.socket()).unwrap();
         let flags = rustix::net::SocketFlags::NONBLOCK;
         let family = rustix::net::AddressFamily::UNIX;
         let stream = rustix::net::SocketType::STREAM;

@@ -230,8 +230,6 @@ async fn start(dir: &Path, more: &[&str]) -> Running {
         "ambit-control",
         "--manifests",
         &manifests,
-        "--listen-xds",
-        "127.0.0.1:0",
         "--listen-monitoring",
         "127.0.0.1:0",
         "--token-keys",
@@ -242,6 +240,9 @@ async fn start(dir: &Path, more: &[&str]) -> Running {
         &root,
     ];
     args.extend(more);
+    if !more.contains(&"--listen-xds") {
+        args.extend(["--listen-xds", "127.0.0.1:0"]);
+    }
     run::start(&Args::parse_from(args)).await.unwrap()
 }
 
@@ -754,5 +755,95 @@ async fn bytes_that_are_no_tls_harm_nobody() {
         .ok();
     let mut stream = plane.stream().await;
     assert_eq!(stream.subscribe(ADDRESS_TYPE_URL).await.resources.len(), 3);
+    plane.running.stop().await.unwrap();
+}
+
+/// What our own client tells its node proxy, as texts.
+struct Told(std::sync::mpsc::Sender<String>);
+
+impl ambit_xds::Handler for Told {
+    fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
+        use ambit_xds::Update;
+        for update in batch.drain(..) {
+            let text = match update {
+                Update::Workload(workload) => format!(
+                    "+{} {} {:?}",
+                    workload.uid,
+                    workload.identity(),
+                    workload.authorization_policies
+                ),
+                Update::Service(service) => format!("+{}", service.namespaced_hostname()),
+                Update::Policy(policy) => format!("+{}", policy.key()),
+                Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
+            };
+            self.0.send(text).unwrap();
+        }
+    }
+
+    fn ready(&self) {
+        self.0.send("ready".to_owned()).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
+    let plane = Plane::start().await;
+    let (sender, told) = std::sync::mpsc::channel::<String>();
+    let wait = |expected: &str| loop {
+        let text = told.recv_timeout(DEADLINE).unwrap();
+        assert!(
+            !text.starts_with('-') || text == expected,
+            "{text} while waiting for {expected}"
+        );
+        if text == expected {
+            return;
+        }
+    };
+    let xds = plane.running.xds;
+    let options = |plane: &Plane| ambit_xds::ClientOptions {
+        channel: plane.channel(),
+        address: xds.to_string(),
+        headers: ambit_tls::CallHeaders::new(
+            Some(ambit_tls::TokenSource::Literal(plane.token())),
+            Some("Kubernetes"),
+            [],
+        )
+        .unwrap(),
+        node: first(ADDRESS_TYPE_URL).node.unwrap(),
+        on_demand: false,
+    };
+    let client = ambit_xds::Client::new(options(&plane), Told(sender), None);
+    let client = ambit_rt::spawn_abortable("client", client.run());
+    wait(&format!("+{SERVICE}"));
+    wait("ready");
+    plane.write("policy.yaml", POLICY);
+    wait("+shop/p");
+    wait(&format!(
+        "+{API} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
+    ));
+    // While nobody serves, an object changes and another goes.
+    let Plane { dir, key, running } = plane;
+    running.stop().await.unwrap();
+    let without: Vec<_> = OBJECTS
+        .split("\n---\n")
+        .filter(|text| !text.contains("name: web-1"))
+        .collect();
+    std::fs::write(
+        dir.path().join("manifests/objects.yaml"),
+        without.join("\n---\n"),
+    )
+    .unwrap();
+    std::fs::remove_file(dir.path().join("manifests/policy.yaml")).unwrap();
+    let listen = xds.to_string();
+    let running = start(dir.path(), &["--listen-xds", &listen]).await;
+    let plane = Plane { dir, key, running };
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        seen.push(told.recv_timeout(DEADLINE).unwrap());
+    }
+    seen.sort();
+    let changed = format!("+{API} spiffe://cluster.local/ns/shop/sa/api []");
+    assert_eq!(seen, [changed, format!("-{WEB}"), "-shop/p".to_owned()]);
+    drop(client);
     plane.running.stop().await.unwrap();
 }

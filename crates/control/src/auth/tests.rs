@@ -1,3 +1,5 @@
+//! Tokens, good and forged.
+
 use jsonwebtoken::{EncodingKey, Header, encode};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use serde_json::{Value, json};

@@ -40,6 +40,9 @@ const QUEUE: usize = 4;
 const MAX_REQUEST: usize = 64 << 20;
 /// How long a client waits for the first objects to be read, rather than coming back.
 const NOT_READY: Duration = Duration::from_secs(5);
+/// Told to clients at the end. The beginning is what node proxies take for an ordinary end, after which
+/// they reconnect without backing off.
+const STOPPING: &str = "transport is closing: the control plane stops";
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
 
@@ -195,10 +198,10 @@ impl Discovery {
                     None => return Ok(()),
                 },
                 changed = changes.changed() => if changed.is_err() {
-                    return Err(Status::unavailable("the control plane stops"));
+                    return Err(Status::unavailable(STOPPING));
                 },
                 _ = drain.started() => {
-                    return Err(Status::unavailable("the control plane stops: reconnect"));
+                    return Err(Status::unavailable(STOPPING));
                 }
             }
         }

@@ -1,3 +1,5 @@
+//! Directories as editors, controllers and accidents treat them.
+
 use std::{fs, os::unix::fs::symlink, time::Instant};
 
 use ambit_k8s_api::{Kind, Object, ObjectKey};

@@ -1,3 +1,5 @@
+//! Layers, broken documents, objects given twice.
+
 use super::*;
 use crate::document::{Format, parse};
 

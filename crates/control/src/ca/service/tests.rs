@@ -1,3 +1,5 @@
+//! Who gets which certificate, and why not.
+
 use ambit_model::Identity;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! AuthorizationPolicy: shape, scope, refusals.
+
 use ambit_k8s_api::Kind;
 use ambit_model::{Action, Match, Rule, Scope, StringMatch};
 

@@ -1,3 +1,5 @@
+//! Services and service entries.
+
 use ambit_k8s_api::Kind;
 use ambit_model::{HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
 use ambit_wire::workload::AppProtocol;

@@ -1,3 +1,5 @@
+//! Pods, workload entries and endpoints given by hand.
+
 use ambit_k8s_api::Kind;
 use ambit_model::{Locality, NamespacedHostname, NetworkMode, Protocol, WorkloadStatus};
 

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules of CONTRIBUTING.md as code.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -99,6 +99,7 @@ pub(crate) fn run() -> Result<()> {
     let packages = metadata()?;
     layers(&packages, &mut broken);
     trees(&packages, &mut broken);
+    banned_everywhere(&mut broken)?;
     for (name, package) in &packages {
         if name.starts_with("ambit-") {
             sources(package, &mut broken)?;
@@ -123,7 +124,8 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn metadata() -> Result<BTreeMap<String, Package>> {
-    let output = shell::cargo(&["metadata", "--format-version", "1"]).output()?;
+    let target = "--filter-platform=x86_64-unknown-linux-gnu";
+    let output = shell::cargo(&["metadata", "--format-version", "1", target]).output()?;
     ensure!(output.status.success(), "cargo metadata failed");
     let json: Value = serde_json::from_slice(&output.stdout)?;
     let packages = json["packages"].as_array().context("no packages")?;
@@ -198,28 +200,47 @@ fn layers(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
 
 fn trees(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
     for (name, banned, why) in BANNED {
-        let mut seen = Vec::new();
-        let mut open = vec![format!("ambit-{name}")];
-        while let Some(next) = open.pop() {
-            if let Some(package) = packages.get(&next)
-                && !seen.contains(&next)
-            {
-                open.extend(package.dependencies.iter().cloned());
-                seen.push(next);
-            }
-        }
-        for bad in banned.iter().filter(|bad| seen.iter().any(|s| s == *bad)) {
+        let root = format!("ambit-{name}");
+        let tree = tree(packages, &root);
+        for bad in banned.iter().filter(|bad| tree.contains(**bad)) {
             broken.push(format!("ambit-{name} reaches {bad}: {why}"));
         }
     }
-    for bad in BANNED_EVERYWHERE
-        .iter()
-        .filter(|bad| packages.contains_key(**bad))
-    {
-        broken.push(format!(
-            "{bad} is in the tree; find who brings it with `cargo tree -i {bad}`"
-        ));
+}
+
+/// `cargo metadata` also lists what optional features only might bring, so cargo itself is asked.
+fn banned_everywhere(broken: &mut Vec<String>) -> Result<()> {
+    for bad in BANNED_EVERYWHERE {
+        let args = [
+            "tree",
+            "--workspace",
+            "--target",
+            "all",
+            "--edges",
+            "all",
+            "--invert",
+            bad,
+        ];
+        let output = shell::cargo(&args).output()?;
+        if !output.stdout.is_empty() {
+            broken.push(format!("{bad} is built; see `cargo {}`", args.join(" ")));
+        }
     }
+    Ok(())
+}
+
+/// A package and everything it is built with.
+fn tree<'a>(packages: &'a BTreeMap<String, Package>, root: &'a str) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(next) = open.pop() {
+        if let Some(package) = packages.get(next)
+            && seen.insert(next)
+        {
+            open.extend(package.dependencies.iter().map(String::as_str));
+        }
+    }
+    seen
 }
 
 fn sources(package: &Package, broken: &mut Vec<String>) -> Result<()> {

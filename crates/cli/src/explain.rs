@@ -166,7 +166,8 @@ fn servers<'a>(
     to: &str,
     port: u16,
 ) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
-    if let Some(service) = service(dump, to) {
+    // A control plane's dump has no endpoints; then only pods and addresses can be asked about.
+    if let Some(service) = service(dump, to).filter(|service| service.get("endpoints").is_some()) {
         let endpoints: Vec<_> = match service.get("endpoints") {
             Some(Value::Object(map)) => map.values().collect(),
             Some(Value::Array(list)) => list.iter().collect(),

@@ -99,7 +99,7 @@ impl Place {
         env: &BTreeMap<String, String>,
     ) -> io::Result<Command> {
         let mut shim = self.board.shim_of(&self.plan);
-        shim.command = argv.iter().map(|arg| expand(arg, env)).collect();
+        shim.command = argv;
         shim.working_dir = working_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from);
         let mut command = shim.command(&self.board.options.ambit)?;
         command.env_clear().envs(env);
@@ -242,6 +242,7 @@ fn start(place: &Place, container: &Container) -> io::Result<Child> {
         .container_log(&place.plan.uid, &container.name);
     let log = File::options().create(true).append(true).open(log)?;
     let env = place.environment(Some(container));
+    let argv = argv.iter().map(|arg| expand(arg, &env)).collect();
     let mut command = place.command(argv, container.working_dir.as_deref(), &env)?;
     command
         .stdin(Stdio::null())

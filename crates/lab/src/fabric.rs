@@ -86,12 +86,6 @@ pub(crate) async fn build(
         if options.primary_cni == PrimaryCni::Macvlan {
             macvlan(plan, node).await?;
         }
-        if options.primary_cni == PrimaryCni::Bridge {
-            // Replies between pods of one bridge bypass routing, and with it the translation of
-            // service addresses, unless the kernel shows bridged packets to netfilter.
-            let _not_built_in = node.host.sysctl("net.bridge.bridge-nf-call-iptables", "1");
-            let _not_built_in = node.host.sysctl("net.bridge.bridge-nf-call-ip6tables", "1");
-        }
     }
     Ok(Fabric {
         root,
@@ -130,6 +124,14 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     }
     if plan.family.v6() {
         host.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    }
+    // Where the kernel shows bridged packets to netfilter, service addresses are translated inside the
+    // bridge, and a pod no longer reaches itself through one.
+    for setting in [
+        "net.bridge.bridge-nf-call-iptables",
+        "net.bridge.bridge-nf-call-ip6tables",
+    ] {
+        let _not_built_in = host.sysctl(setting, "0");
     }
     Ok(())
 }

@@ -80,7 +80,6 @@ impl Runner {
     }
 
     async fn observe(&self, observed: &Observed) {
-        self.board.pod_observed(&self.plan.uid, observed);
         let event = Event::Observed {
             uid: self.plan.uid.clone(),
             observed: observed.clone(),

@@ -19,7 +19,7 @@ use crate::{
     Options, PrimaryCni,
     addresses::AddressPlan,
     board::Board,
-    cluster::{Cluster, Effect, Event, NodeInfo, PodPlan, ServiceView},
+    cluster::{Cluster, Effect, Event, NodeInfo, Observed, PodPlan, ServiceView},
     cni::PluginList,
     cni_plugin::PLUGIN_NAME,
     dns::{self, Zone},
@@ -116,9 +116,13 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             fixed: BTreeMap::new(),
         },
         stops: HashMap::new(),
-        node_views: nodes
+        service_nodes: nodes
             .iter()
-            .map(|node| follow_services(node.clone(), direct(&board.options, plan, node)))
+            .map(|node| ServiceNode {
+                node: node.clone(),
+                direct: direct(&board.options, plan, node),
+                failing: false,
+            })
             .collect(),
         board: board.clone(),
         plugins,
@@ -140,7 +144,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let (objects, rest): (Vec<_>, Vec<_>) = effects
         .into_iter()
         .partition(|effect| matches!(effect, Effect::Write(..)));
-    supervisor.carry_out(objects);
+    supervisor.carry_out(objects).await;
     if board.options.mesh {
         let control = plan.control().iter().map(ipnet::IpNet::addr).collect();
         mesh::start(&board, control)
@@ -148,16 +152,37 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             .map_err(failed("start the mesh"))?;
     }
     server::serve(board.clone(), down).map_err(failed("open the control socket"))?;
-    supervisor.carry_out(rest);
+    supervisor.carry_out(rest).await;
     announce()?;
     loop {
-        let effects = tokio::select! {
-            Some(change) = manifests.changed() => supervisor.change(change),
-            Some(event) = happened.recv() => supervisor.event(event),
+        let (mut effects, mut seen) = (Vec::new(), Vec::new());
+        tokio::select! {
+            Some(change) = manifests.changed() => effects = supervisor.change(change),
+            Some(event) = happened.recv() => seen.push(event),
             _ = ended.recv() => return Ok(()),
         };
-        supervisor.carry_out(effects);
+        // Whatever else has happened meanwhile is settled in one go.
+        while let Ok(event) = happened.try_recv() {
+            seen.push(event);
+        }
+        let observed = observations(&seen);
+        for event in seen {
+            effects.extend(supervisor.event(event));
+        }
+        supervisor.carry_out(effects).await;
+        // Shown only now: who sees a pod ready finds it behind its services too.
+        for (uid, observed) in observed {
+            board.pod_observed(&uid, &observed);
+        }
     }
+}
+
+fn observations(events: &[Event]) -> Vec<(String, Observed)> {
+    let observed = |event: &Event| match event {
+        Event::Observed { uid, observed } => Some((uid.clone(), observed.clone())),
+        _ => None,
+    };
+    events.iter().filter_map(observed).collect()
 }
 
 fn announce() -> Result<(), SupervisorError> {
@@ -173,7 +198,7 @@ struct Supervisor {
     writer: LiveObjects,
     plugins: HashMap<String, Arc<PluginList>>,
     stops: HashMap<String, watch::Sender<bool>>,
-    node_views: Vec<watch::Sender<Arc<Vec<ServiceView>>>>,
+    service_nodes: Vec<ServiceNode>,
     zone: watch::Sender<Arc<Zone>>,
     events: mpsc::Sender<Event>,
     problems: Vec<String>,
@@ -201,7 +226,8 @@ impl Supervisor {
         effects
     }
 
-    fn carry_out(&mut self, effects: Vec<Effect>) {
+    async fn carry_out(&mut self, effects: Vec<Effect>) {
+        let mut services = None;
         for effect in effects {
             match effect {
                 Effect::Write(key, value) => self.write(&key, &value),
@@ -219,13 +245,14 @@ impl Supervisor {
                         stop.send_replace(true);
                     }
                 }
-                Effect::Services(views) => {
-                    self.zone.send_replace(Arc::new(Zone::new(&views)));
-                    let views = Arc::new(views);
-                    for node in &self.node_views {
-                        node.send_replace(views.clone());
-                    }
-                }
+                // Only the last state counts.
+                Effect::Services(views) => services = Some(views),
+            }
+        }
+        if let Some(views) = services {
+            self.zone.send_replace(Arc::new(Zone::new(&views)));
+            for node in &mut self.service_nodes {
+                node.load(&views).await;
             }
         }
     }
@@ -268,28 +295,24 @@ fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet
     }
 }
 
-/// Keeps a node's translation of service addresses at the newest state.
-fn follow_services(
+/// A node's translation of service addresses.
+struct ServiceNode {
     node: Arc<Node>,
     direct: Vec<ipnet::IpNet>,
-) -> watch::Sender<Arc<Vec<ServiceView>>> {
-    let (sender, mut views) = watch::channel(Arc::new(Vec::new()));
-    drop(ambit_rt::spawn("services", async move {
-        let mut failing = false;
-        while views.changed().await.is_ok() {
-            let script = services::render(&views.borrow_and_update().clone(), &direct);
-            match services::load(&node, &script).await {
-                Ok(()) => failing = false,
-                Err(error) if !failing => {
-                    failing = true;
-                    tracing::warn!(node = node.name, %error,
-                        "pods outside the mesh cannot use service addresses (is nft installed?)");
-                }
-                Err(_) => {}
-            }
+    failing: bool,
+}
+
+impl ServiceNode {
+    async fn load(&mut self, views: &[ServiceView]) {
+        let loaded = services::load(&self.node, &services::render(views, &self.direct)).await;
+        if let Err(error) = &loaded
+            && !self.failing
+        {
+            tracing::warn!(node = self.node.name, %error,
+                "pods outside the mesh cannot use service addresses (is nft installed?)");
         }
-    }));
-    sender
+        self.failing = loaded.is_err();
+    }
 }
 
 fn object_path(dir: &Path, key: &ObjectKey) -> std::path::PathBuf {

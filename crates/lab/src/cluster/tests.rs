@@ -54,11 +54,13 @@ fn service(extra: Value) -> Value {
 }
 
 fn started(effects: &[Effect]) -> Vec<&PodPlan> {
-    let plan = |effect| match effect {
-        Effect::Start(plan) => Some(plan),
-        _ => None,
-    };
-    effects.iter().filter_map(plan).collect()
+    let mut plans = Vec::new();
+    for effect in effects {
+        if let Effect::Start(plan) = effect {
+            plans.push(plan);
+        }
+    }
+    plans
 }
 
 fn stopped(effects: &[Effect]) -> usize {

@@ -1,0 +1,111 @@
+//! A lab comes and goes, and nothing of it stays.
+
+use std::fs;
+
+use crate::support::{Lab, SLEEP, kill, pod, wait_until_gone};
+
+/// What mounts the test's own namespace has; a lab must add none.
+fn mounts() -> String {
+    fs::read_to_string("/proc/self/mountinfo").unwrap()
+}
+
+#[test]
+fn down_leaves_no_process_no_mount_and_no_file() {
+    let before = mounts();
+    let lab = Lab::new();
+    lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
+    let processes = lab.processes();
+    assert!(processes.len() >= 3, "{processes:?}");
+    assert_eq!(mounts(), before);
+    lab.ok(&["down"]);
+    wait_until_gone(&processes);
+    assert!(!lab.state().exists());
+    assert_eq!(mounts(), before);
+}
+
+#[test]
+fn a_killed_lab_takes_everything_with_it() {
+    // Whichever process is killed: the first one, the supervisor, or the one outside that watches.
+    for victim in ["init", "supervise", "guard"] {
+        let lab = Lab::new();
+        // A process that left its group and session dies too.
+        let stray = "[sh, -c, 'setsid sleep 1000 & exec ambit lab-tool sleep']";
+        lab.write("pod.yaml", &pod("a", stray)).up(&[]);
+        let processes = lab.processes();
+        let state = lab.state();
+        let pid = find(victim, state.to_str().unwrap());
+        kill(pid);
+        wait_until_gone(&processes);
+        // Nothing stands in the way of the next one, which clears up what may be left.
+        assert!(!lab.run(&["status"]).status.success(), "{victim}");
+        assert!(!state.exists(), "{victim}");
+        lab.up(&[]);
+        lab.ok(&["down"]);
+    }
+}
+
+fn find(stage: &str, state: &str) -> i32 {
+    let pids = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let is_it = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+        words.contains(&stage.as_bytes()) && words.contains(&state.as_bytes())
+    };
+    pids.find(is_it).unwrap()
+}
+
+#[test]
+fn an_ordinary_user_has_labs_too() {
+    let lab = Lab::of_nobody();
+    lab.write(
+        "pods.yaml",
+        &(pod("a", SLEEP) + &pod("b", "[ambit, lab-tool, serve]")),
+    );
+    lab.up(&["--ip-family", "dual"]);
+    let processes = lab.processes();
+    let b = lab.exec("b", &["hostname"]).1;
+    assert_eq!(b, "b");
+    let status = lab.ok(&["status", "-o", "json"]);
+    assert!(status.contains("fd00:10:244:"), "{status}");
+    lab.ok(&["down"]);
+    wait_until_gone(&processes);
+    assert!(!lab.state().exists());
+}
+
+#[test]
+fn a_name_is_taken_once_and_names_do_not_meet() {
+    let lab = Lab::new();
+    lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
+    let again = lab.run(&["up", "MANIFESTS", "--no-mesh"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("is up already"));
+    lab.up(&["--name", "other"]);
+    let list = lab.ok(&["list"]);
+    assert!(list.contains("default") && list.contains("other"), "{list}");
+    lab.ok(&["down", "--name", "other"]);
+    assert_eq!(lab.exec("a", &["true"]).0, 0);
+}
+
+#[test]
+fn what_cannot_come_up_says_why_and_leaves_nothing() {
+    let lab = Lab::new();
+    let cases: [(&[&str], &str); 4] = [
+        (&["up", "/does/not/exist"], "/does/not/exist"),
+        (&["up", "MANIFESTS", "--nodes", "0"], "--nodes 0"),
+        (
+            &["up", "MANIFESTS", "--node-proxy", "node-7=/bin/sh"],
+            "node-7",
+        ),
+        (&["up", "MANIFESTS", "--bin-dir", "/proc"], "control plane"),
+    ];
+    for (args, words) in cases {
+        // The last one waits for a control plane that does not exist.
+        let output = lab.run(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && text.contains(words),
+            "{args:?}: {text}"
+        );
+        assert!(!lab.state().exists(), "{args:?}");
+    }
+}

@@ -1,0 +1,218 @@
+//! A lab for one test: a directory of manifests to write to, and the command to run.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    path::PathBuf,
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// How long anything may take on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The user that is nobody.
+pub(crate) const NOBODY: u32 = 65534;
+
+pub(crate) struct Lab {
+    base: TempDir,
+    manifests: TempDir,
+    user: Option<u32>,
+}
+
+impl Lab {
+    /// A lab of the user who runs the tests.
+    pub(crate) fn new() -> Self {
+        Self::of(None)
+    }
+
+    /// A lab of another user.
+    pub(crate) fn of_nobody() -> Self {
+        Self::of(Some(NOBODY))
+    }
+
+    fn of(user: Option<u32>) -> Self {
+        let lab = Self {
+            base: tempfile::tempdir().unwrap(),
+            manifests: tempfile::tempdir().unwrap(),
+            user,
+        };
+        for dir in [lab.base.path(), lab.manifests.path()] {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+            chown(dir, user, user).unwrap();
+        }
+        lab
+    }
+
+    pub(crate) fn write(&self, file: &str, text: &str) -> &Self {
+        fs::write(self.manifests.path().join(file), text).unwrap();
+        self
+    }
+
+    pub(crate) fn remove(&self, file: &str) {
+        fs::remove_file(self.manifests.path().join(file)).unwrap();
+    }
+
+    /// Where its state is while it is up.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.base.path().join("default")
+    }
+
+    /// `ambit lab` with these arguments; `MANIFESTS` stands for the directory.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        let mut command = match self.user {
+            None => Command::new(ambit()),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                command.args(["--reuid", &user.to_string(), "--regid", &user.to_string()]);
+                command.args(["--clear-groups", "--"]).arg(ambit());
+                command
+            }
+        };
+        let manifests = self.manifests.path().to_str().unwrap();
+        command
+            .arg("lab")
+            .args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)));
+        command
+            .env("AMBIT_LAB_DIR", self.base.path())
+            .output()
+            .unwrap()
+    }
+
+    /// As [`Lab::run`]; it must succeed.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "ambit lab {args:?}: {text}{errors}{}",
+            self.log()
+        );
+        text
+    }
+
+    pub(crate) fn up(&self, args: &[&str]) -> String {
+        self.ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
+    }
+
+    /// Runs a command in a pod; gives exit code and output.
+    pub(crate) fn exec(&self, pod: &str, command: &[&str]) -> (i32, String) {
+        let output = self.run(&[&["exec", pod, "--"], command].concat());
+        (
+            output.status.code().unwrap(),
+            String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        )
+    }
+
+    /// Waits until `status` shows `wanted`.
+    pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.ok(&["status"]);
+            if wanted(&status) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{what} did not come:\n{status}{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.state().join("lab.log")).unwrap_or_default()
+    }
+
+    /// Its first process, as seen from outside.
+    pub(crate) fn first_process(&self) -> i32 {
+        fs::read_to_string(self.state().join("pid"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    }
+
+    /// Every process of it.
+    pub(crate) fn processes(&self) -> BTreeSet<i32> {
+        let ns = namespace(self.first_process()).unwrap();
+        all_processes()
+            .filter(|pid| namespace(*pid) == Some(ns))
+            .collect()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _it_may_be_down = self.run(&["down"]);
+    }
+}
+
+pub(crate) fn ambit() -> &'static str {
+    env!("CARGO_BIN_EXE_ambit")
+}
+
+fn namespace(pid: i32) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/pid"))
+        .ok()
+        .map(|meta| meta.ino())
+}
+
+fn all_processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Waits until none of `processes` is left.
+pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let alive: Vec<_> = processes.iter().filter(|pid| is_alive(**pid)).collect();
+        if alive.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "still alive: {alive:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A zombie is dead: its namespaces and files are gone, only its parent has not looked yet.
+fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| {
+        !stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .starts_with(" Z")
+    })
+}
+
+pub(crate) fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// A pod that runs a command.
+pub(crate) fn pod(name: &str, command: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: test, labels: {{app: {name}}}}}\n\
+         spec:\n  containers: [{{name: c, command: {command}}}]\n---\n"
+    )
+}
+
+/// A service in front of the pod of the same name.
+pub(crate) fn service(name: &str, extra: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: test}}\n\
+         spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: 8080}}]{extra}}}\n---\n"
+    )
+}
+
+pub(crate) const SLEEP: &str = "[ambit, lab-tool, sleep]";
+pub(crate) const SERVE: &str = "[ambit, lab-tool, serve, --name, web]";

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod bench;
 mod demo;
 mod fuzz;
+mod plugin;
 mod proto;
 mod setup;
 mod shell;
@@ -20,6 +21,7 @@ usage: cargo xtask <command>
   tidy            layers, file sizes, docs: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
   bench [NAME]    figures with and without the mesh, as ratios
+  plugin          the CNI plugin as one static file
   gen [--check]   the generated protobuf code, from crates/wire/proto
 ";
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Some("check") => test::check(),
         Some("tidy") => tidy::run(),
         Some("fuzz") => fuzz::run(argument),
+        Some("plugin") => plugin::build().map(drop),
         Some("bench") => bench::run(argument),
         Some("gen") => proto::generate(argument == Some("--check")),
         _ => {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{fuzz, proto, setup, shell, tidy};
+use crate::{fuzz, plugin, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of one crate.
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
@@ -26,6 +26,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
         "tests",
         &mut shell::cargo(&["test", "--workspace", "--no-fail-fast"]),
     )?;
+    plugin::build()?;
     lints()?;
     fuzz::run(None)?;
     eprintln!("==> all checks passed");

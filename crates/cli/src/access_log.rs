@@ -11,7 +11,7 @@ impl AccessLine {
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut parts = line.split('\t');
         parts.find(|part| *part == "access" || part.starts_with("access:"))?;
-        let fields = parts.last()?;
+        let fields = parts.next_back()?;
         let mut map = BTreeMap::new();
         let mut rest = fields.trim();
         while let Some((key, after)) = rest.split_once('=') {

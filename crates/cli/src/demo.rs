@@ -403,7 +403,7 @@ impl Demo {
                 !ours.is_empty()
             };
             if enough || Instant::now() > deadline {
-                return Ok(inbound.or(ours.first()).map(|line| (*line).clone()));
+                return Ok(inbound.or_else(|| ours.first()).map(|line| (*line).clone()));
             }
             thread::sleep(Duration::from_millis(20));
         }

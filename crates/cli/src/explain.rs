@@ -366,3 +366,6 @@ pub(crate) fn words(report: &Report) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,8 +138,11 @@ pub(crate) fn wait_for_proxies(
     status: &Status,
     timeout: Duration,
 ) -> Result<bool, CliError> {
+    if !status.mesh {
+        return Ok(true);
+    }
     let deadline = Instant::now() + timeout;
-    while status.mesh {
+    loop {
         let mut known = true;
         for node in &status.nodes {
             // A proxy that is just starting does not answer yet.
@@ -147,14 +150,13 @@ pub(crate) fn wait_for_proxies(
             known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| is_known(&dump, pod)));
         }
         if known {
-            break;
+            return Ok(true);
         }
         if Instant::now() > deadline || client.status().is_err() {
             return Ok(false);
         }
         thread::sleep(Duration::from_millis(20));
     }
-    Ok(true)
 }
 
 fn is_known(dump: &Dump, pod: &PodStatus) -> bool {

@@ -45,6 +45,11 @@ pub(crate) enum Tool {
         #[arg(long, default_value_t = 5000)]
         timeout: u64,
     },
+    /// Keep a connection open; ends when the other side does
+    Hold {
+        /// HOST:PORT
+        target: String,
+    },
     /// Wait for ever
     Sleep,
 }
@@ -58,6 +63,7 @@ pub(crate) fn run(tool: &Tool) -> ExitCode {
             every,
             timeout,
         } => get(url, *every, Duration::from_millis(*timeout)),
+        Tool::Hold { target } => hold(target),
         Tool::Sleep => loop {
             thread::park();
         },
@@ -150,6 +156,21 @@ fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
             Some(every) => {
                 thread::sleep(Duration::from_millis(every).saturating_sub(started.elapsed()));
             }
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
+fn hold(target: &str) -> ExitCode {
+    let held = TcpStream::connect(target).and_then(|mut stream| {
+        println!("connected to {target}");
+        io::copy(&mut stream, &mut io::sink())
+    });
+    match held {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("failed: {error}");
+            ExitCode::from(7)
         }
     }
 }

@@ -145,7 +145,7 @@ impl Traffic {
         let flow = self
             .flows
             .entry((client.ip(), server, udp))
-            .or_insert(FlowReport {
+            .or_insert_with(|| FlowReport {
                 client: client.ip(),
                 server,
                 kind,

@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use ambit_netlab::{Host, HostError, Netns};
+use ambit_netlab::{Host, HostError};
 
 use crate::{
     Options, PrimaryCni,
@@ -40,11 +40,7 @@ pub(crate) async fn build(
     options: &Options,
     layout: &Layout,
 ) -> Result<Fabric, HostError> {
-    let here = Netns::current().and_then(|here| Ok(Host::enter("fabric", here)));
-    let root = match here {
-        Ok(root) => root?,
-        Err(_) => Host::new("fabric").await?,
-    };
+    let root = Host::here("fabric")?;
     root.up("lo").await?;
     root.bridge(BRIDGE).await?;
     for address in plan.root() {

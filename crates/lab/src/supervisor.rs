@@ -93,16 +93,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         nodes.clone(),
     ));
     let (zone, zones) = watch::channel(Arc::new(Zone::default()));
-    let mut plugins = HashMap::new();
-    for node in &nodes {
-        fs::create_dir_all(&node.dir).map_err(failed("make a node's directory"))?;
-        dns::serve(node, &zones).map_err(failed("serve DNS on a node"))?;
-        let list = PluginList::new(node, plan, &board.options, &board.layout.cni_bin());
-        let text = serde_json::to_vec_pretty(&list.to_json()).map_err(io::Error::from);
-        text.and_then(|text| fs::write(node.dir.join("10-lab.conflist"), text))
-            .map_err(failed("write a node's plugin list"))?;
-        plugins.insert(node.name.clone(), Arc::new(list));
-    }
+    let plugins = prepare_nodes(&board, plan, &zones)?;
     let mut manifests = ManifestDirs::open(vec![board.options.manifests.clone()])?;
     let (down, mut ended) = mpsc::channel(1);
     let (events, mut happened) = mpsc::channel(64);
@@ -175,6 +166,25 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             board.pod_observed(&uid, &observed);
         }
     }
+}
+
+/// Serves DNS on every node and writes its list of plugins.
+fn prepare_nodes(
+    board: &Board,
+    plan: AddressPlan,
+    zones: &watch::Receiver<Arc<Zone>>,
+) -> Result<HashMap<String, Arc<PluginList>>, SupervisorError> {
+    let mut plugins = HashMap::new();
+    for node in &board.nodes {
+        fs::create_dir_all(&node.dir).map_err(failed("make a node's directory"))?;
+        dns::serve(node, zones).map_err(failed("serve DNS on a node"))?;
+        let list = PluginList::new(node, plan, &board.options, &board.layout.cni_bin());
+        let text = serde_json::to_vec_pretty(&list.to_json()).map_err(io::Error::from);
+        text.and_then(|text| fs::write(node.dir.join("10-lab.conflist"), text))
+            .map_err(failed("write a node's plugin list"))?;
+        plugins.insert(node.name.clone(), Arc::new(list));
+    }
+    Ok(plugins)
 }
 
 fn observations(events: &[Event]) -> Vec<(String, Observed)> {

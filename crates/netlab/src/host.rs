@@ -84,6 +84,22 @@ impl Host {
         Ok(host)
     }
 
+    /// Works on the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn here(name: impl Into<String>) -> Result<Self, HostError> {
+        let name = name.into();
+        match Netns::current() {
+            Ok(netns) => Self::enter(name, netns),
+            Err(error) => Err(HostError {
+                host: name,
+                what: "find its network namespace".into(),
+                source: error.into(),
+            }),
+        }
+    }
+
     /// Works on a namespace that exists already.
     ///
     /// # Errors

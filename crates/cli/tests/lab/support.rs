@@ -63,6 +63,11 @@ impl Lab {
 
     /// `ambit lab` with these arguments; `MANIFESTS` stands for the directory.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(&[&["lab"], args].concat())
+    }
+
+    /// `ambit` with these arguments.
+    pub(crate) fn command(&self, args: &[&str]) -> Output {
         let mut command = match self.user {
             None => Command::new(ambit()),
             Some(user) => {
@@ -73,13 +78,24 @@ impl Lab {
             }
         };
         let manifests = self.manifests.path().to_str().unwrap();
-        command
-            .arg("lab")
-            .args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)));
+        command.args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)));
         command
             .env("AMBIT_LAB_DIR", self.base.path())
             .output()
             .unwrap()
+    }
+
+    /// `ambit` with these arguments; it must succeed.
+    pub(crate) fn command_ok(&self, args: &[&str]) -> String {
+        let output = self.command(args);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "ambit {args:?}: {text}{errors}{}",
+            self.log()
+        );
+        text
     }
 
     /// As [`Lab::run`]; it must succeed.

@@ -1,0 +1,115 @@
+use super::*;
+
+/// As Istio's node proxy prints it, with keys that we do not know.
+const DUMP: &str = r#"{
+  "workloads": [
+    {"uid": "K//Pod/shop/front-a-1", "name": "front-a-1", "namespace": "shop", "serviceAccount": "front",
+     "workloadIps": ["10.0.0.1"], "protocol": "HBONE", "trustDomain": "cluster.local", "future": {"x": 1}},
+    {"uid": "K//Pod/shop/web-a-1", "name": "web-a-1", "namespace": "shop", "serviceAccount": "web",
+     "workloadIps": ["10.0.0.2", "fd00::2"], "protocol": "HBONE",
+     "authorizationPolicies": ["shop/only-front", "shop/gone"]},
+    {"uid": "K//Pod/old/batch", "name": "batch", "namespace": "old", "workloadIps": ["10.0.0.3"]},
+    {"uid": "K//Pod/old/front-b", "name": "front-b", "namespace": "old", "workloadIps": ["10.0.0.4"]}
+  ],
+  "services": [{"name": "web", "namespace": "shop", "hostname": "web.shop.svc.cluster.local",
+    "ports": {"80": 0}, "endpoints": {"K//Pod/shop/web-a-1:": {"workloadUid": "K//Pod/shop/web-a-1",
+    "port": {"80": 8080}, "status": "Healthy"}}}],
+  "policies": [
+    {"name": "only-front", "namespace": "shop", "scope": "WorkloadSelector", "action": "Allow", "future": true,
+     "rules": [[[{"principals": [{"Exact": "cluster.local/ns/shop/sa/front"}]}]]]},
+    {"name": "no-metrics", "namespace": "shop", "scope": "Namespace", "action": "Deny",
+     "rules": [[[{"destinationPorts": [9090]}]]]}
+  ]
+}"#;
+
+fn dump() -> Dump {
+    // Without the policy that nobody knows, which would decide everything.
+    Dump::parse(DUMP.replace(r#", "shop/gone""#, "").as_bytes()).unwrap()
+}
+
+fn one(from: &str, to: &str, port: u16) -> Report {
+    let mut reports = explain(&dump(), from, to, port, false).unwrap();
+    assert_eq!(reports.len(), 1);
+    reports.remove(0)
+}
+
+#[test]
+fn the_policy_that_decides_is_named() {
+    let report = one("shop/front", "shop/web", 80);
+    assert!(report.allowed);
+    assert_eq!(report.decided_by.as_deref(), Some("shop/only-front"));
+    assert_eq!(report.destination.to_string(), "10.0.0.2:8080");
+    let report = one("shop/front-a-1", "10.0.0.2", 9090);
+    assert_eq!(
+        (report.allowed, report.decided_by.as_deref()),
+        (false, Some("shop/no-metrics"))
+    );
+    let report = one("batch", "web-a-1", 8080);
+    assert_eq!((report.allowed, report.identity), (false, None));
+}
+
+#[test]
+fn the_address_decides_the_family_of_the_source() {
+    assert_eq!(
+        one("spiffe://cluster.local/ns/shop/sa/front", "fd00::2", 8080)
+            .destination
+            .to_string(),
+        "[fd00::2]:8080"
+    );
+}
+
+#[test]
+fn nobody_enforces_for_a_pod_outside() {
+    let report = one("shop/front", "batch", 1);
+    assert!(report.allowed && !report.enforced);
+}
+
+#[test]
+fn plaintext_has_no_identity_whoever_sends_it() {
+    let reports = explain(&dump(), "shop/front", "svc/web", 80, true).unwrap();
+    assert!(!reports[0].allowed);
+}
+
+#[test]
+fn a_policy_that_is_not_known_is_named() {
+    let dump = Dump::parse(DUMP.as_bytes()).unwrap();
+    let report = explain(&dump, "shop/front", "shop/web", 80, false)
+        .unwrap()
+        .remove(0);
+    assert_eq!(report.missing, ["shop/gone"]);
+    assert!(!report.allowed);
+}
+
+#[test]
+fn what_is_not_there_or_not_clear_is_an_error() {
+    let kind =
+        |from: &str, to: &str, port| explain(&dump(), from, to, port, false).unwrap_err().kind();
+    assert_eq!(kind("nobody", "web-a-1", 1), ErrorKind::NotFound);
+    assert_eq!(kind("batch", "nobody", 1), ErrorKind::NotFound);
+    assert_eq!(kind("batch", "svc/web", 81), ErrorKind::NotFound);
+    assert_eq!(kind("front", "web", 1), ErrorKind::Usage);
+    assert_eq!(kind("spiffe://x", "web", 1), ErrorKind::Usage);
+}
+
+#[test]
+fn a_dump_that_is_none_is_refused() {
+    for text in ["", "[]", "{}", "<html>"] {
+        assert_eq!(
+            Dump::parse(text.as_bytes()).unwrap_err().kind(),
+            ErrorKind::Unreachable
+        );
+    }
+}
+
+#[test]
+fn words_for_people() {
+    insta::assert_snapshot!(words(&one("shop/front", "shop/web", 80)), @r"
+    shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
+      -> shop/web-a-1 (10.0.0.2:8080)
+    ALLOWED by shop/only-front: an ALLOW policy matches
+
+    POLICY           ACTION  SCOPE             RESULT
+    shop/no-metrics  DENY    Namespace         no rule matches
+    shop/only-front  ALLOW   WorkloadSelector  rule 1 matches
+    ");
+}

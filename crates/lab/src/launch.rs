@@ -97,6 +97,7 @@ fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
 /// When a lab of that name lives, or anything on the way fails; nothing is left then.
 pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     options.check().map_err(LaunchError::Options)?;
+    check_binaries(options).map_err(LaunchError::Options)?;
     let state = StateDir::create(base, &options.name)?;
     let started = start(&state, options);
     if started.is_err() {
@@ -104,6 +105,32 @@ pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
         let _gone = state.remove();
     }
     started.map(|()| state)
+}
+
+/// Whatever is missing is better said here than by a lab that never becomes ready.
+fn check_binaries(options: &Options) -> Result<(), String> {
+    let mut needed = Vec::new();
+    if options.mesh {
+        needed.extend(["ambit-control", "ambit-agent", "ambit-cni"]);
+        let ours = (1..=options.nodes)
+            .any(|number| !options.node_proxies.contains_key(&format!("node-{number}")));
+        if ours {
+            needed.push("ambit-node-proxy");
+        }
+    }
+    let missing: Vec<_> = needed
+        .into_iter()
+        .filter(|name| !options.bin_dir.join(name).is_file())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has no {}: build all binaries (`cargo build --bins`), or say with --bin-dir where they \
+         are; --no-mesh runs the pods alone",
+        options.bin_dir.display(),
+        missing.join(", ")
+    ))
 }
 
 fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {

@@ -256,6 +256,12 @@ fn copy_from(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error),
     };
+    // A log that was cut is read from its new beginning.
+    let position = if file.metadata()?.len() < position {
+        0
+    } else {
+        position
+    };
     file.seek(SeekFrom::Start(position))?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;

@@ -7,6 +7,7 @@ use std::{
     io::Write as _,
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use ambit_k8s_api::ObjectKey;
@@ -30,6 +31,10 @@ use crate::{
     pods::Runner,
     server, services,
 };
+
+/// The largest log of a pod or a process of the mesh, in bytes, and how often that is looked at.
+const LARGEST_LOG: u64 = 32 << 20;
+const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
 
 /// Why a lab ends, or does not begin.
 #[derive(Debug, thiserror::Error)]
@@ -142,6 +147,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             .await
             .map_err(failed("start the mesh"))?;
     }
+    drop(ambit_rt::spawn("logs", bound_logs(board.layout.logs())));
     server::serve(board.clone(), down).map_err(failed("open the control socket"))?;
     supervisor.carry_out(rest).await;
     announce()?;
@@ -193,6 +199,26 @@ fn observations(events: &[Event]) -> Vec<(String, Observed)> {
         _ => None,
     };
     events.iter().filter_map(observed).collect()
+}
+
+/// Logs live in memory: one that has grown beyond [`LARGEST_LOG`] begins anew.
+async fn bound_logs(dir: std::path::PathBuf) {
+    loop {
+        tokio::time::sleep(LOOK_AT_LOGS).await;
+        for entry in fs::read_dir(&dir)
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
+        {
+            if entry.metadata().is_ok_and(|meta| meta.len() > LARGEST_LOG) {
+                // Writers append, so they go on at the new end.
+                let file = fs::File::options().write(true).open(entry.path());
+                if let Err(error) = file.and_then(|file| file.set_len(0)) {
+                    tracing::warn!(path = %entry.path().display(), %error, "cannot cut a log");
+                }
+            }
+        }
+    }
 }
 
 fn announce() -> Result<(), SupervisorError> {

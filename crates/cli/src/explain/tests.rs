@@ -1,3 +1,5 @@
+//! Answers of `ambit policy explain` over a saved dump.
+
 use super::*;
 
 /// As Istio's node proxy prints it, with keys that we do not know.

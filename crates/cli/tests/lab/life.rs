@@ -96,10 +96,9 @@ fn what_cannot_come_up_says_why_and_leaves_nothing() {
             &["up", "MANIFESTS", "--node-proxy", "node-7=/bin/sh"],
             "node-7",
         ),
-        (&["up", "MANIFESTS", "--bin-dir", "/proc"], "control plane"),
+        (&["up", "MANIFESTS", "--bin-dir", "/proc"], "ambit-control"),
     ];
     for (args, words) in cases {
-        // The last one waits for a control plane that does not exist.
         let output = lab.run(args);
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(

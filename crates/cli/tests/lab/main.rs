@@ -1,9 +1,5 @@
 //! The lab as a user has it: the real command, real namespaces, pods that run real programs.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod life;
 mod mesh;

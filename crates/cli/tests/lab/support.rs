@@ -137,7 +137,7 @@ impl Lab {
                 "{what} did not come:\n{status}{}",
                 self.log()
             );
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20)); // tidy: between two looks
         }
     }
 
@@ -193,7 +193,7 @@ pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
             return;
         }
         assert!(Instant::now() < deadline, "still alive: {alive:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5)); // tidy: between two looks
     }
 }
 

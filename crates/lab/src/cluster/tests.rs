@@ -1,3 +1,5 @@
+//! What the cluster decides, as events come.
+
 use ambit_k8s_api::Object;
 use ambit_manifests::Origin;
 use serde_json::json;

@@ -33,7 +33,11 @@ pub enum HandshakeError {
 impl HandshakeError {
     /// The low-cardinality cause.
     pub fn reason(&self) -> ambit_model::Reason {
-        ambit_model::Reason::TlsFailure
+        use ambit_model::Reason::{CertRevoked, TlsFailure};
+        match self {
+            Self::Tls(error) if ambit_tls::reason_of(error) == CertRevoked => CertRevoked,
+            _ => TlsFailure,
+        }
     }
 }
 

@@ -166,12 +166,12 @@ fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
     }
 }
 
-fn channel_config(upstream: &Upstream) -> Option<ChannelConfig> {
+fn channel_config(upstream: &Upstream, tls: TlsSettings) -> Option<ChannelConfig> {
     Some(ChannelConfig {
         address: upstream.address.clone()?,
         roots: RootCa::from_setting(&upstream.root),
         alternative_name: upstream.alternative_name.clone(),
-        tls: TlsSettings::default(),
+        tls,
     })
 }
 
@@ -189,12 +189,8 @@ fn certificates(env: &Env, config: &Config) -> anyhow::Result<Certificates> {
         ambit_rt::spawn("revocation lists", lists.clone().follow(path.clone()));
         settings = settings.with_crls(lists);
     }
-    let upstream = channel_config(&config.ca)
+    let upstream = channel_config(&config.ca, settings.clone())
         .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
-    let upstream = ChannelConfig {
-        tls: settings.clone(),
-        ..upstream
-    };
     let headers = CallHeaders::from_env(env, "CA_HEADER_", token(config), &config.cluster_id)?;
     let client = CsrClient::new(
         grpc::channel(&upstream).context("CA_ADDRESS")?,
@@ -265,7 +261,8 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
     follower: Follower<F>,
     demands: Option<mpsc::Receiver<AddressDemand>>,
 ) -> anyhow::Result<()> {
-    let upstream = channel_config(&config.xds).context("XDS_ADDRESS is empty")?;
+    let upstream = channel_config(&config.xds, TlsSettings::from_env(env)?)
+        .context("XDS_ADDRESS is empty")?;
     let node = NodeInfo {
         name: config.own.name.to_string(),
         namespace: config.own.namespace.to_string(),

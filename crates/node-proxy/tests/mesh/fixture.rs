@@ -45,9 +45,12 @@ impl Node {
             trust_domain: config.trust_domain.clone(),
             ..Default::default()
         };
+        let state = SharedState::new(state);
+        state.mark_addresses_known();
+        state.mark_policies_known();
         let proxy = Arc::new(Proxy {
             config,
-            state: SharedState::new(state),
+            state,
             certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
             metrics,
         });

@@ -199,7 +199,7 @@ spec: {{clusterIP: 10.97.{}.{}, selector: {{app: service-{service}}}, ports: [{{
                     "apiVersion: networking.istio.io/v1
 kind: WorkloadEntry
 metadata: {{name: workload-{number}, namespace: many}}
-spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: service-{service}}}}}
+spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: service-{service}, service.istio.io/workload-name: service-{service}}}}}
 ---
 ",
                     100 + number / 62_500,

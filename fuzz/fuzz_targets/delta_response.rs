@@ -1,0 +1,12 @@
+//! One resource of a delta xDS response, which is read in place.
+#![no_main]
+
+use ambit_wire::decode::LeanResource;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(resource) = LeanResource::read(data.to_vec().into()) {
+        assert!(resource.value().len() <= data.len());
+        assert!(resource.name.len() <= data.len());
+    }
+});

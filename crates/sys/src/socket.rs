@@ -227,13 +227,11 @@ pub fn outbound(
     if let Some(mark) = spec.mark {
         socket.set_mark(mark).map_err(option("SO_MARK"))?;
     }
-    if let Some(source) = spec
-        .source
-        .filter(|source| source.is_ipv4() == destination.is_ipv4())
+    let same_family = |source: &IpAddr| source.is_ipv4() == destination.is_ipv4();
+    if let Some(source) = spec.source.filter(same_family)
+        && let Err(error) = bind_foreign(&socket, domain, source)
     {
-        if let Err(error) = bind_foreign(&socket, domain, source) {
-            tracing::warn!(%source, %error, "cannot keep the client's address");
-        }
+        tracing::warn!(%source, %error, "cannot keep the client's address");
     }
     tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
     Ok(TcpSocket::from_std_stream(socket.into()))

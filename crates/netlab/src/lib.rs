@@ -5,8 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod namespace;
 mod namespaces;
+mod wire;
 
 pub use ambit_sys::netns::{Netns, NetnsId};
 pub use host::{Host, HostError};
+pub use namespace::{Holder, LabError, Namespace};
 pub use namespaces::{Isolation, Unshared, isolate, new_netns};
+pub use wire::{Link, bridge, connect, veth_to_bridge};

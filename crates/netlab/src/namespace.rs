@@ -1,0 +1,221 @@
+//! One namespace and the process that holds it.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use ambit_sys::netns::Netns;
+
+/// Why a part of the lab's network cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A program that is needed cannot be started.
+    #[error("cannot start `{program}`; is it installed?")]
+    Start {
+        /// Its name.
+        program: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A program refused.
+    #[error("`{program}` in {namespace} failed: {stderr}")]
+    Failed {
+        /// What was run.
+        program: String,
+        /// Where.
+        namespace: String,
+        /// What it said.
+        stderr: String,
+    },
+    /// A namespace cannot be made or entered.
+    #[error("cannot make or enter the namespace {namespace}")]
+    Namespace {
+        /// Which.
+        namespace: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The process that keeps a namespace alive.
+#[derive(Debug)]
+pub struct Holder(Child);
+
+impl Holder {
+    /// Its process id, as this process sees it.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // It may have died by itself; then there is nothing to end.
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// A network namespace with a name of ours, alive as long as this value.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    netns: Netns,
+    holder: Holder,
+}
+
+impl Namespace {
+    /// Makes a namespace with its loopback up. `env` is given to the holder process.
+    ///
+    /// # Errors
+    /// When namespaces cannot be made here.
+    pub fn new(name: impl Into<String>, env: &[(&str, &str)]) -> Result<Self, LabError> {
+        let name = name.into();
+        let failed = |source| LabError::Namespace {
+            namespace: name.clone(),
+            source,
+        };
+        let before = Netns::current().map_err(failed)?;
+        let mut command = Command::new("unshare");
+        command
+            .args(["--net", "--", "sleep", "infinity"])
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
+        let child = command.spawn().map_err(|source| LabError::Start {
+            program: "unshare".into(),
+            source,
+        })?;
+        let holder = Holder(child);
+        let netns = wait_for_namespace(&holder, &before).map_err(failed)?;
+        let namespace = Self {
+            name,
+            netns,
+            holder,
+        };
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace itself.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Process id of the holder, for tools that name a namespace by a process.
+    pub fn pid(&self) -> u32 {
+        self.holder.pid()
+    }
+
+    /// A path that is the namespace, as CNI wants it.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/ns/net", self.pid())
+    }
+
+    /// Runs a batch of `ip` commands, one a line, inside.
+    ///
+    /// # Errors
+    /// When `ip` refuses one of them, with what it said.
+    pub fn ip(&self, batch: &str) -> Result<(), LabError> {
+        for line in batch.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            self.run("ip", line.split_ascii_whitespace())?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program inside to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started or fails.
+    pub fn run<S: AsRef<OsStr>>(
+        &self,
+        program: &str,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Output, LabError> {
+        let mut command = Command::new(program);
+        command.args(args);
+        let output = self
+            .within(|| command.stdin(Stdio::null()).output())?
+            .map_err(|source| LabError::Start {
+                program: program.to_owned(),
+                source,
+            })?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        Err(LabError::Failed {
+            program: format!("{command:?}").replace('"', ""),
+            namespace: self.name.clone(),
+            stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        })
+    }
+
+    /// Starts a program inside.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child, LabError> {
+        self.within(|| command.spawn())?
+            .map_err(|source| LabError::Start {
+                program: command.get_program().to_string_lossy().into_owned(),
+                source,
+            })
+    }
+
+    /// Sets a sysctl of the namespace, for instance `net/ipv4/ip_forward`.
+    ///
+    /// # Errors
+    /// When the kernel has no such setting or refuses the value.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<(), LabError> {
+        let path = Path::new("/proc/sys").join(key);
+        self.within(|| fs::write(path, value))?
+            .map_err(|source| LabError::Namespace {
+                namespace: self.name.clone(),
+                source,
+            })
+    }
+
+    /// Runs code with the calling thread inside.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn within<T>(&self, work: impl FnOnce() -> T) -> Result<T, LabError> {
+        self.netns.run(work).map_err(|source| LabError::Namespace {
+            namespace: self.name.clone(),
+            source,
+        })
+    }
+}
+
+/// `unshare` makes its namespace a moment after it was started.
+fn wait_for_namespace(holder: &Holder, before: &Netns) -> io::Result<Netns> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let netns = Netns::open(format!("/proc/{}/ns/net", holder.pid()))?;
+        let comm = fs::read_to_string(format!("/proc/{}/comm", holder.pid()))?;
+        if netns != *before && comm.trim() == "sleep" {
+            return Ok(netns);
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "network namespaces cannot be made here: run as root, or inside a user namespace",
+            ));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

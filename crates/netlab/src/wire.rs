@@ -1,0 +1,75 @@
+//! Links between namespaces.
+
+use crate::{LabError, Namespace};
+
+/// One end of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct Link<'a> {
+    /// Where it is.
+    pub namespace: &'a Namespace,
+    /// Its interface name.
+    pub interface: &'a str,
+    /// Its addresses with prefix length.
+    pub addresses: &'a [&'a str],
+}
+
+impl Link<'_> {
+    fn configure(&self) -> Result<(), LabError> {
+        let Self {
+            namespace,
+            interface,
+            addresses,
+        } = self;
+        for address in *addresses {
+            // `nodad`: an IPv6 address would else be unusable for a second.
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            namespace.ip(&format!("addr add {address} dev {interface}{nodad}"))?;
+        }
+        namespace.ip(&format!("link set {interface} up"))
+    }
+}
+
+/// A veth pair between two namespaces.
+///
+/// # Errors
+/// When an interface exists already or an address is malformed.
+pub fn connect(one: Link<'_>, other: Link<'_>) -> Result<(), LabError> {
+    one.namespace.ip(&format!(
+        "link add {} type veth peer name {} netns {}",
+        one.interface,
+        other.interface,
+        other.namespace.pid()
+    ))?;
+    one.configure()?;
+    other.configure()
+}
+
+/// A bridge with addresses of its own.
+///
+/// # Errors
+/// When the interface exists already or an address is malformed.
+pub fn bridge(at: Link<'_>) -> Result<(), LabError> {
+    at.namespace.ip(&format!(
+        "link add {} type bridge forward_delay 0",
+        at.interface
+    ))?;
+    at.configure()
+}
+
+/// A veth pair from a bridge to another namespace.
+///
+/// # Errors
+/// When an interface exists already or an address is malformed.
+pub fn veth_to_bridge(bridge: Link<'_>, port: &str, other: Link<'_>) -> Result<(), LabError> {
+    connect(
+        Link {
+            interface: port,
+            addresses: &[],
+            ..bridge
+        },
+        other,
+    )?;
+    bridge
+        .namespace
+        .ip(&format!("link set {port} master {}", bridge.interface))
+}

@@ -150,11 +150,12 @@ impl Pool {
             match self.look(key) {
                 Looked::Place(place) => return Ok((place, false)),
                 Looked::Draining => return Err(TunnelError::Draining),
-                Looked::Wait(outcome) => match outcome.await {
-                    Ok(Err(error)) => return Err(TunnelError::Dial(error)),
-                    // There is a new connection, or whoever was setting it up went away.
-                    Ok(Ok(())) | Err(_) => {}
-                },
+                // Otherwise there is a new connection, or whoever was setting it up went away.
+                Looked::Wait(outcome) => {
+                    if let Ok(Err(error)) = outcome.await {
+                        return Err(TunnelError::Dial(error));
+                    }
+                }
                 Looked::Dial => {
                     let guard = Dialing {
                         pool: self,

@@ -26,22 +26,22 @@ use upload::Upload;
 /// Where the bytes that passed are counted, as they pass.
 pub trait Meter {
     /// Read from the application (or the first of two sockets).
-    fn from_app(&self, bytes: u64);
+    fn app_sent(&self, bytes: u64);
     /// Written to the application (or the first of two sockets).
-    fn to_app(&self, bytes: u64);
+    fn app_received(&self, bytes: u64);
 }
 
 impl Meter for () {
-    fn from_app(&self, _bytes: u64) {}
-    fn to_app(&self, _bytes: u64) {}
+    fn app_sent(&self, _bytes: u64) {}
+    fn app_received(&self, _bytes: u64) {}
 }
 
 impl<M: Meter + ?Sized> Meter for &M {
-    fn from_app(&self, bytes: u64) {
-        (**self).from_app(bytes);
+    fn app_sent(&self, bytes: u64) {
+        (**self).app_sent(bytes);
     }
-    fn to_app(&self, bytes: u64) {
-        (**self).to_app(bytes);
+    fn app_received(&self, bytes: u64) {
+        (**self).app_received(bytes);
     }
 }
 
@@ -127,8 +127,8 @@ where
     let mut upload = OneWay::default();
     let mut download = OneWay::default();
     poll_fn(|cx| {
-        let up = upload.poll(cx, app, peer, |n| meter.from_app(n))?;
-        let down = download.poll(cx, peer, app, |n| meter.to_app(n))?;
+        let up = upload.poll(cx, app, peer, |n| meter.app_sent(n))?;
+        let down = download.poll(cx, peer, app, |n| meter.app_received(n))?;
         if up.is_ready() && down.is_ready() {
             Poll::Ready(Ok(()))
         } else {

@@ -26,8 +26,8 @@ pub struct Report {
     counts: Option<ConnectionMetrics>,
     labels: TrafficLabels,
     metrics: Arc<Metrics>,
-    from_app: AtomicU64,
-    to_app: AtomicU64,
+    app_sent: AtomicU64,
+    app_received: AtomicU64,
     began: Instant,
     error: Option<(String, Reason)>,
     _socket: SocketGuard,
@@ -87,8 +87,8 @@ impl Report {
             _socket: metrics.socket(labels.reporter),
             labels,
             metrics: metrics.clone(),
-            from_app: AtomicU64::new(0),
-            to_app: AtomicU64::new(0),
+            app_sent: AtomicU64::new(0),
+            app_received: AtomicU64::new(0),
             began: Instant::now(),
             error: None,
         }
@@ -149,15 +149,15 @@ impl Drop for Report {
             None => self.metrics.traffic().series(&self.labels).fail(reason),
         }
         let error = self.error.as_ref().map(|(text, _)| text.as_str());
-        let (sent, received) = (self.from_app.load(Relaxed), self.to_app.load(Relaxed));
+        let (sent, received) = (self.app_sent.load(Relaxed), self.app_received.load(Relaxed));
         self.log
             .complete(sent, received, self.began.elapsed(), error);
     }
 }
 
 impl Meter for Report {
-    fn from_app(&self, bytes: u64) {
-        self.from_app.fetch_add(bytes, Relaxed);
+    fn app_sent(&self, bytes: u64) {
+        self.app_sent.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.received(bytes),
             (Some(counts), Reporter::Destination) => counts.sent(bytes),
@@ -165,8 +165,8 @@ impl Meter for Report {
         }
     }
 
-    fn to_app(&self, bytes: u64) {
-        self.to_app.fetch_add(bytes, Relaxed);
+    fn app_received(&self, bytes: u64) {
+        self.app_received.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.sent(bytes),
             (Some(counts), Reporter::Destination) => counts.received(bytes),

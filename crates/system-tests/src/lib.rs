@@ -178,6 +178,16 @@ impl Mesh {
             .expect("a running pod has an address")
     }
 
+    /// Runs a program in a pod, which must succeed; gives what it printed.
+    pub fn run(&self, pod: &str, command: &[&str]) -> String {
+        let output = self
+            .client
+            .output(pod, command)
+            .unwrap_or_else(|error| panic!("cannot run {command:?} in {pod}: {error}"));
+        assert_eq!(output.code, 0, "{command:?} in {pod}: {output:?}");
+        output.stdout
+    }
+
     /// A `GET` from inside a pod, by the lab's own client.
     pub fn get(&self, pod: &str, url: &str) -> Answer {
         let ambit = binary("ambit");

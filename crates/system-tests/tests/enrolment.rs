@@ -122,11 +122,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     for pod in ["shop/stays-out", "shop/on-the-node"] {
         assert!(!mesh.pod(pod).captured, "{pod}");
     }
-    let rules = mesh
-        .client()
-        .output("shop/stays-out", &["nft", "list", "ruleset"])
-        .unwrap();
-    assert_eq!((rules.code, rules.stdout.trim()), (0, ""), "{rules:?}");
+    assert_eq!(mesh.run("shop/stays-out", &["nft", "list", "ruleset"]).trim(), "");
 }
 
 #[test]
@@ -226,26 +222,13 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
 
 /// What a NetworkPolicy engine does: it drops by pod address in the node's forward path.
 fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
-    let client = mesh.ip("shop/client");
-    let rule = format!("add rule inet netpol forward ip saddr {client} drop");
-    for command in [
-        "add table inet netpol",
-        "add chain inet netpol forward { type filter hook forward priority 0; }",
-        &rule,
-    ] {
-        let output = mesh
-            .client()
-            .output("legacy/on-the-node", &["nft", command])
-            .unwrap();
-        assert_eq!(output.code, 0, "{output:?}");
-    }
+    let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
+    nft("add table inet netpol");
+    nft("add chain inet netpol forward { type filter hook forward priority 0; }");
+    nft(&format!("add rule inet netpol forward ip saddr {} drop", mesh.ip("shop/client")));
     // Openings are dropped; so is what the pooled tunnel sends.
     mesh.get("shop/client", url).refused();
-    let output = mesh
-        .client()
-        .output("legacy/on-the-node", &["nft", "delete table inet netpol"])
-        .unwrap();
-    assert_eq!(output.code, 0, "{output:?}");
+    nft("delete table inet netpol");
     mesh.until_get("shop/client", url, true);
 }
 

@@ -1,3 +1,5 @@
+//! The pool over in-memory pipes: sharing, limits, failures, endings.
+
 use std::{io, time::Duration};
 
 use ambit_testkit::{build, h2_peer::H2Peer, until};

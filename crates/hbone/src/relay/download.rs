@@ -45,7 +45,7 @@ impl Download {
             if self.count > 0 {
                 match ready!(self.poll_write(cx, app)) {
                     Ok(n) => {
-                        meter.to_app(n as u64);
+                        meter.app_received(n as u64);
                         // Fails only for more than was received.
                         let _credited = recv.flow_control().release_capacity(n);
                     }

@@ -1,3 +1,5 @@
+//! The copy loops over in-memory pipes: ends of data, breaks, slow readers.
+
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, Uri};

@@ -59,7 +59,7 @@ impl Upload {
             match scratch::poll_read(app, cx, self.chunk) {
                 Poll::Ready(Ok(bytes)) if bytes.is_empty() => self.eof = true,
                 Poll::Ready(Ok(bytes)) => {
-                    meter.from_app(bytes.len() as u64);
+                    meter.app_sent(bytes.len() as u64);
                     self.chunk = next_chunk(self.chunk, bytes.len());
                     self.pending = bytes;
                 }

@@ -1,4 +1,12 @@
 //! Node proxies in real namespaces, with real redirection: what an application sees of the mesh.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod endings;
 mod enrolment;

@@ -37,14 +37,24 @@ impl Identity {
 
     /// The form policies compare with: the SPIFFE id without its scheme.
     pub fn principal(&self) -> String {
-        format!("{}/ns/{}/sa/{}", self.trust_domain, self.namespace, self.service_account)
+        format!(
+            "{}/ns/{}/sa/{}",
+            self.trust_domain, self.namespace, self.service_account
+        )
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { trust_domain, namespace, service_account } = self;
-        write!(f, "spiffe://{trust_domain}/ns/{namespace}/sa/{service_account}")
+        let Self {
+            trust_domain,
+            namespace,
+            service_account,
+        } = self;
+        write!(
+            f,
+            "spiffe://{trust_domain}/ns/{namespace}/sa/{service_account}"
+        )
     }
 }
 
@@ -55,7 +65,12 @@ impl FromStr for Identity {
         let error = || ParseIdentityError(text.chars().take(256).collect());
         let rest = text.strip_prefix("spiffe://").ok_or_else(error)?;
         let mut parts = rest.split('/');
-        let mut next = || parts.next().filter(|part| !part.is_empty()).ok_or_else(error);
+        let mut next = || {
+            parts
+                .next()
+                .filter(|part| !part.is_empty())
+                .ok_or_else(error)
+        };
         let trust_domain = next()?;
         let ns = next()?;
         let namespace = next()?;
@@ -76,7 +91,9 @@ impl Serialize for Identity {
 
 impl<'de> Deserialize<'de> for Identity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 

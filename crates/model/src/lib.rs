@@ -31,8 +31,8 @@ pub use service::{
     WeightedWaypoint,
 };
 pub use workload::{
-    AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, PortMap, Protocol, Workload,
-    WorkloadKind, WorkloadStatus,
+    AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, PortMap,
+    Protocol, Workload, WorkloadKind, WorkloadStatus,
 };
 
 /// The trust domain a workload has when none is named (Istio's default).

@@ -32,7 +32,10 @@ pub struct ParseNameError {
 
 impl ParseNameError {
     fn new(text: &str, expected: &'static str) -> Self {
-        Self { text: text.chars().take(256).collect(), expected }
+        Self {
+            text: text.chars().take(256).collect(),
+            expected,
+        }
     }
 }
 
@@ -48,7 +51,10 @@ pub struct NetworkAddress {
 impl NetworkAddress {
     /// An address of `network`; IPv4-mapped addresses become IPv4.
     pub fn new(network: impl Into<ArcStr>, address: IpAddr) -> Self {
-        Self { network: network.into(), address: address.to_canonical() }
+        Self {
+            network: network.into(),
+            address: address.to_canonical(),
+        }
     }
 }
 
@@ -80,7 +86,10 @@ pub struct NamespacedHostname {
 impl NamespacedHostname {
     /// Builds a name from its parts.
     pub fn new(namespace: impl Into<ArcStr>, hostname: impl Into<ArcStr>) -> Self {
-        Self { namespace: namespace.into(), hostname: hostname.into() }
+        Self {
+            namespace: namespace.into(),
+            hostname: hostname.into(),
+        }
     }
 }
 
@@ -164,7 +173,11 @@ mod tests {
 
     #[test]
     fn destinations_read_back_what_they_print() {
-        for text in ["/10.0.0.1", "net/fd00::1", "default/echo.default.svc.cluster.local"] {
+        for text in [
+            "/10.0.0.1",
+            "net/fd00::1",
+            "default/echo.default.svc.cluster.local",
+        ] {
             assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
         }
         assert!(matches!("/10.0.0.1".parse(), Ok(Destination::Address(_))));
@@ -172,7 +185,11 @@ mod tests {
 
     #[test]
     fn a_workload_uid_is_not_a_hostname() {
-        assert!("Kubernetes//Pod/default/a".parse::<NamespacedHostname>().is_err());
+        assert!(
+            "Kubernetes//Pod/default/a"
+                .parse::<NamespacedHostname>()
+                .is_err()
+        );
     }
 
     #[test]

@@ -67,7 +67,10 @@ pub struct Authorization {
 impl Authorization {
     /// Its name on the wire.
     pub fn key(&self) -> PolicyKey {
-        PolicyKey { namespace: self.namespace.clone(), name: self.name.clone() }
+        PolicyKey {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
     }
 }
 
@@ -80,7 +83,10 @@ pub type Clause = Vec<Match>;
 /// All fields that are set must match; a match without any is skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "the fields are the contract's, explained by the module")]
+#[expect(
+    missing_docs,
+    reason = "the fields are the contract's, explained by the module"
+)]
 pub struct Match {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<StringMatch>,
@@ -190,8 +196,14 @@ mod tests {
             ..Authorization::default()
         };
         let json = serde_json::to_value(&policy).unwrap();
-        assert_eq!(json["rules"][0][0][0]["notPrincipals"][0]["Presence"], serde_json::json!([]));
+        assert_eq!(
+            json["rules"][0][0][0]["notPrincipals"][0]["Presence"],
+            serde_json::json!([])
+        );
         assert_eq!(json["rules"][0][0][0]["notDestinationPorts"][0], 9999);
-        assert_eq!(serde_json::from_value::<Authorization>(json).unwrap(), policy);
+        assert_eq!(
+            serde_json::from_value::<Authorization>(json).unwrap(),
+            policy
+        );
     }
 }

@@ -160,7 +160,9 @@ impl Service {
 
     /// Its load balancing mode.
     pub fn lb_mode(&self) -> LbMode {
-        self.load_balancing.as_ref().map_or(LbMode::Standard, |lb| lb.mode)
+        self.load_balancing
+            .as_ref()
+            .map_or(LbMode::Standard, |lb| lb.mode)
     }
 }
 
@@ -175,6 +177,9 @@ mod tests {
         let service: Service = serde_json::from_str(json).unwrap();
         assert_eq!(service.ports[&80], 8080);
         assert_eq!(service.vips[0].to_string(), "/127.10.0.1");
-        assert_eq!(service.namespaced_hostname().to_string(), "default/example.com");
+        assert_eq!(
+            service.namespaced_hostname().to_string(),
+            "default/example.com"
+        );
     }
 }

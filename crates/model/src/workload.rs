@@ -325,7 +325,10 @@ mod tests {
             "serviceAccount":"default","workloadIps":["127.0.0.1"],"protocol":"HBONE","node":"local",
             "network":"","services":{"default/example.com":{"80":8080}}}"#;
         let workload: Workload = serde_json::from_str(json).unwrap();
-        assert_eq!(workload.identity().to_string(), "spiffe://cluster.local/ns/default/sa/default");
+        assert_eq!(
+            workload.identity().to_string(),
+            "spiffe://cluster.local/ns/default/sa/default"
+        );
         let ports = &workload.services[&NamespacedHostname::new("default", "example.com")];
         assert_eq!(ports[&80], 8080);
         assert_eq!(workload.capacity, 1);

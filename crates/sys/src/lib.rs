@@ -4,13 +4,13 @@
 //! stand in a namespace is a value from `ambit-netplan`.
 #![forbid(unsafe_code)]
 
-pub mod procfs;
 pub mod addresses;
 mod iptables;
 mod netlink;
-mod nft;
-mod route;
 pub mod netns;
+mod nft;
+pub mod procfs;
 pub mod redirection;
-pub mod socket;
+mod route;
 pub mod seqpacket;
+pub mod socket;

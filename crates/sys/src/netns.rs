@@ -49,7 +49,13 @@ impl Netns {
             ));
         }
         let stat = rustix::fs::fstat(&fd)?;
-        Ok(Self { fd: Arc::new(fd), id: NetnsId { dev: stat.st_dev, ino: stat.st_ino } })
+        Ok(Self {
+            fd: Arc::new(fd),
+            id: NetnsId {
+                dev: stat.st_dev,
+                ino: stat.st_ino,
+            },
+        })
     }
 
     /// The namespace of the calling thread.
@@ -98,7 +104,10 @@ impl PartialEq for Netns {
 impl Eq for Netns {}
 
 fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(move_into_link_name_space(fd, Some(LinkNameSpaceType::Network))?)
+    Ok(move_into_link_name_space(
+        fd,
+        Some(LinkNameSpaceType::Network),
+    )?)
 }
 
 struct ComeBack(File);
@@ -125,6 +134,9 @@ mod tests {
     #[test]
     fn a_plain_file_is_not_a_namespace() {
         let file: OwnedFd = File::open("/proc/self/status").unwrap().into();
-        assert_eq!(Netns::from_fd(file).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            Netns::from_fd(file).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }

@@ -122,7 +122,11 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     for pod in ["shop/stays-out", "shop/on-the-node"] {
         assert!(!mesh.pod(pod).captured, "{pod}");
     }
-    assert_eq!(mesh.run("shop/stays-out", &["nft", "list", "ruleset"]).trim(), "");
+    assert_eq!(
+        mesh.run("shop/stays-out", &["nft", "list", "ruleset"])
+            .trim(),
+        ""
+    );
 }
 
 #[test]
@@ -225,7 +229,10 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
     nft("add table inet netpol");
     nft("add chain inet netpol forward { type filter hook forward priority 0; }");
-    nft(&format!("add rule inet netpol forward ip saddr {} drop", mesh.ip("shop/client")));
+    nft(&format!(
+        "add rule inet netpol forward ip saddr {} drop",
+        mesh.ip("shop/client")
+    ));
     // Openings are dropped; so is what the pooled tunnel sends.
     mesh.get("shop/client", url).refused();
     nft("delete table inet netpol");

@@ -155,11 +155,10 @@ async fn a_service_without_endpoints_fails_at_once() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     mesh.tell_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
-    let mut stream = client
-        .connect("10.9.0.99:80".parse().unwrap())
-        .await
-        .unwrap();
-    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+    // A reset may come so fast that connecting itself reports it.
+    if let Ok(mut stream) = client.connect("10.9.0.99:80".parse().unwrap()).await {
+        assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+    }
 }
 
 #[tokio::test]

@@ -14,3 +14,4 @@ mod fixture;
 mod flows;
 mod hostile;
 mod policy;
+mod waypoint;

@@ -1,0 +1,166 @@
+//! Destinations with a waypoint: their connections go there, with who called and what; never past it.
+
+use std::net::SocketAddr;
+
+use ambit_codec::ProxyHeader;
+use ambit_model::{
+    AppTunnel, AppTunnelProtocol, Destination, GatewayAddress, NamespacedHostname, Workload,
+};
+use ambit_testkit::build;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+
+const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
+/// Where the waypoint's own process listens, behind its node proxy.
+const BEHIND: u16 = 15088;
+
+fn by_hostname() -> GatewayAddress {
+    GatewayAddress {
+        destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
+        hbone_mtls_port: 15008,
+    }
+}
+
+fn by_address() -> GatewayAddress {
+    GatewayAddress {
+        destination: Destination::Address(build::network_address("10.9.0.103")),
+        ..by_hostname()
+    }
+}
+
+/// A client, a server, and a waypoint behind its own node proxy, on two nodes.
+struct Scene {
+    mesh: Mesh,
+    client: PodHost,
+    waypoint: PodHost,
+    server: TcpListener,
+}
+
+async fn scene() -> Scene {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await.listen(8080);
+    let mut waypoint = mesh.pod("waypoint", "10.9.0.3").await;
+    let record = build::workload("waypoint", &["10.9.0.3"]);
+    let mut record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
+    record.application_tunnel = Some(AppTunnel {
+        protocol: AppTunnelProtocol::Proxy,
+        port: Some(BEHIND),
+    });
+    mesh.tell_workload(record);
+    mesh.tell_service(build::service(
+        "waypoint",
+        &["10.9.0.103"],
+        &[(15008, 15008)],
+    ));
+    mesh.capture(1, &mut waypoint);
+    Scene {
+        mesh,
+        client,
+        waypoint,
+        server,
+    }
+}
+
+fn server_record() -> Workload {
+    let record = build::workload("server", &["10.9.0.2"]);
+    build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
+}
+
+/// What the waypoint is told before the connection's first byte.
+async fn header(stream: &mut TcpStream) -> ProxyHeader {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.push(
+            tokio::time::timeout(LONG, stream.read_u8())
+                .await
+                .unwrap()
+                .unwrap(),
+        );
+        if let Ok((header, _)) = ProxyHeader::parse(&bytes) {
+            return header;
+        }
+    }
+}
+
+async fn goes_to_the_waypoint(scene: &Scene, dialled: &str) {
+    let listener = scene.waypoint.listen(BEHIND);
+    let dialled: SocketAddr = dialled.parse().unwrap();
+    let mut client = scene.client.connect(dialled).await.unwrap();
+    let (mut arrived, _) = tokio::time::timeout(LONG, listener.accept())
+        .await
+        .unwrap()
+        .unwrap();
+    let header = header(&mut arrived).await;
+    assert_eq!(header.source.ip(), scene.client.ip);
+    assert_eq!(header.destination, dialled);
+    let caller = build::identity("ns", "client").to_string();
+    assert_eq!(header.identity, Some(caller));
+    arrived.write_all(b"from the waypoint\n").await.unwrap();
+    assert_eq!(line(&mut client).await.unwrap(), "from the waypoint");
+}
+
+#[tokio::test]
+async fn a_service_s_waypoint_gets_its_connections_and_hears_who_called_what() {
+    let scene = scene().await;
+    for waypoint in [by_hostname(), by_address()] {
+        let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
+        service.waypoint = Some(waypoint);
+        scene.mesh.tell_service(service);
+        scene.mesh.tell_workload(server_record());
+        goes_to_the_waypoint(&scene, "10.9.0.102:80").await;
+    }
+}
+
+#[tokio::test]
+async fn a_pod_s_waypoint_gets_what_is_addressed_to_the_pod() {
+    let scene = scene().await;
+    scene.mesh.tell_workload(Workload {
+        waypoint: Some(by_address()),
+        ..server_record()
+    });
+    goes_to_the_waypoint(&scene, "10.9.0.2:8080").await;
+}
+
+#[tokio::test]
+async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
+    let scene = scene().await;
+    let mut missing = by_hostname();
+    missing.destination = Destination::Hostname(NamespacedHostname::new("ns", "nowhere"));
+    let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
+    service.waypoint = Some(missing.clone());
+    scene.mesh.tell_service(service);
+    scene.mesh.tell_workload(Workload {
+        waypoint: Some(missing),
+        ..server_record()
+    });
+    for dialled in ["10.9.0.102:80", "10.9.0.2:8080"] {
+        // Refused so fast that the client may see it as early as in its connect.
+        let connected = scene.client.connect(dialled.parse().unwrap()).await;
+        let said = match connected {
+            Ok(mut client) => rest(&mut client).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        assert!(said.is_empty(), "{dialled}: {said:?}");
+    }
+    // Nobody has come to the server: what is accepted first is what comes now, without a waypoint.
+    scene.mesh.tell_workload(server_record());
+    scene
+        .mesh
+        .tell_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
+    let mut client = scene
+        .client
+        .connect("10.9.0.2:8080".parse().unwrap())
+        .await
+        .unwrap();
+    client.write_all(b"direct\n").await.unwrap();
+    let (mut arrived, _) = tokio::time::timeout(LONG, scene.server.accept())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(line(&mut arrived).await.unwrap(), "direct");
+}

@@ -233,8 +233,8 @@ mod tests {
         fn any_bytes_are_taken_without_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
             let mut bytes = SIGNATURE.to_vec();
             bytes.extend(&tail);
-            let _ = ProxyHeader::parse(&bytes);
-            let _ = ProxyHeader::parse(&tail);
+            let _any = ProxyHeader::parse(&bytes);
+            let _any = ProxyHeader::parse(&tail);
         }
 
         #[test]

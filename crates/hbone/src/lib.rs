@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod coarse;
 mod pinger;
 pub mod pool;
 pub mod relay;

@@ -16,7 +16,7 @@ use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
 /// The buffer, and the largest single read.
-pub(crate) const SCRATCH: usize = 256 << 10;
+pub(crate) const SCRATCH: usize = 64 << 10;
 /// Pieces up to this are copied out.
 const COPY_OUT: usize = 8 << 10;
 

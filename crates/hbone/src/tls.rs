@@ -13,8 +13,13 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+pub use crate::coarse::Coarse;
+
 /// An established TLS connection.
-pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<IO>;
+pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<Coarse<IO>>;
+
+/// Plaintext that is encrypted before it is written: several records a system call.
+const ENCRYPT_AT_ONCE: usize = 256 << 10;
 
 /// A handshake that did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +57,12 @@ pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
     limit: Duration,
 ) -> Result<TlsStream<IO>, HandshakeError> {
     let nobody = ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()));
-    match timeout(limit, TlsConnector::from(config).connect(nobody, socket)).await {
+    match timeout(
+        limit,
+        TlsConnector::from(config).connect(nobody, Coarse::new(socket)),
+    )
+    .await
+    {
         Ok(Ok(stream)) => expect_h2(stream.into()),
         Ok(Err(error)) => Err(HandshakeError::Tls(error)),
         Err(_elapsed) => Err(HandshakeError::Timeout(limit)),
@@ -68,7 +78,7 @@ pub async fn accept<IO: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ServerConfig>,
     limit: Duration,
 ) -> Result<TlsStream<IO>, HandshakeError> {
-    match timeout(limit, TlsAcceptor::from(config).accept(socket)).await {
+    match timeout(limit, TlsAcceptor::from(config).accept(Coarse::new(socket))).await {
         Ok(Ok(stream)) => expect_h2(stream.into()),
         Ok(Err(error)) => Err(HandshakeError::Tls(error)),
         Err(_elapsed) => Err(HandshakeError::Timeout(limit)),
@@ -80,7 +90,15 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-fn expect_h2<IO>(stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
+fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
+    match &mut stream {
+        tokio_rustls::TlsStream::Client(stream) => {
+            stream.get_mut().1.set_buffer_limit(Some(ENCRYPT_AT_ONCE));
+        }
+        tokio_rustls::TlsStream::Server(stream) => {
+            stream.get_mut().1.set_buffer_limit(Some(ENCRYPT_AT_ONCE));
+        }
+    }
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
         Ok(stream)
     } else {

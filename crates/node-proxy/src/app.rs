@@ -261,8 +261,8 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
     follower: Follower<F>,
     demands: Option<mpsc::Receiver<AddressDemand>>,
 ) -> anyhow::Result<()> {
-    let upstream = channel_config(&config.xds, TlsSettings::from_env(env)?)
-        .context("XDS_ADDRESS is empty")?;
+    let upstream =
+        channel_config(&config.xds, TlsSettings::from_env(env)?).context("XDS_ADDRESS is empty")?;
     let node = NodeInfo {
         name: config.own.name.to_string(),
         namespace: config.own.namespace.to_string(),

@@ -404,7 +404,7 @@ pub(crate) async fn connect_app(
     client: Option<IpAddr>,
 ) -> Result<TcpStream, AppError> {
     let source = client.filter(|client| pod.spoofs && *client != addr.ip());
-    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(source))?;
+    let socket = socket::outbound(Some(&pod.netns), addr, &pod.app_spec(source))?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(source)) => Err(AppError::Connect { addr, source }),

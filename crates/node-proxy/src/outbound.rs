@@ -267,7 +267,7 @@ async fn connect_plain(
 ) -> Result<Far, OutboundError> {
     shown.connected_to(addr.to_string(), "TCP");
     let failed = |source| OutboundError::Connect { addr, source };
-    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(None))
+    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec())
         .map_err(|error| failed(error.into()))?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
         Ok(Ok(stream)) => Ok(Far::Plain(stream)),
@@ -337,7 +337,7 @@ async fn dial(pod: &Arc<Pod>, key: Arc<PoolKey>) -> Result<tls::TlsStream, DialE
             source: Box::new(error),
         })?;
     let socket =
-        socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(None)).map_err(|error| {
+        socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec()).map_err(|error| {
             DialError::Prepare {
                 text: "cannot make a socket in the pod",
                 reason: Reason::Connect,

@@ -9,7 +9,7 @@ use ambit_model::{
 use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use ambit_sys::{
     netns::Netns,
-    socket::{self, ListenSpec, OutboundSpec, SocketError},
+    socket::{self, ListenSpec, OutboundSpec, SocketError, Tuning},
 };
 use ambit_telemetry::{Metrics, Party};
 use ambit_tls::Certificates;
@@ -120,6 +120,7 @@ impl Pod {
                 ipv6: config.ipv6_enabled,
                 reuse_port: config.inpod_port_reuse || workers > 1,
                 transparent: config.original_source,
+                tuning: config.tuning,
                 ..ListenSpec::of_pod(port, config.packet_mark)
             };
             let listening = socket::listen(Some(&netns), &spec)?;
@@ -213,13 +214,23 @@ impl Pod {
         Some(self.local(None)).filter(|local| local.is_known)
     }
 
-    /// What sockets of the pod need; `source` is an address to spoof.
-    pub fn outbound_spec(&self, source: Option<IpAddr>) -> OutboundSpec {
+    /// What sockets towards other pods need.
+    pub fn outbound_spec(&self) -> OutboundSpec {
         let config = &self.proxy.config;
         OutboundSpec {
             mark: config.packet_mark,
-            source,
+            source: None,
             tuning: config.tuning,
+        }
+    }
+
+    /// What sockets towards the pod's own application need; `source` is an address to spoof. An
+    /// application that dies is told by the kernel at once: no probes.
+    pub fn app_spec(&self, source: Option<IpAddr>) -> OutboundSpec {
+        OutboundSpec {
+            mark: self.proxy.config.packet_mark,
+            source,
+            tuning: Tuning::default(),
         }
     }
 

@@ -80,11 +80,6 @@ async fn accept(
         };
         match accepted {
             Ok((stream, peer)) => {
-                if let Err(error) = ambit_sys::socket::tune(&stream, &shard.pod.proxy.config.tuning)
-                {
-                    tracing::debug!(%peer, %error, "the peer went away at once");
-                    continue;
-                }
                 handle(Accepted {
                     peer: ambit_model::canonical_socket(peer),
                     stream,

@@ -65,6 +65,8 @@ pub struct ListenSpec {
     pub mark: Option<u32>,
     /// Openings that may wait.
     pub backlog: i32,
+    /// Options that accepted connections inherit.
+    pub tuning: Tuning,
 }
 
 impl ListenSpec {
@@ -78,6 +80,7 @@ impl ListenSpec {
             transparent: Transparent::BestEffort,
             mark,
             backlog: 1024,
+            tuning: Tuning::default(),
         }
     }
 }
@@ -179,6 +182,7 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
             true
         }
     };
+    tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
     let ip = match (domain == Domain::IPV6, spec.loopback) {
         (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -42,7 +42,7 @@ async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStre
 async fn bytes_of_all_sizes_arrive_in_order() {
     let (mut near, mut far) = tunnelled(Settings::default(), 300_000).await;
     for size in [1, 100, 8 << 10, (8 << 10) + 1, 64 << 10, 300_000] {
-        let sent: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+        let sent: Vec<u8> = (0..size).map(|i| u8::try_from(i % 251).unwrap()).collect();
         near.write_all(&sent).await.unwrap();
         let mut got = vec![0; size];
         far.read_exact(&mut got).await.unwrap();
@@ -60,7 +60,9 @@ async fn small_windows_only_slow_things_down() {
         ..Settings::default()
     };
     let (mut near, mut far) = tunnelled(settings, 4096).await;
-    let sent: Vec<u8> = (0..2 << 20).map(|i| (i % 253) as u8).collect();
+    let sent: Vec<u8> = (0..2 << 20)
+        .map(|i| u8::try_from(i % 253).unwrap())
+        .collect();
     let expected = sent.clone();
     let sending = ambit_rt::spawn("send", async move {
         near.write_all(&sent).await.unwrap();
@@ -104,7 +106,9 @@ async fn plain_sockets_are_copied_with_half_close() {
     let relay = ambit_rt::spawn("relay", async move {
         relay_plain(&mut near_side, &mut far_side, ()).await
     });
-    let sent: Vec<u8> = (0..100_000).map(|i| (i % 249) as u8).collect();
+    let sent: Vec<u8> = (0..100_000)
+        .map(|i| u8::try_from(i % 249).unwrap())
+        .collect();
     let expected = sent.clone();
     let sending = ambit_rt::spawn("send", async move {
         near.write_all(&sent).await.unwrap();

@@ -1,0 +1,153 @@
+//! Large reads under TLS.
+//!
+//! The TLS library asks for 4 KiB at a time. Here a read takes what the socket has, up to 64 KiB, and
+//! hands it out in pieces: a quarter of the system calls for full records. The buffer belongs to
+//! the worker thread and is a connection's only while it holds bytes, so idle connections have none.
+
+use std::{
+    cell::RefCell,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
+
+const READ: usize = 64 << 10;
+/// Buffers kept for the thread's next reads.
+const KEPT: usize = 4;
+
+thread_local! {
+    static FREE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A connection read in large pieces.
+#[derive(Debug)]
+pub struct Coarse<IO> {
+    io: IO,
+    /// Read and not handed out yet; has capacity only then.
+    held: BytesMut,
+}
+
+impl<IO> Coarse<IO> {
+    /// Reads `io` in large pieces.
+    pub fn new(io: IO) -> Self {
+        Self {
+            io,
+            held: BytesMut::new(),
+        }
+    }
+}
+
+fn take() -> BytesMut {
+    FREE.with_borrow_mut(Vec::pop)
+        .unwrap_or_else(|| BytesMut::with_capacity(READ))
+}
+
+fn give_back(mut buffer: BytesMut) {
+    buffer.clear();
+    FREE.with_borrow_mut(|free| {
+        // Handing out moves the start; a buffer that lost much of its room is not worth keeping.
+        if free.len() < KEPT && buffer.try_reclaim(READ) {
+            free.push(buffer);
+        }
+    });
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, held } = self.get_mut();
+        if held.is_empty() {
+            if out.remaining() >= READ {
+                return Pin::new(io).poll_read(cx, out);
+            }
+            let mut buffer = take();
+            match poll_read_buf(Pin::new(io), cx, &mut buffer) {
+                Poll::Ready(Ok(n)) if n > 0 => *held = buffer,
+                other => {
+                    give_back(buffer);
+                    ready!(other)?;
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+        let n = held.len().min(out.remaining());
+        out.put_slice(held.get(..n).unwrap_or_default());
+        held.advance(n);
+        if held.is_empty() {
+            give_back(std::mem::take(held));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Coarse<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn pieces_come_out_as_they_went_in_and_the_end_is_the_end() {
+        let (mut near, far) = tokio::io::duplex(200_000);
+        let sent: Vec<u8> = (0..150_000)
+            .map(|i| b'a' + u8::try_from(i % 23).unwrap())
+            .collect();
+        near.write_all(&sent).await.unwrap();
+        drop(near);
+        let mut coarse = Coarse::new(far);
+        let mut got = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let n = coarse.read(&mut piece).await.unwrap();
+            if n == 0 {
+                break;
+            }
+            got.extend_from_slice(&piece[..n]);
+            assert!(coarse.held.is_empty() || coarse.held.capacity() <= READ);
+        }
+        assert!(got == sent);
+        assert_eq!(
+            coarse.held.capacity(),
+            0,
+            "an idle connection holds no buffer"
+        );
+        FREE.with_borrow(|free| assert!(free.len() <= KEPT && !free.is_empty()));
+    }
+}

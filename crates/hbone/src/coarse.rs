@@ -6,6 +6,7 @@
 
 use std::{
     cell::RefCell,
+    fmt,
     io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
@@ -24,11 +25,20 @@ thread_local! {
 }
 
 /// A connection read in large pieces.
-#[derive(Debug)]
 pub struct Coarse<IO> {
     io: IO,
     /// Read and not handed out yet; has capacity only then.
     held: BytesMut,
+    /// Ends the connection once it completes.
+    revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl<IO: fmt::Debug> fmt::Debug for Coarse<IO> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coarse")
+            .field("io", &self.io)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<IO> Coarse<IO> {
@@ -37,7 +47,13 @@ impl<IO> Coarse<IO> {
         Self {
             io,
             held: BytesMut::new(),
+            revoked: None,
         }
+    }
+
+    /// Makes reading an error once `revoked` completes.
+    pub(crate) fn end_when(&mut self, revoked: impl Future<Output = ()> + Send + 'static) {
+        self.revoked = Some(Box::pin(revoked));
     }
 }
 
@@ -62,7 +78,14 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, held } = self.get_mut();
+        let Self { io, held, revoked } = self.get_mut();
+        if revoked
+            .as_mut()
+            .is_some_and(|revoked| revoked.as_mut().poll(cx).is_ready())
+        {
+            *revoked = None;
+            return Poll::Ready(Err(crate::tls::revoked()));
+        }
         if held.is_empty() {
             if out.remaining() >= READ {
                 return Pin::new(io).poll_read(cx, out);

@@ -63,6 +63,9 @@ impl RelayError {
     /// The low-cardinality cause.
     pub fn reason(&self) -> ambit_model::Reason {
         match self {
+            Self::Tunnel(error) if crate::tls::is_revoked(error) => {
+                ambit_model::Reason::CertRevoked
+            }
             Self::Tunnel(_) => ambit_model::Reason::H2Failure,
             Self::Receive(_) | Self::Send(_) => ambit_model::Reason::Connect,
         }

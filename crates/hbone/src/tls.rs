@@ -90,6 +90,34 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
+/// Ends a connection as soon as its peer's certificate is revoked: `revocation` completes then.
+pub fn end_when_revoked<IO>(
+    stream: &mut TlsStream<IO>,
+    revocation: impl Future<Output = ()> + Send + 'static,
+) {
+    let io = match stream {
+        tokio_rustls::TlsStream::Client(stream) => stream.get_mut().0,
+        tokio_rustls::TlsStream::Server(stream) => stream.get_mut().0,
+    };
+    io.end_when(revocation);
+}
+
+/// No operating system gives this kind for a socket that was already open.
+const REVOKED: std::io::ErrorKind = std::io::ErrorKind::PermissionDenied;
+
+pub(crate) fn revoked() -> std::io::Error {
+    std::io::Error::new(
+        REVOKED,
+        "connection closed: peer certificate revoked by CRL",
+    )
+}
+
+/// Whether a tunnel ended because its peer's certificate was revoked. HTTP/2 keeps the kind of an
+/// error, not its type.
+pub(crate) fn is_revoked(error: &h2::Error) -> bool {
+    error.get_io().is_some_and(|error| error.kind() == REVOKED)
+}
+
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
     match &mut stream {
         tokio_rustls::TlsStream::Client(stream) => {

@@ -4,7 +4,9 @@
 //! A connection holds its [`Tracked`] for as long as it is open and waits on it for being cut, so a
 //! decision taken on any thread reaches the thread that owns the connection.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::HashMap, future::poll_fn, net::SocketAddr, pin::Pin, sync::Arc, task::Poll,
+};
 
 use ambit_authz::Connection as Peer;
 use ambit_model::Reason;
@@ -174,16 +176,22 @@ impl Connections {
 }
 
 impl Tracked {
-    /// Runs `work` unless the connection is cut first.
+    /// Runs `work` unless the connection is cut first. Takes it pinned, as a copy of it in here would
+    /// double the memory of a connection.
     ///
     /// # Errors
     /// The reason it was cut.
-    pub async fn unless_cut<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Cut> {
-        tokio::select! {
-            biased;
-            cut = &mut self.cut => Err(cut.unwrap_or(Cut::Drain)),
-            done = work => Ok(done),
-        }
+    pub async fn unless_cut<T>(
+        &mut self,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Cut> {
+        poll_fn(|cx| {
+            if let Poll::Ready(cut) = Pin::new(&mut self.cut).poll(cx) {
+                return Poll::Ready(Err(cut.unwrap_or(Cut::Drain)));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        })
+        .await
     }
 
     /// To tell more of it while it is being waited on.
@@ -220,6 +228,8 @@ impl Drop for Tracked {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     fn shown(port: u16) -> Shown {
@@ -247,9 +257,9 @@ mod tests {
         let mut outgoing = list.outbound(shown(3));
         assert_eq!(list.recheck(|peer| peer.destination.port() == 80), 1);
         let pending = std::future::pending::<()>();
-        assert_eq!(denied.unless_cut(pending).await, Err(Cut::Policy));
-        assert_eq!(allowed.unless_cut(async { 1 }).await, Ok(1));
-        assert_eq!(outgoing.unless_cut(async { 1 }).await, Ok(1));
+        assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));
+        assert_eq!(allowed.unless_cut(pin!(async { 1 })).await, Ok(1));
+        assert_eq!(outgoing.unless_cut(pin!(async { 1 })).await, Ok(1));
         assert_eq!(list.len(), 2);
     }
 
@@ -266,7 +276,7 @@ mod tests {
         drop(first);
         assert_eq!(list.cut_all(Cut::Drain), 1);
         assert_eq!(
-            second.unless_cut(std::future::pending::<()>()).await,
+            second.unless_cut(pin!(std::future::pending::<()>())).await,
             Err(Cut::Drain)
         );
         drop(second);

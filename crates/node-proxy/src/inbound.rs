@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -18,6 +19,7 @@ use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
 use ambit_sys::socket::{self, SocketError};
 use ambit_telemetry::{Direction, log_denied};
+use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
@@ -206,7 +208,13 @@ async fn agree(
 ) -> Result<tls::TlsStream, Box<dyn std::error::Error + Send + Sync>> {
     let certificate = pod.proxy.certificates.get(&pod.identity).await?;
     let config = certificate.server_config()?;
-    Ok(tls::accept(stream, config, pod.proxy.config.http2.handshake_timeout).await?)
+    let limit = pod.proxy.config.http2.handshake_timeout;
+    let mut stream = tls::accept(stream, config, limit).await?;
+    let chain = tls::peer_certificates(&stream);
+    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
+        tls::end_when_revoked(&mut stream, revocation);
+    }
+    Ok(stream)
 }
 
 struct Established {
@@ -229,7 +237,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: ambit_rt::O
         ..
     } = &mut established;
     let result = tracked
-        .unless_cut(relay_tunnel(app, tunnel, &*report))
+        .unless_cut(pin!(relay_tunnel(app, tunnel, &*report)))
         .await;
     let error = match result {
         Ok(Ok(())) => return,
@@ -284,7 +292,8 @@ async fn set_up(
     };
     let mut tracked = pod.connections.inbound(shown, who.clone());
     let connecting = reach_app(&client, &local, &request.route, &who);
-    let error: StreamError = match tracked.unless_cut(connecting).await {
+    let connected = tracked.unless_cut(pin!(connecting)).await;
+    let error: StreamError = match connected {
         Ok(Ok(app)) => match incoming.accept(answer(&client, &local)) {
             Ok(tunnel) => {
                 report.opened();

@@ -1,6 +1,6 @@
 //! Connections from the pod: where they go, the tunnel or plain connection that takes them there.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_codec::{Forwarded, TraceParent};
 use ambit_hbone::{
@@ -10,6 +10,7 @@ use ambit_model::{Reason, canonical_socket};
 use ambit_route::{HboneRoute, OWN_PORTS, Route, RouteError};
 use ambit_sys::socket::{self, SocketError};
 use ambit_telemetry::{Direction, log_denied};
+use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::InvalidUri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
@@ -120,13 +121,13 @@ pub(crate) async fn handle(accepted: Accepted) {
         ..
     } = &mut established;
     let result = tracked
-        .unless_cut(async {
+        .unless_cut(pin!(async {
             match far {
                 Far::Plain(peer) => relay_plain(app, peer, &*report).await,
                 Far::Tunnel(tunnel) => relay_tunnel(app, tunnel, &*report).await,
                 Far::Inner(inner) => inner.relay(app, &*report).await,
             }
-        })
+        }))
         .await;
     let result = match result {
         Ok(Ok(())) => return,
@@ -169,7 +170,8 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
     });
     let shown = tracked.handle();
     let connecting = connect(&shard, &local, peer, dst, &mut report, &shown);
-    match tracked.unless_cut(connecting).await {
+    let connected = tracked.unless_cut(pin!(connecting)).await;
+    match connected {
         Ok(Ok(far)) => {
             report.opened();
             Some(Established {
@@ -351,7 +353,12 @@ async fn dial(pod: &Arc<Pod>, key: Arc<PoolKey>) -> Result<tls::TlsStream, DialE
         Ok(Err(source)) => return Err(DialError::Connect { addr, source }),
         Err(_elapsed) => return Err(DialError::Timeout { addr, limit }),
     };
-    tls::connect(stream, config, http2.handshake_timeout)
+    let mut stream = tls::connect(stream, config, http2.handshake_timeout)
         .await
-        .map_err(|source| DialError::Tls { addr, source })
+        .map_err(|source| DialError::Tls { addr, source })?;
+    let chain = tls::peer_certificates(&stream);
+    if let Some(revocation) = certificate.revocation(PeerRole::Server, chain) {
+        tls::end_when_revoked(&mut stream, revocation);
+    }
+    Ok(stream)
 }

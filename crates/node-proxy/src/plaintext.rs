@@ -1,6 +1,6 @@
 //! Connections to the pod that came without a tunnel.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, pin::pin};
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::Forwarded;
@@ -68,14 +68,14 @@ pub(crate) async fn handle(accepted: Accepted) {
         ..
     } = &mut established;
     let result = tracked
-        .unless_cut(async {
+        .unless_cut(pin!(async {
             match far {
                 // The application is the first of the two: what it sends is "from the app".
                 Far::Plain(app) => relay_plain(app, client, &*report).await,
                 Far::Tunnel(tunnel) => relay_tunnel(client, tunnel, &*report).await,
                 Far::Inner(inner) => inner.relay(client, &*report).await,
             }
-        })
+        }))
         .await;
     let error = match result {
         Ok(Ok(())) => return,
@@ -140,7 +140,8 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
         }
         Ok(Far::Plain(connect_app(pod, dst, Some(peer.ip())).await?))
     };
-    let error: PlaintextError = match tracked.unless_cut(connecting).await {
+    let connected = tracked.unless_cut(pin!(connecting)).await;
+    let error: PlaintextError = match connected {
         Ok(Ok(far)) => {
             report.opened();
             return Some(Established {

@@ -117,9 +117,11 @@ impl Enrolment {
     /// Runs until the task is dropped. While the agent is away the pods go on being served.
     pub async fn run(mut self) {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(15), 0.2);
+        let mut said: Option<String> = None;
         loop {
             let error = match SeqPacket::connect(&self.path).await {
                 Ok(link) => {
+                    said = None;
                     let began = Instant::now();
                     let error = self.follow(&link).await;
                     if began.elapsed() > Duration::from_secs(5) {
@@ -132,10 +134,16 @@ impl Enrolment {
                     source,
                 },
             };
-            tracing::info!(
-                error = chain(&error),
-                "not connected to the node agent; the pods served go on"
-            );
+            let error = chain(&error);
+            if said.as_ref() == Some(&error) {
+                tracing::debug!(error, "still not connected to the node agent");
+            } else {
+                tracing::info!(
+                    error,
+                    "not connected to the node agent; the pods served go on"
+                );
+                said = Some(error);
+            }
             let _none = self.react(ProxyEvent::Disconnected);
             let wait = backoff.next_delay(rand::random());
             self.wait_ticking(wait).await;

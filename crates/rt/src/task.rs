@@ -1,6 +1,11 @@
 //! Named tasks. A task that panics says so under its name; the others go on.
 
-use std::{future::Future, io};
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -80,9 +85,28 @@ impl Drop for ReportPanic {
     }
 }
 
-async fn watched<F: Future>(name: &'static str, future: F) -> F::Output {
-    let _report = ReportPanic(name);
-    future.await
+pin_project_lite::pin_project! {
+    /// A future under a name. Written out, since an `async fn` would keep the future twice: as its
+    /// argument and as what it awaits, which doubles the memory of every task.
+    struct Watched<F> {
+        name: &'static str,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Watched<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let _report = ReportPanic(this.name);
+        this.future.poll(cx)
+    }
+}
+
+fn watched<F: Future>(name: &'static str, future: F) -> Watched<F> {
+    Watched { name, future }
 }
 
 #[cfg(test)]

@@ -233,6 +233,26 @@ impl WorkloadCert {
         )
     }
 
+    /// Completes once a peer accepted now is revoked. `None` where no lists are configured, so that
+    /// connections need not wait for what cannot come.
+    pub fn revocation(
+        self: &Arc<Self>,
+        peer: PeerRole,
+        chain: &[CertificateDer<'static>],
+    ) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let mut changes = self.settings.crls()?.changes();
+        let (certificate, chain) = (self.clone(), chain.to_vec());
+        let accepted = SystemTime::now();
+        Some(async move {
+            while !certificate.is_revoked(peer, &chain, accepted) {
+                if changes.changed().await.is_err() {
+                    // Nobody follows the lists any more: they stay as they are.
+                    std::future::pending::<()>().await;
+                }
+            }
+        })
+    }
+
     fn make_client_config(&self, expected: &[Identity]) -> Result<ClientConfig, rustls::Error> {
         let verifier = ServerVerifier {
             chain: self.verifier.clone(),

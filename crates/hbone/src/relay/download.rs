@@ -13,7 +13,7 @@ use tokio::io::AsyncWrite;
 use super::{Ended, Meter, RelayError, is_gone, is_quiet};
 
 /// Frames that one write takes.
-const GATHER: usize = 8;
+const GATHER: usize = 4;
 
 /// Copies from a stream to a socket, several frames a write.
 #[derive(Debug, Default)]

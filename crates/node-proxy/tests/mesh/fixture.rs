@@ -145,7 +145,10 @@ impl Mesh {
     }
 
     pub(crate) async fn with_env(env: &[(&str, &str)]) -> Self {
-        let pki = Arc::new(Pki::new());
+        Self::with_pki(Arc::new(Pki::new()), env).await
+    }
+
+    pub(crate) async fn with_pki(pki: Arc<Pki>, env: &[(&str, &str)]) -> Self {
         let bridge = Host::new("bridge").await.unwrap();
         bridge.bridge("br0").await.unwrap();
         bridge.up("br0").await.unwrap();

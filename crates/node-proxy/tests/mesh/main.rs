@@ -14,4 +14,5 @@ mod fixture;
 mod flows;
 mod hostile;
 mod policy;
+mod revocation;
 mod waypoint;

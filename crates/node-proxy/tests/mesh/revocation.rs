@@ -1,0 +1,63 @@
+//! Certificates revoked while they are in use.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_testkit::{Pki, build};
+use tokio::io::AsyncWriteExt;
+
+use crate::fixture::{Mesh, line, rest};
+
+/// Revokes one side of an open connection; it ends, and both ends say why.
+async fn revoking_cuts(name: &str) {
+    let (pki, crls) = Pki::with_crls();
+    let pki = Arc::new(pki);
+    let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let address = SocketAddr::new(server.ip, 8080);
+    let mut stream = client.connect(address).await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.1");
+    stream.write_all(b"hello\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "hello");
+
+    // A list that names somebody else leaves it alone.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca-crl.pem");
+    std::fs::write(
+        &path,
+        pki.revoke(&[&pki.cert(&build::identity("ns", "other"))]),
+    )
+    .unwrap();
+    crls.load(&path).unwrap();
+    stream.write_all(b"still here\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "still here");
+
+    let node = &mesh.nodes[usize::from(name == "server")];
+    let in_use = node
+        .proxy
+        .certificates
+        .get(&build::identity("ns", name))
+        .await
+        .unwrap();
+    std::fs::write(&path, pki.revoke(&[&in_use])).unwrap();
+    crls.load(&path).unwrap();
+    let left = rest(&mut stream).await;
+    assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
+    // Whoever presented the certificate only sees its peer go; the other knows the reason.
+    let judge = &mesh.nodes[usize::from(name == "client")];
+    ambit_testkit::until("the metrics name the reason", || {
+        judge.metrics().contains("response_flags=\"CERT_REVOKED\"")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_revoked_client_is_cut_off_by_the_server_s_proxy() {
+    revoking_cuts("client").await;
+}
+
+#[tokio::test]
+async fn a_revoked_server_is_cut_off_by_the_client_s_proxy() {
+    revoking_cuts("server").await;
+}

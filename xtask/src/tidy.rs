@@ -123,6 +123,10 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("ambit-")
 }
 
+#[expect(
+    clippy::indexing_slicing,
+    reason = "JSON values give null for what is not there"
+)]
 fn metadata() -> Result<BTreeMap<String, Package>> {
     let target = "--filter-platform=x86_64-unknown-linux-gnu";
     let output = shell::cargo(&["metadata", "--format-version", "1", target]).output()?;

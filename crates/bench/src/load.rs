@@ -99,11 +99,15 @@ pub(crate) struct BulkLoad {
 /// Reads what `iperf3 --json` prints.
 pub(crate) fn parse_iperf3(output: &str) -> Result<BulkLoad> {
     let json: serde_json::Value = serde_json::from_str(output).context("iperf3 printed no JSON")?;
-    let sum = &json["end"]["sum_received"];
     let number = |key: &str| {
-        sum[key]
-            .as_f64()
-            .with_context(|| format!("iperf3 measured nothing: {}", json["error"]))
+        json.pointer(&format!("/end/sum_received/{key}"))
+            .and_then(serde_json::Value::as_f64)
+            .with_context(|| {
+                format!(
+                    "iperf3 measured nothing: {}",
+                    json.get("error").unwrap_or(&serde_json::Value::Null)
+                )
+            })
     };
     Ok(BulkLoad {
         gigabits_per_second: number("bits_per_second")? / 1e9,

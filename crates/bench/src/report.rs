@@ -41,8 +41,8 @@ impl Line {
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(lines: &[Line]) {
     println!(
-        "\n{:<46} {:>10} {:>10} {:>8} {:>10}  {}",
-        "", "bare", "mesh", "ratio", "existing", "unit"
+        "\n{:<52} {:>10} {:>10} {:>8} {:>10}  unit",
+        "", "bare", "mesh", "ratio", "existing"
     );
     for line in lines {
         let bare = line.bare.map_or_else(|| "-".to_owned(), number);
@@ -51,7 +51,7 @@ pub(crate) fn print(lines: &[Line]) {
             .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
         let existing = line.existing.map_or_else(|| "-".to_owned(), number);
         println!(
-            "{:<46} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
+            "{:<52} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
             line.what,
             bare,
             number(line.mesh),

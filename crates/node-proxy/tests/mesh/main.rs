@@ -3,7 +3,6 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
     clippy::panic,
     reason = "a test fails by panicking"
 )]

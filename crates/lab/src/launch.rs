@@ -215,6 +215,8 @@ fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
 fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Away from the user's terminal, so that no signal meant for the command reaches the lab.
     rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
+    // Held until this process has removed the directory: nobody makes a lab of that name in between.
+    let _lock = state_dir::take_lock(layout).map_err(io_failed("lock the lab's directory"))?;
     let isolation = match options.user_namespace {
         true => Isolation::UserNamespace,
         false => Isolation::AsNeeded,
@@ -263,7 +265,6 @@ fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Should the guard be killed, the lab goes too.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| io_failed("bind the lab's life to its guard's")(error.into()))?;
-    let _lock = state_dir::take_lock(layout).map_err(io_failed("lock the lab's directory"))?;
     mount_private(layout)?;
     let name = format!("lab-{}", options.name);
     rustix::system::sethostname(name.as_bytes())

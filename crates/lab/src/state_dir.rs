@@ -154,7 +154,8 @@ fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     Ok(base.join(name))
 }
 
-/// The lock is the lab's first process's: the kernel drops it with the process, however it dies.
+/// The lock is the guard's, which outlives all of its lab: the kernel drops it with the process,
+/// however it dies.
 fn is_alive(path: &Path) -> bool {
     let Ok(file) = File::open(Layout::new(path).lock()) else {
         return false;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, Options, PAIR, assert_only_tls, options, until};
+use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, options, until};
 
 /// Who is killed, and on which node.
 const VICTIMS: [(&str, Option<&str>); 5] = [
@@ -116,4 +116,22 @@ fn the_whole_mesh_runs_for_an_ordinary_user() {
         &wire.finish(),
         &[mesh.ip("shop/client"), mesh.ip("shop/server")],
     );
+}
+
+#[test]
+fn a_lab_may_follow_another_of_its_name_at_once() {
+    let base = tempfile::tempdir().unwrap();
+    let manifests = tempfile::tempdir().unwrap();
+    let options = Options {
+        manifests: manifests.path().to_path_buf(),
+        mesh: false,
+        ..options()
+    };
+    for round in 0..5 {
+        let state = ambit_lab::launch(base.path(), &options)
+            .unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let client = Client::new(state);
+        assert!(client.status().unwrap().pods.is_empty(), "round {round}");
+        client.down().unwrap();
+    }
 }

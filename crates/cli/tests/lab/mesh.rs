@@ -53,8 +53,9 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let meshed = "apiVersion: v1\nkind: Namespace\n\
                   metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n---\n";
     let echo = pod("echo", "[ambit, lab-tool, echo, --port, '8080']");
-    // Keeps a connection open.
-    let client = pod("client", "[ambit, lab-tool, hold, 'echo:80']");
+    // Keeps a connection open, for some seconds at a time: an attempt that a busy machine delays, by a
+    // lost DNS answer for instance, is followed by another.
+    let client = pod("client", "[timeout, '4', ambit, lab-tool, hold, 'echo:80']");
     lab.write(
         "pods.yaml",
         &(meshed.to_owned() + &echo + &client + &pod("idle", SLEEP)),

@@ -12,7 +12,7 @@ use ambit_route::InnerTunnel;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::net::TcpStream;
 
-use crate::pod::Pod;
+use crate::{outbound::credentials, pod::Pod};
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
@@ -54,23 +54,7 @@ impl Inner {
         mut headers: HeaderMap,
     ) -> Result<(Self, Option<Identity>), InnerError> {
         let authority = Uri::try_from(inner.authority.as_str())?;
-        let certificate = pod
-            .proxy
-            .certificates
-            .get(&pod.identity)
-            .await
-            .map_err(|error| DialError::Prepare {
-                text: "no certificate",
-                reason: error.reason(),
-                source: Box::new(error),
-            })?;
-        let config = certificate
-            .client_config(&inner.expected)
-            .map_err(|error| DialError::Prepare {
-                text: "the certificate cannot be used",
-                reason: Reason::IdentityError,
-                source: Box::new(error),
-            })?;
+        let (_certificate, config) = credentials(pod, &pod.identity, &inner.expected).await?;
         if let Ok(network) = HeaderValue::from_str(&pod.proxy.config.network) {
             headers.insert(FORWARDED_NETWORK, network);
         }

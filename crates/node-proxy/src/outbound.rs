@@ -6,11 +6,11 @@ use ambit_codec::{Forwarded, TraceParent};
 use ambit_hbone::{
     DialError, PoolKey, RelayError, Tunnel, TunnelError, relay_plain, relay_tunnel, tls,
 };
-use ambit_model::{Reason, canonical_socket};
+use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_route::{HboneRoute, OWN_PORTS, Route, RouteError};
 use ambit_sys::socket::{self, SocketError};
 use ambit_telemetry::{Direction, log_denied};
-use ambit_tls::PeerRole;
+use ambit_tls::{PeerRole, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::InvalidUri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
@@ -319,25 +319,36 @@ pub(crate) async fn tunnel(
     Ok(tunnel)
 }
 
-async fn dial(pod: &Arc<Pod>, key: Arc<PoolKey>) -> Result<tls::TlsStream, DialError> {
-    let addr = key.destination;
-    let certificate = pod
-        .proxy
-        .certificates
-        .get(&key.source)
-        .await
-        .map_err(|error| DialError::Prepare {
-            text: "no certificate",
-            reason: error.reason(),
-            source: Box::new(error),
-        })?;
+/// What a TLS client needs: the certificate of `source`, and the configuration that accepts just the
+/// peers expected.
+pub(crate) async fn credentials(
+    pod: &Pod,
+    source: &Identity,
+    expected: &[Identity],
+) -> Result<(Arc<WorkloadCert>, Arc<rustls::ClientConfig>), DialError> {
+    let certificate =
+        pod.proxy
+            .certificates
+            .get(source)
+            .await
+            .map_err(|error| DialError::Prepare {
+                text: "no certificate",
+                reason: error.reason(),
+                source: Box::new(error),
+            })?;
     let config = certificate
-        .client_config(&key.expected)
+        .client_config(expected)
         .map_err(|error| DialError::Prepare {
             text: "the certificate cannot be used",
             reason: Reason::IdentityError,
             source: Box::new(error),
         })?;
+    Ok((certificate, config))
+}
+
+async fn dial(pod: &Arc<Pod>, key: Arc<PoolKey>) -> Result<tls::TlsStream, DialError> {
+    let addr = key.destination;
+    let (certificate, config) = credentials(pod, &key.source, &key.expected).await?;
     let socket =
         socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec()).map_err(|error| {
             DialError::Prepare {

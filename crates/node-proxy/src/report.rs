@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt::Write as _,
     net::SocketAddr,
     sync::{
         Arc,
@@ -133,7 +132,7 @@ impl Report {
     }
 
     /// It failed.
-    pub fn failed(&mut self, error: &dyn Error, reason: Reason) {
+    pub fn failed(&mut self, error: &(dyn Error + 'static), reason: Reason) {
         self.error = Some((chain(error), reason));
     }
 }
@@ -176,18 +175,8 @@ impl Meter for Report {
 }
 
 /// An error with all its causes, those that only repeat the outer one left out.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, ": {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    ambit_rt::ErrorChain(error).to_string()
 }
 
 fn known(text: &ArcStr) -> Option<ArcStr> {

@@ -32,6 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "manifests",
             "netlab",
             "lab",
+            "kube-kit",
         ],
     ),
     ("app", &["cni", "agent", "node-proxy", "control", "cli"]),

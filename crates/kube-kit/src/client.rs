@@ -1,0 +1,53 @@
+//! The connection to the API server.
+
+use std::{path::Path, time::Duration};
+
+use kube::{Client, Config, config::KubeConfigOptions};
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Neither a kubeconfig nor the pod's own credentials can be used.
+    #[error(
+        "no access to the Kubernetes API: {0}; set KUBECONFIG, or run in a pod with a service account"
+    )]
+    Configuration(String),
+    /// The configuration is there but cannot be used, for example a certificate that does not parse.
+    #[error("the Kubernetes API client cannot be set up: {0}")]
+    Setup(#[from] kube::Error),
+}
+
+/// A client from a kubeconfig file if one is named, else from `KUBECONFIG` or `~/.kube/config`, else
+/// from the pod's service account. `agent` is sent as the user agent, so that audit logs tell
+/// Ambit's parts apart.
+pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
+    let config = config(kubeconfig).await?;
+    from_config(config, agent)
+}
+
+/// A client from a configuration: the user agent, time limits, TLS by aws-lc.
+pub fn from_config(mut config: Config, agent: &str) -> Result<Client, ClientError> {
+    // Another part of the process may have chosen already: theirs is the same provider.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    config.connect_timeout = Some(Duration::from_secs(10));
+    // Watches are renewed by the server after some minutes; a shorter limit would cut them.
+    config.read_timeout = Some(Duration::from_secs(300));
+    config.headers.push((
+        http::header::USER_AGENT,
+        agent
+            .parse()
+            .map_err(|_| ClientError::Configuration(format!("bad user agent {agent:?}")))?,
+    ));
+    Ok(Client::try_from(config)?)
+}
+
+async fn config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
+    let say = |error: &dyn std::fmt::Display| ClientError::Configuration(error.to_string());
+    if let Some(path) = kubeconfig {
+        let file = kube::config::Kubeconfig::read_from(path).map_err(|error| say(&error))?;
+        return Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .map_err(|error| say(&error));
+    }
+    Config::infer().await.map_err(|error| say(&error))
+}

@@ -1,0 +1,6 @@
+//! What every part of Ambit that talks to the Kubernetes API shares. No domain logic.
+#![forbid(unsafe_code)]
+
+pub mod client;
+
+pub use client::{ClientError, client};

@@ -2,5 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod watch;
 
 pub use client::{ClientError, client};
+pub use watch::{ObjectId, Watch, WatchEvent};

@@ -1,0 +1,305 @@
+//! Following all objects of a kind through outages of the API server.
+//!
+//! Around `kube`'s watcher: each object is reduced to what its reader needs as soon as it is there;
+//! whatever disappeared while nobody could tell is reported as gone after the next listing; and an
+//! API server that is away, for however long, changes nothing about what is known. The bookkeeping
+//! ([`Known`]) is pure.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    time::Duration,
+};
+
+use ambit_rt::backoff::Backoff;
+use futures_util::{StreamExt as _, stream::BoxStream};
+use kube::{
+    Api, Resource,
+    runtime::watcher::{self, Event},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+/// First and longest pause after a failure.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// Objects in one answer of the API server.
+const PAGE: u32 = 100;
+/// A watch is renewed this often, in seconds: so long a connection that died silently stays unnoticed.
+const RENEW: u32 = 120;
+/// A page of a listing that takes longer does not come any more.
+const LIST_WITHIN: Duration = Duration::from_secs(60);
+
+/// An object's name, and which of all objects that ever had it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectId {
+    /// Its namespace; empty for objects of the cluster.
+    pub namespace: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its uid.
+    pub uid: Box<str>,
+}
+
+impl ObjectId {
+    /// That of an object from the API server.
+    pub fn of<K: Resource>(object: &K) -> Self {
+        let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
+        let meta = object.meta();
+        Self {
+            namespace: text(&meta.namespace),
+            name: text(&meta.name),
+            uid: text(&meta.uid),
+        }
+    }
+}
+
+/// What a watch tells. After [`WatchEvent::Listed`] the reader knows everything there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchEvent<V> {
+    /// A listing begins: every object comes (again), then [`WatchEvent::Listed`]. One that fails
+    /// begins anew.
+    Listing,
+    /// An object is new, has changed, or is part of a listing.
+    Object(ObjectId, V),
+    /// An object is gone, or is no longer of interest. Told exactly once of every object told of,
+    /// also when it went while the API server was away or another took its name.
+    Gone(ObjectId),
+    /// The listing is complete; what it did not have any more has been told as gone.
+    Listed,
+    /// The API server cannot be asked, and why. What is known stays; a listing follows when it is
+    /// back. Told once an outage.
+    Away(String),
+}
+
+/// How a kind is watched: pages of bounded size, connections of bounded age.
+pub fn config() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE).timeout(RENEW)
+}
+
+type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+
+/// All objects of a kind that a selector matches, as values of the reader's own.
+pub struct Watch<K, V> {
+    /// The kind, for the log.
+    what: &'static str,
+    open: Box<dyn Fn() -> Stream<K> + Send + Sync>,
+    project: Box<dyn Fn(&K) -> Option<V> + Send + Sync>,
+    stream: Stream<K>,
+    known: Known,
+    told: VecDeque<WatchEvent<V>>,
+    listing: bool,
+    away: bool,
+    backoff: Backoff,
+    pause_until: Option<Instant>,
+}
+
+impl<K, V> fmt::Debug for Watch<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("what", &self.what)
+            .field("objects", &self.known.objects.len())
+            .field("away", &self.away)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K, V> Watch<K, V>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    /// Watches through `api` what `config` selects; [`config()`] is where to start from. `project`
+    /// reduces an object to a value, or to nothing if it is of no interest. For labels and
+    /// annotations alone, an `Api<PartialObjectMeta<K>>` transfers no more than those.
+    pub fn new(
+        what: &'static str,
+        api: Api<K>,
+        config: watcher::Config,
+        project: impl Fn(&K) -> Option<V> + Send + Sync + 'static,
+    ) -> Self {
+        let open = move || watcher::watcher(api.clone(), config.clone()).boxed();
+        Self {
+            what,
+            stream: open(),
+            open: Box::new(open),
+            project: Box::new(project),
+            known: Known::default(),
+            told: VecDeque::new(),
+            listing: false,
+            away: false,
+            backoff: Backoff::new(PAUSE.0, PAUSE.1, 0.2),
+            pause_until: None,
+        }
+    }
+
+    /// Waits for the next event; there is always one. Cancelling loses nothing.
+    pub async fn next(&mut self) -> WatchEvent<V> {
+        loop {
+            if let Some(event) = self.told.pop_front() {
+                return event;
+            }
+            if let Some(until) = self.pause_until {
+                tokio::time::sleep_until(until).await;
+                self.pause_until = None;
+            }
+            let limit = if self.listing {
+                LIST_WITHIN
+            } else {
+                Duration::MAX
+            };
+            match tokio::time::timeout(limit, self.stream.next()).await {
+                Ok(Some(Ok(event))) => self.take(event),
+                Ok(Some(Err(error))) => self.failed(&error),
+                Ok(None) => self.begin_anew("the watch ended".to_owned()),
+                Err(_) => self.begin_anew(format!("no answer within {LIST_WITHIN:?}")),
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event<K>) {
+        match event {
+            Event::Init => {
+                self.listing = true;
+                self.known.begin_listing();
+                self.told.push_back(WatchEvent::Listing);
+            }
+            Event::InitApply(object) | Event::Apply(object) => self.object(&object),
+            Event::Delete(object) => {
+                let id = ObjectId::of(&object);
+                if self.known.remove(&id) {
+                    self.told.push_back(WatchEvent::Gone(id));
+                }
+            }
+            Event::InitDone => {
+                self.listing = false;
+                let gone = self.known.end_listing();
+                self.told.extend(gone.into_iter().map(WatchEvent::Gone));
+                self.told.push_back(WatchEvent::Listed);
+                self.backoff.reset();
+                if std::mem::replace(&mut self.away, false) {
+                    tracing::info!(what = self.what, "the Kubernetes API answers again");
+                }
+            }
+        }
+    }
+
+    fn object(&mut self, object: &K) {
+        let id = ObjectId::of(object);
+        let Some(value) = (self.project)(object) else {
+            if self.known.remove(&id) {
+                self.told.push_back(WatchEvent::Gone(id));
+            }
+            return;
+        };
+        let before = self.known.insert(&id);
+        self.told.extend(before.map(WatchEvent::Gone));
+        self.told.push_back(WatchEvent::Object(id, value));
+    }
+
+    fn failed(&mut self, error: &watcher::Error) {
+        match error {
+            // A watch is resumed where it stood, and a version that is too old listed anew.
+            watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
+                tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
+                self.pause();
+            }
+            // The store may come back from a backup, its versions older than ours: a watch from ours
+            // on would hear nothing, for long.
+            _ => self.begin_anew(with_causes(error)),
+        }
+    }
+
+    fn begin_anew(&mut self, why: String) {
+        if !std::mem::replace(&mut self.away, true) {
+            let what = self.what;
+            tracing::warn!(
+                what,
+                error = why,
+                "the Kubernetes API cannot be asked; going on with what is known"
+            );
+            self.told.push_back(WatchEvent::Away(why));
+        }
+        self.listing = false;
+        self.stream = (self.open)();
+        self.pause();
+    }
+
+    fn pause(&mut self) {
+        let delay = self.backoff.next_delay(rand::random());
+        self.pause_until = Some(Instant::now() + delay);
+    }
+}
+
+/// An error with all its causes, on one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        let more = source.to_string();
+        // Some errors quote their cause already.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = source.source();
+    }
+    text
+}
+
+/// Which objects the reader has been told of. Pure.
+#[derive(Debug, Default)]
+struct Known {
+    objects: HashMap<(Box<str>, Box<str>), Entry>,
+    /// Counts listings.
+    round: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    uid: Box<str>,
+    /// The listing that had it last, or during or after which it was told.
+    round: u32,
+}
+
+impl Known {
+    fn begin_listing(&mut self) {
+        self.round = self.round.wrapping_add(1);
+    }
+
+    /// Returns the object of the same name that this one follows.
+    fn insert(&mut self, id: &ObjectId) -> Option<ObjectId> {
+        let entry = Entry {
+            uid: id.uid.clone(),
+            round: self.round,
+        };
+        let key = (id.namespace.clone(), id.name.clone());
+        let before = self.objects.insert(key, entry)?;
+        (before.uid != id.uid).then(|| ObjectId {
+            uid: before.uid,
+            ..id.clone()
+        })
+    }
+
+    /// Whether the reader knew this very object.
+    fn remove(&mut self, id: &ObjectId) -> bool {
+        let key = (id.namespace.clone(), id.name.clone());
+        let is_it = self.objects.get(&key).is_some_and(|of| of.uid == id.uid);
+        if is_it {
+            self.objects.remove(&key);
+        }
+        is_it
+    }
+
+    /// Removes and returns what the listing did not have.
+    fn end_listing(&mut self) -> Vec<ObjectId> {
+        let round = self.round;
+        let gone = self.objects.extract_if(|_, entry| entry.round != round);
+        gone.map(|((namespace, name), Entry { uid, .. })| ObjectId {
+            namespace,
+            name,
+            uid,
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

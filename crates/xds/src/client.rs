@@ -4,24 +4,18 @@ use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
 
 use ambit_model::ArcStr;
 use ambit_tls::{CallHeaders, CallHeadersError};
-use ambit_wire::{
-    decode::{DELTA_PATH, DeltaCodec},
-    discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus},
-};
+use ambit_wire::discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus};
 use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{
-    Code, Status, Streaming, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel,
-};
+use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
     Handler,
     intake::{ADDRESSES, take_in, types},
+    stream::{self, Responses},
 };
 
-/// The largest message that is read.
-const MAX_MESSAGE: usize = 200 << 20;
 /// Requests that may wait for the connection to take them.
 const REQUESTS_WAITING: usize = 64;
 /// Names that may be waited for at a time: connections to unknown addresses must not take memory
@@ -161,26 +155,23 @@ impl<H: Handler> Client<H> {
     /// Opens a stream and serves it until it ends.
     async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
         let (requests, outgoing) = mpsc::channel(REQUESTS_WAITING);
-        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
-        self.options.headers.apply(call.metadata_mut()).await?;
+        let mut metadata = MetadataMap::new();
+        self.options.headers.apply(&mut metadata).await?;
         let effects = self.machine.on_connected();
         let mut stream = {
-            let mut grpc =
-                Grpc::new(self.options.channel.clone()).max_decoding_message_size(MAX_MESSAGE);
-            let mut open = pin!(async move {
-                grpc.ready()
-                    .await
-                    .map_err(|error| Status::from_error(error.into()))?;
-                let path = PathAndQuery::from_static(DELTA_PATH);
-                grpc.streaming(call, path, DeltaCodec::default()).await
-            });
+            let channel = self.options.channel.clone();
+            let mut open = pin!(stream::open(
+                channel,
+                metadata,
+                ReceiverStream::new(outgoing)
+            ));
             // Servers answer the opening of a stream only with their first message, so the first
             // requests go out while it is being opened.
             let mut effects = Some(effects);
             loop {
                 tokio::select! {
                     biased;
-                    opened = &mut open => break opened.map_err(opening_failed)?.into_inner(),
+                    opened = &mut open => break opened.map_err(opening_failed)?,
                     () = async {}, if effects.is_some() => {
                         let effects = effects.take().unwrap_or_default();
                         self.carry_out(effects, Some(&requests)).await;
@@ -200,12 +191,12 @@ impl<H: Handler> Client<H> {
 
     async fn serve(
         &mut self,
-        stream: &mut Streaming<ambit_wire::decode::LeanDeltaResponse>,
+        stream: &mut Responses,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
     ) -> Result<std::convert::Infallible, StreamError> {
         loop {
             tokio::select! {
-                message = stream.message() => {
+                message = stream.next() => {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
                     self.handler.received(&response.type_url, bytes);

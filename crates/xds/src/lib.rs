@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod framing;
 mod intake;
 mod node;
+mod stream;
 
 pub use ambit_xds_core::Ending;
 pub use client::{AddressDemand, Client, ClientOptions};

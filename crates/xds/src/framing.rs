@@ -1,0 +1,219 @@
+//! gRPC's length-prefixed messages, taken from the chunks they arrive in.
+//!
+//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, for the life of the
+//! stream; a first push of a large mesh is tens of megabytes and the stream lives for days. Here a
+//! message is the chunks it came in, and they go with it.
+//! Format: gRPC over HTTP/2, "Length-Prefixed-Message".
+
+use std::{cmp::min, collections::VecDeque};
+
+use bytes::{Buf, Bytes};
+
+/// Flag and length before each message.
+const PREFIX: usize = 5;
+
+/// What makes a stream unreadable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FramingError {
+    #[error("a compressed message, which was not asked for")]
+    Compressed,
+    #[error("a message of {0} bytes; at most {1} are read")]
+    TooLong(usize, usize),
+}
+
+/// Bytes received and not yet taken. Takes as much memory as was really received, whatever a prefix
+/// announces.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    received: Rope,
+    /// Length of the message whose prefix was read.
+    awaited: Option<usize>,
+    limit: usize,
+}
+
+impl Frames {
+    /// Refuses messages over `limit` bytes.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            received: Rope::default(),
+            awaited: None,
+            limit,
+        }
+    }
+
+    /// Takes in what arrived.
+    pub(crate) fn push(&mut self, chunk: Bytes) {
+        self.received.push(chunk);
+    }
+
+    /// Whether the stream may end here: not inside a message.
+    pub(crate) fn is_between_messages(&self) -> bool {
+        self.awaited.is_none() && self.received.remaining() == 0
+    }
+
+    /// The next whole message.
+    pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
+        let length = match self.awaited {
+            Some(length) => length,
+            None if self.received.remaining() < PREFIX => return Ok(None),
+            None => {
+                if self.received.get_u8() != 0 {
+                    return Err(FramingError::Compressed);
+                }
+                let length = usize::try_from(self.received.get_u32()).unwrap_or(usize::MAX);
+                if length > self.limit {
+                    return Err(FramingError::TooLong(length, self.limit));
+                }
+                *self.awaited.insert(length)
+            }
+        };
+        if self.received.remaining() < length {
+            return Ok(None);
+        }
+        self.awaited = None;
+        Ok(Some(self.received.split_to(length)))
+    }
+}
+
+/// Bytes in several pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Rope {
+    chunks: VecDeque<Bytes>,
+    length: usize,
+}
+
+impl Rope {
+    fn push(&mut self, chunk: Bytes) {
+        if !chunk.is_empty() {
+            self.length += chunk.len();
+            self.chunks.push_back(chunk);
+        }
+    }
+
+    /// The first `length` bytes, or as many as there are. No byte is copied.
+    fn split_to(&mut self, length: usize) -> Self {
+        let mut head = Self::default();
+        while head.length < length {
+            let Some(mut chunk) = self.chunks.pop_front() else {
+                break;
+            };
+            self.length -= chunk.len();
+            let wanted = min(length - head.length, chunk.len());
+            head.push(chunk.split_to(wanted));
+            if !chunk.is_empty() {
+                self.length += chunk.len();
+                self.chunks.push_front(chunk);
+            }
+        }
+        // What a large message made room for is not kept for the small ones that follow.
+        if self.chunks.is_empty() {
+            self.chunks = VecDeque::new();
+        }
+        head
+    }
+}
+
+impl Buf for Rope {
+    fn remaining(&self) -> usize {
+        self.length
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.chunks.front().map_or(&[], |chunk| chunk)
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        while let Some(first) = self.chunks.front_mut().filter(|_| count > 0) {
+            let step = min(count, first.len());
+            first.advance(step);
+            self.length -= step;
+            count -= step;
+            if first.is_empty() {
+                self.chunks.pop_front();
+            }
+        }
+    }
+
+    /// A slice where the bytes lie in one chunk, else a copy.
+    fn copy_to_bytes(&mut self, length: usize) -> Bytes {
+        let length = min(length, self.length);
+        if let Some(first) = self.chunks.front_mut().filter(|first| first.len() > length) {
+            self.length -= length;
+            return first.split_to(length);
+        }
+        let mut copy = Vec::with_capacity(length);
+        while copy.len() < length {
+            let piece = self.chunk();
+            let step = min(length - copy.len(), piece.len());
+            copy.extend(piece.iter().take(step));
+            self.advance(step);
+        }
+        copy.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn framed(messages: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.push(0);
+            bytes.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+            bytes.extend(message);
+        }
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn messages_come_out_whole_however_they_are_cut(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+            cuts in prop::collection::vec(1_usize..200, 1..40),
+        ) {
+            let bytes = framed(&messages);
+            let mut frames = Frames::new(1000);
+            let mut seen = Vec::new();
+            let mut rest = bytes.as_slice();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (chunk, after) = rest.split_at(min(*cut, rest.len()));
+                frames.push(Bytes::copy_from_slice(chunk));
+                rest = after;
+                while let Some(mut message) = frames.next().unwrap() {
+                    let length = message.remaining();
+                    // Read in two steps, so that slices and copies are both tried.
+                    let mut text = message.copy_to_bytes(length / 3).to_vec();
+                    text.extend(message.copy_to_bytes(length - length / 3));
+                    prop_assert_eq!(message.remaining(), 0);
+                    seen.push(text);
+                }
+            }
+            prop_assert_eq!(seen, messages);
+            prop_assert!(frames.is_between_messages());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused() {
+        let mut frames = Frames::new(10);
+        frames.push(Bytes::from_static(&[1, 0, 0, 0, 1, 7]));
+        assert_eq!(frames.next().unwrap_err(), FramingError::Compressed);
+        let mut frames = Frames::new(10);
+        frames.push(Bytes::from_static(&[0, 0, 0, 0, 11]));
+        assert_eq!(frames.next().unwrap_err(), FramingError::TooLong(11, 10));
+    }
+
+    #[test]
+    fn an_end_inside_a_message_is_told() {
+        let mut frames = Frames::new(10);
+        frames.push(Bytes::from_static(&[0, 0, 0, 0, 4, 1, 2]));
+        assert!(frames.next().unwrap().is_none());
+        assert!(!frames.is_between_messages());
+    }
+}

@@ -1,0 +1,128 @@
+//! One stream of delta xDS: opened on a channel, requests out, responses in.
+
+use ambit_wire::{
+    decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
+    discovery::DeltaDiscoveryRequest,
+};
+use http_body_util::BodyExt;
+use prost::Message;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{
+    Code, Status,
+    body::Body,
+    client::GrpcService,
+    codec::{Codec, EncodeBody},
+    codegen::http::{self, HeaderMap, header},
+    metadata::MetadataMap,
+    transport::Channel,
+};
+
+use crate::framing::{Frames, FramingError};
+
+/// The largest message that is read.
+const MAX_MESSAGE: usize = 200 << 20;
+
+/// A stream that was opened.
+#[derive(Debug)]
+pub(crate) struct Responses {
+    body: Body,
+    http_status: http::StatusCode,
+    frames: Frames,
+}
+
+/// Opens a stream. Servers may answer only with their first message, so requests must be able to go
+/// out before this ends.
+pub(crate) async fn open(
+    mut channel: Channel,
+    metadata: MetadataMap,
+    requests: impl Stream<Item = DeltaDiscoveryRequest> + Send + 'static,
+) -> Result<Responses, Status> {
+    std::future::poll_fn(|context| GrpcService::<Body>::poll_ready(&mut channel, context))
+        .await
+        .map_err(|error| Status::from_error(error.into()))?;
+    let encoder = DeltaCodec::default().encoder();
+    let body = EncodeBody::new_client(encoder, requests.map(Ok), None, None);
+    let mut request = http::Request::new(Body::new(body));
+    *request.method_mut() = http::Method::POST;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = http::Uri::from_static(DELTA_PATH);
+    *request.headers_mut() = metadata.into_headers();
+    for (name, value) in [
+        (header::TE, "trailers"),
+        (header::CONTENT_TYPE, "application/grpc"),
+    ] {
+        request
+            .headers_mut()
+            .insert(name, http::HeaderValue::from_static(value));
+    }
+    let response = GrpcService::<Body>::call(&mut channel, request)
+        .await
+        .map_err(|error| Status::from_error(error.into()))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ => Ok(Responses {
+            http_status: response.status(),
+            body: response.into_body(),
+            frames: Frames::new(MAX_MESSAGE),
+        }),
+    }
+}
+
+impl Responses {
+    /// The next response; none when the server ended the stream without an error. Cancelling loses
+    /// nothing.
+    pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
+        loop {
+            if let Some(message) = self.frames.next().map_err(unreadable)? {
+                return LeanDeltaResponse::decode(message)
+                    .map(Some)
+                    .map_err(|error| {
+                        Status::internal(format!("a response is malformed: {error}"))
+                    });
+            }
+            let Some(frame) = self.body.frame().await else {
+                return self.ended(None);
+            };
+            match frame?.into_data() {
+                Ok(data) => self.frames.push(data),
+                Err(frame) => return self.ended(frame.trailers_ref()),
+            }
+        }
+    }
+
+    /// gRPC's status is in the trailers; without them the HTTP status says what went wrong (gRPC's
+    /// "HTTP to gRPC Status Code Mapping").
+    fn ended(&self, trailers: Option<&HeaderMap>) -> Result<Option<LeanDeltaResponse>, Status> {
+        match trailers.and_then(Status::from_header_map) {
+            Some(status) if status.code() != Code::Ok => return Err(status),
+            Some(_) if self.frames.is_between_messages() => return Ok(None),
+            Some(_) => return Err(Status::internal("the stream ended inside a message")),
+            None => {}
+        }
+        let code = match self.http_status.as_u16() {
+            // A server, or a load balancer before it, that went away.
+            200 => Code::Unknown,
+            400 => Code::Internal,
+            401 => Code::Unauthenticated,
+            403 => Code::PermissionDenied,
+            404 => Code::Unimplemented,
+            429 | 502..=504 => Code::Unavailable,
+            _ => Code::Unknown,
+        };
+        Err(Status::new(
+            code,
+            format!(
+                "the stream ended without a status (HTTP {})",
+                self.http_status
+            ),
+        ))
+    }
+}
+
+fn unreadable(error: FramingError) -> Status {
+    let code = match error {
+        FramingError::Compressed => Code::Unimplemented,
+        FramingError::TooLong(..) => Code::OutOfRange,
+    };
+    Status::new(code, error.to_string())
+}

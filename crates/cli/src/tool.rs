@@ -1,18 +1,18 @@
-//! Programs for the pods of a lab, so that examples need nothing installed: a server that tells who
-//! called, and a client that calls again and again.
+//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that tell
+//! who called, clients that call again and again, and a steady load that accounts for every failure.
 
-use std::{
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs},
-    process::ExitCode,
-    thread,
-    time::{Duration, Instant},
-};
+mod duration;
+mod first_connect;
+mod get;
+mod http1;
+mod load;
+mod probe_server;
+mod serve;
+mod signals;
+
+use std::{process::ExitCode, thread, time::Duration};
 
 use clap::Subcommand;
-
-/// The largest head of a request or answer.
-const MAX_HEAD: u64 = 16 * 1024;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tool {
@@ -27,6 +27,12 @@ pub(crate) enum Tool {
         /// Repeat this text in every answer
         #[arg(long, default_value = "")]
         text: String,
+        /// Send back every byte on this port, too
+        #[arg(long)]
+        echo: Option<u16>,
+        /// Do not print a line for every request
+        #[arg(long)]
+        quiet: bool,
     },
     /// Send back every byte, on every connection
     Echo {
@@ -50,195 +56,47 @@ pub(crate) enum Tool {
         /// HOST:PORT
         target: String,
     },
+    /// A steady load on keep-alive, new and long-lived connections; prints every failure and a summary
+    /// as lines of JSON
+    Load(load::Args),
+    /// Connect in the first millisecond of the process; prints when the first answer came, as JSON
+    FirstConnect(first_connect::Args),
+    /// Answer kubelet's probes of every kind
+    ProbeServer(probe_server::Args),
     /// Wait for ever
     Sleep,
 }
 
 pub(crate) fn run(tool: &Tool) -> ExitCode {
+    if let Tool::Load(args) = tool {
+        return load::run(args);
+    }
+    // As the first process of a container it would otherwise not be ended by a signal.
+    signals::end_process();
     match tool {
-        Tool::Serve { port, name, text } => serve(*port, |stream| answer(stream, name, text)),
-        Tool::Echo { port } => serve(*port, echo),
+        Tool::Serve {
+            port,
+            name,
+            text,
+            echo,
+            quiet,
+        } => serve::http(*port, name, text, *echo, *quiet),
+        Tool::Echo { port } => serve::echo(*port),
         Tool::Get {
             url,
             every,
             timeout,
-        } => get(url, *every, Duration::from_millis(*timeout)),
-        Tool::Hold { target } => hold(target),
-        Tool::Sleep => loop {
-            thread::park();
-        },
+        } => get::get(url, *every, Duration::from_millis(*timeout)),
+        Tool::Hold { target } => get::hold(target),
+        Tool::Load(args) => load::run(args),
+        Tool::FirstConnect(args) => first_connect::run(args),
+        Tool::ProbeServer(args) => probe_server::run(args),
+        Tool::Sleep => sleep(),
     }
 }
 
-fn listen(port: u16) -> io::Result<TcpListener> {
-    // Takes IPv4 too, where the kernel has both.
-    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-}
-
-#[expect(
-    clippy::print_stderr,
-    clippy::print_stdout,
-    reason = "its output is the pod's log"
-)]
-fn serve(port: u16, serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone) -> ExitCode {
-    let listener = match listen(port) {
-        Ok(listener) => listener,
-        Err(error) => {
-            eprintln!("cannot listen on port {port}: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    println!("listening on port {port}");
-    thread::scope(|scope| {
-        for stream in listener.incoming().filter_map(Result::ok) {
-            let serve = serve.clone();
-            scope.spawn(move || {
-                if let Err(error) = serve(stream) {
-                    println!("a connection ended early: {error}");
-                }
-            });
-        }
-    });
-    ExitCode::SUCCESS
-}
-
-#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-fn answer(mut stream: TcpStream, name: &str, text: &str) -> io::Result<()> {
-    let peer = stream.peer_addr()?.ip().to_canonical();
-    let mut reader = BufReader::new(stream.try_clone()?);
+fn sleep() -> ! {
     loop {
-        let mut head = String::new();
-        let mut lines = 0_u32;
-        loop {
-            let mut line = String::new();
-            if (&mut reader).take(MAX_HEAD).read_line(&mut line)? == 0 {
-                return Ok(());
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-            lines += 1;
-            if lines == 1 {
-                head.clone_from(&line);
-            } else if lines > 100 {
-                return Ok(());
-            }
-        }
-        println!("{} from {peer}", head.trim());
-        let pod = std::env::var("HOSTNAME").unwrap_or_default();
-        let body = format!("{name} in {pod}, called by {peer}{text}\n");
-        let reply = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(reply.as_bytes())?;
+        thread::park();
     }
-}
-
-fn echo(mut stream: TcpStream) -> io::Result<()> {
-    let mut reader = stream.try_clone()?;
-    io::copy(&mut reader, &mut stream).map(drop)
-}
-
-#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
-    loop {
-        let started = Instant::now();
-        let (code, line) = match fetch(url, timeout) {
-            Ok((status @ 200..=399, body)) => (0, format!("{status} {}", body.trim_end())),
-            Ok((status, body)) => (22, format!("{status} {}", body.trim_end())),
-            Err(error) => (7, format!("failed: {error}")),
-        };
-        println!("{line}");
-        match every {
-            None => return ExitCode::from(code),
-            Some(every) => {
-                thread::sleep(Duration::from_millis(every).saturating_sub(started.elapsed()));
-            }
-        }
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-fn hold(target: &str) -> ExitCode {
-    let held = TcpStream::connect(target).and_then(|mut stream| {
-        println!("connected to {target}");
-        io::copy(&mut stream, &mut io::sink())
-    });
-    match held {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("failed: {error}");
-            ExitCode::from(7)
-        }
-    }
-}
-
-fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
-    let rest = url
-        .strip_prefix("http://")
-        .ok_or_else(|| io::Error::other("give an http:// URL"))?;
-    let (host, path) = match rest.split_once('/') {
-        Some((host, path)) => (host, format!("/{path}")),
-        None => (rest, "/".to_owned()),
-    };
-    let target = if host.rsplit_once(':').is_some_and(|(before, port)| {
-        port.parse::<u16>().is_ok() && (!before.contains(':') || before.ends_with(']'))
-    }) {
-        host.to_owned()
-    } else {
-        format!("{host}:80")
-    };
-    let mut last = io::Error::other(format!("{host} has no address"));
-    for address in target.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => return exchange(stream, host, &path, timeout),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-fn exchange(
-    mut stream: TcpStream,
-    host: &str,
-    path: &str,
-    timeout: Duration,
-) -> io::Result<(u16, String)> {
-    stream.set_read_timeout(Some(timeout))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    (&mut reader).take(MAX_HEAD).read_line(&mut line)?;
-    if line.is_empty() {
-        let error = "the connection was closed without an answer";
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
-    }
-    let status = line
-        .split_ascii_whitespace()
-        .nth(1)
-        .and_then(|code| code.parse().ok());
-    let status = status.ok_or_else(|| io::Error::other("the answer is no HTTP"))?;
-    let mut length = 0;
-    loop {
-        line.clear();
-        (&mut reader).take(MAX_HEAD).read_line(&mut line)?;
-        match line.trim() {
-            "" => break,
-            header => {
-                if let Some((name, value)) = header.split_once(':')
-                    && name.eq_ignore_ascii_case("content-length")
-                {
-                    length = value.trim().parse().unwrap_or(0);
-                }
-            }
-        }
-    }
-    let mut body = String::new();
-    reader.take(length).read_to_string(&mut body)?;
-    Ok((status, body))
 }

@@ -1,0 +1,86 @@
+//! What a program sees that connects as soon as it runs: when its first answer came, and what was
+//! tried in vain before.
+
+use std::{
+    io::{self, Read, Write},
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::json;
+
+use super::{
+    duration,
+    http1::{connect, resolve},
+    sleep,
+};
+
+/// What is said: recognisable in a packet capture.
+const MARKER: &[u8] = b"ambit-first-connect-in-clear\n";
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// HOST:PORT of a server that sends back every byte
+    target: String,
+    /// How long one try may take
+    #[arg(long, default_value = "5s", value_parser = duration::parse)]
+    timeout: Duration,
+    /// How long to try at all
+    #[arg(long, default_value = "60s", value_parser = duration::parse)]
+    give_up: Duration,
+    /// Wait for ever afterwards, so that the pod stays
+    #[arg(long)]
+    stay: bool,
+}
+
+#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
+pub(super) fn run(args: &Args) -> ExitCode {
+    let (start, unix) = (Instant::now(), SystemTime::now());
+    let mut failures = Vec::new();
+    let answer = loop {
+        match exchange(args) {
+            Ok(()) => break Some(start.elapsed()),
+            Err(error) => failures.push(json!({
+                "at_ms": ms(start.elapsed()),
+                "error": error.to_string(),
+            })),
+        }
+        if start.elapsed() > args.give_up {
+            break None;
+        }
+        thread::sleep(PAUSE);
+    };
+    let unix = unix
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let line = json!({
+        "event": "first-connect",
+        "unix": unix.as_secs_f64(),
+        "first_answer_ms": answer.map(ms),
+        "retries": failures.len(),
+        "failures": failures,
+    });
+    println!("{line}");
+    if args.stay {
+        sleep();
+    }
+    ExitCode::from(if answer.is_some() { 0 } else { 7 })
+}
+
+fn exchange(args: &Args) -> io::Result<()> {
+    let mut stream = connect(resolve(&args.target)?, args.timeout)?;
+    stream.write_all(MARKER)?;
+    let mut heard = vec![0; MARKER.len()];
+    stream.read_exact(&mut heard)?;
+    if heard != MARKER {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not an echo"));
+    }
+    Ok(())
+}
+
+fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

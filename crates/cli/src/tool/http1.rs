@@ -1,0 +1,175 @@
+//! As much of an HTTP/1.1 client as a measurement needs: one request after the other on a connection,
+//! and errors that keep refused, reset, closed, late and wrong apart.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    time::Duration,
+};
+
+/// The largest line of a request or answer.
+pub(super) const MAX_HEAD: u64 = 16 * 1024;
+/// The largest body that is read.
+const MAX_BODY: u64 = 1 << 20;
+
+/// A parsed `http://HOST[:PORT]/PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Url {
+    pub(super) host: String,
+    /// What to resolve: with the port.
+    pub(super) target: String,
+    pub(super) path: String,
+}
+
+impl Url {
+    pub(super) fn parse(url: &str) -> io::Result<Self> {
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| io::Error::other("give an http:// URL"))?;
+        let (host, path) = match rest.split_once('/') {
+            Some((host, path)) => (host, format!("/{path}")),
+            None => (rest, "/".to_owned()),
+        };
+        let has_port = host.rsplit_once(':').is_some_and(|(before, port)| {
+            port.parse::<u16>().is_ok() && (!before.contains(':') || before.ends_with(']'))
+        });
+        let target = if has_port {
+            host.to_owned()
+        } else {
+            format!("{host}:80")
+        };
+        Ok(Self {
+            host: host.to_owned(),
+            target,
+            path,
+        })
+    }
+}
+
+/// The first address of `HOST:PORT`.
+pub(super) fn resolve(target: &str) -> io::Result<SocketAddr> {
+    target
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::other(format!("{target} has no address")))
+}
+
+/// Connects, with a limit for this and every later wait.
+pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// A connection that takes one request after the other.
+#[derive(Debug)]
+pub(super) struct Connection(BufReader<TcpStream>);
+
+impl Connection {
+    pub(super) fn open(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        connect(address, timeout).map(|stream| Self(BufReader::new(stream)))
+    }
+
+    /// One GET; gives status and body.
+    pub(super) fn get(&mut self, url: &Url, keep: bool) -> io::Result<(u16, String)> {
+        let connection = if keep { "keep-alive" } else { "close" };
+        let request = format!(
+            "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n\r\n",
+            url.path, url.host
+        );
+        self.0.get_mut().write_all(request.as_bytes())?;
+        read_answer(&mut self.0)
+    }
+}
+
+fn read_answer(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
+    let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
+    let status = line(reader)?
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .ok_or_else(no_http)?;
+    let mut length = 0;
+    loop {
+        let header = line(reader)?;
+        if header.is_empty() {
+            break;
+        }
+        if let Some((name, value)) = header.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().map_err(|_| no_http())?;
+        }
+    }
+    let mut body = String::new();
+    let read = reader
+        .take(length.min(MAX_BODY))
+        .read_to_string(&mut body)?;
+    match u64::try_from(read) {
+        Ok(read) if read == length => Ok((status, body)),
+        _ => Err(closed_early()),
+    }
+}
+
+fn line(reader: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    reader.take(MAX_HEAD).read_line(&mut line)?;
+    if !line.ends_with('\n') {
+        return Err(closed_early());
+    }
+    line.truncate(line.trim_end().len());
+    Ok(line)
+}
+
+fn closed_early() -> io::Error {
+    let text = "the connection was closed without an answer";
+    io::Error::new(io::ErrorKind::UnexpectedEof, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(text: &str) -> Result<(u16, String), io::ErrorKind> {
+        read_answer(&mut io::Cursor::new(text)).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn an_answer_is_read_to_its_length_and_no_further() {
+        let mut reader = io::Cursor::new(
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 404 No\r\n\r\n",
+        );
+        assert_eq!(read_answer(&mut reader).unwrap(), (200, "hi".into()));
+        assert_eq!(read_answer(&mut reader).unwrap(), (404, String::new()));
+    }
+
+    #[test]
+    fn a_cut_answer_is_an_early_end_wherever_it_is_cut() {
+        let whole = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+        for cut in 0..whole.len() {
+            assert_eq!(answer(&whole[..cut]), Err(io::ErrorKind::UnexpectedEof));
+        }
+    }
+
+    #[test]
+    fn what_is_no_http_is_wrong_rather_than_closed() {
+        assert_eq!(answer("SSH-2.0\r\n"), Err(io::ErrorKind::InvalidData));
+    }
+
+    #[test]
+    fn a_url_has_a_port_or_gets_one() {
+        let url = Url::parse("http://orders/a/b").unwrap();
+        assert_eq!(
+            (url.target.as_str(), url.path.as_str()),
+            ("orders:80", "/a/b")
+        );
+        assert_eq!(
+            Url::parse("http://[::1]:8080").unwrap().target,
+            "[::1]:8080"
+        );
+        assert_eq!(Url::parse("http://[::1]").unwrap().target, "[::1]:80");
+        assert!(Url::parse("https://x").is_err());
+    }
+}

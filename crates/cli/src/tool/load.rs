@@ -1,0 +1,231 @@
+//! A steady load: so many requests a second on keep-alive connections, so many on new ones, and
+//! connections that stay open, each on a thread of its own. One thread accounts for them.
+
+mod pace;
+mod tally;
+mod worker;
+
+use std::{
+    io,
+    net::SocketAddr,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::json;
+
+use super::{
+    duration,
+    http1::{Url, resolve},
+    signals,
+};
+use pace::Pace;
+use tally::{Finished, Mode, Tally, milliseconds};
+use worker::{Clock, Task, Worker};
+
+/// How often the sums so far are printed.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to GET, on keep-alive and on new connections: `http://HOST[:PORT]/PATH`
+    #[arg(long)]
+    http: Option<String>,
+    /// HOST:PORT of a server that sends back every byte, for the long connections
+    #[arg(long)]
+    echo: Option<String>,
+    /// Requests a second on keep-alive connections
+    #[arg(long, default_value_t = 200)]
+    rate_keepalive: u32,
+    /// Keep-alive connections
+    #[arg(long, default_value_t = 4)]
+    connections: u32,
+    /// Requests a second on new connections
+    #[arg(long, default_value_t = 200)]
+    rate_new: u32,
+    /// How many of these may wait at a time
+    #[arg(long, default_value_t = 4)]
+    workers: u32,
+    /// Long connections
+    #[arg(long, default_value_t = 10)]
+    long: u32,
+    /// How often each of these says something
+    #[arg(long, default_value = "100ms", value_parser = duration::parse)]
+    long_every: Duration,
+    /// How long to go on; by default until SIGTERM
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// How long to wait for a connection, or for an answer
+    #[arg(long, default_value = "2s", value_parser = duration::parse)]
+    timeout: Duration,
+    /// What every HTTP answer must contain, for example "called by 10.244.1.7"
+    #[arg(long, default_value = "")]
+    expect: String,
+    /// Print the sums so far every second
+    #[arg(long)]
+    progress: bool,
+}
+
+#[expect(clippy::print_stderr, reason = "its output is the pod's log")]
+pub(super) fn run(args: &Args) -> ExitCode {
+    let workers = match workers(args) {
+        Ok(workers) if !workers.is_empty() => workers,
+        Ok(_) => {
+            eprintln!("nothing to do: give --http URL, --echo HOST:PORT or both");
+            return ExitCode::FAILURE;
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = Arc::new(AtomicBool::new(false));
+    let end = Arc::clone(&ended);
+    signals::on_end(move || end.store(true, Ordering::Relaxed));
+    let mut tally = Tally::default();
+    for mode in [Mode::KeepAlive, Mode::New, Mode::Long] {
+        let of_mode = workers.iter().filter(|worker| worker.mode == mode).count();
+        if of_mode > 0 {
+            tally.expect(mode, u32::try_from(of_mode).unwrap_or(u32::MAX));
+        }
+    }
+    let clock = Clock {
+        start: Instant::now(),
+        unix: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    };
+    print(&json!({"event": "begun", "unix": clock.unix.as_secs_f64()}));
+    let (report, finished) = mpsc::channel();
+    for worker in workers {
+        let (report, ended) = (report.clone(), Arc::clone(&ended));
+        thread::spawn(move || worker.run(clock, &report, &ended));
+    }
+    drop(report);
+    let end = args.seconds.map(Duration::from_secs);
+    account(&mut tally, clock, end, args.progress, &finished, &ended);
+    ExitCode::SUCCESS
+}
+
+/// Takes what the workers report until the end, printing failures as they come.
+fn account(
+    tally: &mut Tally,
+    clock: Clock,
+    end: Option<Duration>,
+    progress: bool,
+    finished: &mpsc::Receiver<Finished>,
+    ended: &AtomicBool,
+) {
+    let mut running = false;
+    let mut next_progress = PROGRESS;
+    // When the end was asked for: what is under way then may still finish.
+    let mut stopped = None;
+    loop {
+        match finished.recv_timeout(Duration::from_millis(50)) {
+            Ok(finished) => {
+                tally.take(&finished);
+                print_failure(&finished, clock);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        let now = clock.now();
+        if !running && tally.is_running() {
+            running = true;
+            print(&json!({"event": "running", "at": now.as_secs_f64(), "unix": clock.at(now)}));
+        }
+        if progress && now >= next_progress {
+            next_progress += PROGRESS;
+            let sums = tally.summaries(now);
+            print(&json!({"event": "progress", "at": now.as_secs_f64(), "modes": sums}));
+        }
+        if stopped.is_none() {
+            if end.is_some_and(|end| now >= end) {
+                ended.store(true, Ordering::Relaxed);
+            }
+            if ended.load(Ordering::Relaxed) {
+                stopped = Some(now);
+            }
+        }
+    }
+    let end = stopped.unwrap_or_else(|| clock.now());
+    print(&json!({
+        "event": "summary",
+        "seconds": end.as_secs_f64(),
+        "unix": clock.at(end),
+        "modes": tally.summaries(end),
+    }));
+}
+
+fn print_failure(finished: &Finished, clock: Clock) {
+    let Some(failure) = &finished.failure else {
+        return;
+    };
+    print(&json!({
+        "event": "failure",
+        "mode": finished.mode,
+        "worker": finished.worker,
+        "kind": failure.kind,
+        "opening": finished.opening,
+        "at": finished.at.as_secs_f64(),
+        "unix": clock.at(finished.at),
+        "after_ms": milliseconds(finished.at.saturating_sub(finished.due)),
+        "text": failure.text,
+    }));
+}
+
+#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
+fn print(line: &serde_json::Value) {
+    println!("{line}");
+}
+
+/// Who does what, with names resolved: looking them up again and again is not what is measured.
+fn workers(args: &Args) -> io::Result<Vec<Worker>> {
+    let mut workers = Vec::new();
+    let worker = |mode, number, pace, address, task| Worker {
+        mode,
+        number,
+        pace,
+        address,
+        timeout: args.timeout,
+        task,
+    };
+    if let Some(url) = &args.http {
+        let url = Url::parse(url)?;
+        let address = address(&url.target)?;
+        for (mode, rate, count) in [
+            (Mode::KeepAlive, args.rate_keepalive, args.connections),
+            (Mode::New, args.rate_new, args.workers),
+        ] {
+            let count = if rate == 0 { 0 } else { count };
+            workers.extend((0..count).map(|number| {
+                let task = Task::Get {
+                    url: url.clone(),
+                    expect: args.expect.clone(),
+                };
+                let pace = Pace::share(rate, number, count);
+                worker(mode, number, pace, address, task)
+            }));
+        }
+    }
+    if let Some(echo) = &args.echo {
+        let address = address(echo)?;
+        workers.extend((0..args.long).map(|number| {
+            let first = args.long_every * number / args.long.max(1);
+            let pace = Pace::every(args.long_every, first);
+            worker(Mode::Long, number, pace, address, Task::Echo)
+        }));
+    }
+    Ok(workers)
+}
+
+fn address(target: &str) -> io::Result<SocketAddr> {
+    resolve(target)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot resolve {target}: {error}")))
+}

@@ -1,0 +1,362 @@
+//! The accounting: what became of every request, how long nothing succeeded, how late answers were.
+//! Knows neither sockets nor clocks.
+
+use std::{collections::BTreeMap, io, time::Duration};
+
+use serde::Serialize;
+
+/// What kind of connection a request uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mode {
+    /// One request after the other on connections that stay open.
+    KeepAlive,
+    /// Each request on a connection of its own.
+    New,
+    /// Connections that stay open and say something now and then.
+    Long,
+}
+
+/// How a request failed, as its client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Kind {
+    Refused,
+    Reset,
+    Eof,
+    Timeout,
+    Unreachable,
+    /// An answer came, but not the one that was asked for.
+    WrongAnswer,
+    Other,
+}
+
+impl From<&io::Error> for Kind {
+    fn from(error: &io::Error) -> Self {
+        use io::ErrorKind as E;
+        match error.kind() {
+            E::ConnectionRefused => Self::Refused,
+            E::ConnectionReset | E::ConnectionAborted | E::BrokenPipe => Self::Reset,
+            E::UnexpectedEof => Self::Eof,
+            E::TimedOut | E::WouldBlock => Self::Timeout,
+            E::HostUnreachable | E::NetworkUnreachable => Self::Unreachable,
+            E::InvalidData => Self::WrongAnswer,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One finished request. Times are offsets from the beginning of the load.
+#[derive(Clone, Debug)]
+pub(super) struct Finished {
+    pub(super) mode: Mode,
+    /// Which connection or worker of its mode.
+    pub(super) worker: u32,
+    pub(super) due: Duration,
+    pub(super) at: Duration,
+    /// Turns given up before it, each `interval` apart.
+    pub(super) missed: u32,
+    pub(super) interval: Duration,
+    /// Whether a connection had to be opened for it.
+    pub(super) opening: bool,
+    pub(super) failure: Option<Failure>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: Kind,
+    pub(super) text: String,
+}
+
+/// Sums of one mode.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    requests: u64,
+    missed: u64,
+    opened: u64,
+    failed: BTreeMap<Kind, u64>,
+    failed_openings: u64,
+    broken: u64,
+    last_success: Option<Duration>,
+    longest_gap: Gap,
+    latencies: Latencies,
+    /// Workers of whom nothing has succeeded yet.
+    silent: u32,
+    heard: std::collections::BTreeSet<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Gap {
+    from: Duration,
+    lasted: Duration,
+}
+
+impl Sums {
+    fn succeeded(&mut self, at: Duration, worker: u32) {
+        self.heard.insert(worker);
+        self.gap_until(at);
+        self.last_success = Some(self.last_success.map_or(at, |last| last.max(at)));
+    }
+
+    /// Takes the time since the last success for a gap, if it is the longest.
+    fn gap_until(&mut self, at: Duration) {
+        let Some(from) = self.last_success else {
+            return;
+        };
+        let lasted = at.saturating_sub(from);
+        if lasted > self.longest_gap.lasted {
+            self.longest_gap = Gap { from, lasted };
+        }
+    }
+}
+
+/// All that happened so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tally(BTreeMap<Mode, Sums>);
+
+/// What one mode did, as it is printed. Times are milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Summary {
+    pub(super) requests: u64,
+    pub(super) failed: u64,
+    /// By kind.
+    pub(super) failures: BTreeMap<Kind, u64>,
+    /// Failures while a connection was being opened, or at its first request.
+    pub(super) failed_openings: u64,
+    /// Open connections that broke.
+    pub(super) broken: u64,
+    /// Connections opened.
+    pub(super) opened: u64,
+    /// Requests not sent because an earlier one was not answered in time.
+    pub(super) missed: u64,
+    /// The longest time between two successes, and when it began.
+    pub(super) longest_gap_ms: f64,
+    pub(super) longest_gap_at_ms: f64,
+    /// From when requests were due to their answers, missed ones included.
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    pub(super) max_ms: f64,
+}
+
+impl Tally {
+    /// So many workers of that mode are going to report.
+    pub(super) fn expect(&mut self, mode: Mode, workers: u32) {
+        self.0.entry(mode).or_default().silent = workers;
+    }
+
+    pub(super) fn take(&mut self, finished: &Finished) {
+        let sums = self.0.entry(finished.mode).or_default();
+        sums.requests += 1;
+        sums.missed += u64::from(finished.missed);
+        for turn in 0..=finished.missed {
+            let due = finished.due.saturating_sub(finished.interval * turn);
+            sums.latencies.add(finished.at.saturating_sub(due));
+        }
+        match &finished.failure {
+            None => {
+                sums.opened += u64::from(finished.opening);
+                sums.succeeded(finished.at, finished.worker);
+            }
+            Some(failure) => {
+                *sums.failed.entry(failure.kind).or_default() += 1;
+                if finished.opening {
+                    sums.failed_openings += 1;
+                } else {
+                    sums.broken += 1;
+                }
+            }
+        }
+    }
+
+    /// Whether every worker has succeeded at least once.
+    pub(super) fn is_running(&self) -> bool {
+        self.0
+            .values()
+            .all(|sums| sums.heard.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX))
+    }
+
+    /// What to print; silence until `now` counts as a gap.
+    pub(super) fn summaries(&self, now: Duration) -> BTreeMap<Mode, Summary> {
+        let summary = |sums: &Sums| {
+            let mut sums = sums.clone();
+            sums.gap_until(now);
+            Summary {
+                requests: sums.requests,
+                failed: sums.failed.values().sum(),
+                failed_openings: sums.failed_openings,
+                broken: sums.broken,
+                opened: sums.opened,
+                missed: sums.missed,
+                longest_gap_ms: milliseconds(sums.longest_gap.lasted),
+                longest_gap_at_ms: milliseconds(sums.longest_gap.from),
+                p50_ms: milliseconds(sums.latencies.quantile(0.5)),
+                p99_ms: milliseconds(sums.latencies.quantile(0.99)),
+                max_ms: milliseconds(sums.latencies.quantile(1.0)),
+                failures: sums.failed,
+            }
+        };
+        self.0
+            .iter()
+            .map(|(mode, sums)| (*mode, summary(sums)))
+            .collect()
+    }
+}
+
+/// Milliseconds with three digits after the point.
+pub(super) fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// How often each latency occurred, to about three per cent.
+#[derive(Clone, Debug, Default)]
+struct Latencies(BTreeMap<u64, u64>);
+
+impl Latencies {
+    /// Binary digits of a latency in microseconds that are kept.
+    const DIGITS: u32 = 6;
+
+    fn add(&mut self, latency: Duration) {
+        let micros = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        let dropped = (u64::BITS - micros.leading_zeros()).saturating_sub(Self::DIGITS);
+        *self.0.entry(micros >> dropped << dropped).or_default() += 1;
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a count of requests, far below 2^52"
+    )]
+    fn quantile(&self, quantile: f64) -> Duration {
+        let all = self.0.values().sum::<u64>() as f64;
+        let mut seen = 0;
+        for (micros, count) in &self.0 {
+            seen += count;
+            if seen as f64 >= all * quantile {
+                return Duration::from_micros(*micros);
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn finished(mode: Mode, due: u64, at: u64, failure: Option<Kind>) -> Finished {
+        Finished {
+            mode,
+            worker: 0,
+            due: ms(due),
+            at: ms(at),
+            missed: 0,
+            interval: ms(20),
+            opening: mode == Mode::New,
+            failure: failure.map(|kind| Failure {
+                kind,
+                text: String::new(),
+            }),
+        }
+    }
+
+    fn summary(events: &[Finished], now: u64) -> BTreeMap<Mode, Summary> {
+        let mut tally = Tally::default();
+        for event in events {
+            tally.take(event);
+        }
+        tally.summaries(ms(now))
+    }
+
+    #[test]
+    fn failures_are_counted_by_mode_and_kind() {
+        let summary = summary(
+            &[
+                finished(Mode::New, 0, 1, None),
+                finished(Mode::New, 20, 21, Some(Kind::Refused)),
+                finished(Mode::New, 40, 41, Some(Kind::Refused)),
+                finished(Mode::New, 60, 61, Some(Kind::Eof)),
+                finished(Mode::Long, 60, 61, Some(Kind::Reset)),
+            ],
+            61,
+        );
+        let new = &summary[&Mode::New];
+        assert_eq!((new.requests, new.failed, new.opened), (4, 3, 1));
+        assert_eq!(
+            new.failures,
+            BTreeMap::from([(Kind::Refused, 2), (Kind::Eof, 1)])
+        );
+        assert_eq!((new.failed_openings, new.broken), (3, 0));
+        let long = &summary[&Mode::Long];
+        assert_eq!((long.failed_openings, long.broken), (0, 1));
+    }
+
+    #[test]
+    fn the_longest_gap_is_between_successes_of_any_worker() {
+        let mut other = finished(Mode::New, 1000, 1010, None);
+        other.worker = 1;
+        let events = [
+            finished(Mode::New, 0, 10, None),
+            finished(Mode::New, 20, 700, Some(Kind::Timeout)),
+            other,
+            // Reported later than what another worker saw after it.
+            finished(Mode::New, 900, 1005, None),
+            finished(Mode::New, 1020, 1030, None),
+        ];
+        let new = &summary(&events, 1040)[&Mode::New];
+        assert_eq!((new.longest_gap_at_ms, new.longest_gap_ms), (10.0, 1000.0));
+    }
+
+    #[test]
+    fn silence_at_the_end_is_a_gap() {
+        let events = [finished(Mode::KeepAlive, 0, 10, None)];
+        let gap = summary(&events, 5010)[&Mode::KeepAlive].longest_gap_ms;
+        assert!((gap - 5000.0).abs() < 1e-9, "{gap}");
+    }
+
+    #[test]
+    fn requests_that_were_held_up_count_with_the_time_they_would_have_waited() {
+        // Due at 20 ms, sent when the one due at 1000 ms could be: 49 turns were lost.
+        let mut held_up = finished(Mode::KeepAlive, 1000, 1001, None);
+        held_up.missed = 49;
+        let events = [finished(Mode::KeepAlive, 0, 1, None), held_up];
+        let sums = &summary(&events, 1001)[&Mode::KeepAlive];
+        assert_eq!((sums.requests, sums.missed), (2, 49));
+        assert!((sums.p50_ms - 480.0).abs() < 20.0, "{}", sums.p50_ms);
+        assert!((sums.max_ms - 981.0).abs() < 30.0, "{}", sums.max_ms);
+    }
+
+    #[test]
+    fn a_load_runs_when_every_worker_has_succeeded() {
+        let mut tally = Tally::default();
+        tally.expect(Mode::New, 2);
+        tally.expect(Mode::Long, 1);
+        tally.take(&finished(Mode::Long, 0, 1, None));
+        tally.take(&finished(Mode::New, 0, 1, None));
+        tally.take(&finished(Mode::New, 0, 1, None));
+        assert!(!tally.is_running());
+        let mut second = finished(Mode::New, 0, 1, Some(Kind::Refused));
+        second.worker = 1;
+        tally.take(&second);
+        assert!(!tally.is_running());
+        second.failure = None;
+        tally.take(&second);
+        assert!(tally.is_running());
+    }
+
+    #[test]
+    fn errors_have_the_kind_that_operators_know() {
+        for (error, kind) in [
+            (io::ErrorKind::ConnectionRefused, Kind::Refused),
+            (io::ErrorKind::BrokenPipe, Kind::Reset),
+            (io::ErrorKind::UnexpectedEof, Kind::Eof),
+            (io::ErrorKind::WouldBlock, Kind::Timeout),
+            (io::ErrorKind::InvalidData, Kind::WrongAnswer),
+        ] {
+            assert_eq!(Kind::from(&io::Error::from(error)), kind);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! One thread of the load: a connection that is kept or made anew, and a request at each turn.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    pace::Pace,
+    tally::{Failure, Finished, Kind, Mode},
+};
+use crate::tool::http1::{Connection, Url, connect};
+
+/// The beginning of the load, on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    pub(super) start: Instant,
+    /// Since 1970.
+    pub(super) unix: Duration,
+}
+
+impl Clock {
+    pub(super) fn now(self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// An offset as seconds since 1970.
+    pub(super) fn at(self, offset: Duration) -> f64 {
+        (self.unix + offset).as_secs_f64()
+    }
+}
+
+/// What is asked of the server.
+#[derive(Debug)]
+pub(super) enum Task {
+    Get { url: Url, expect: String },
+    Echo,
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) mode: Mode,
+    pub(super) number: u32,
+    pub(super) pace: Pace,
+    pub(super) address: SocketAddr,
+    pub(super) timeout: Duration,
+    pub(super) task: Task,
+}
+
+/// A connection that is open.
+enum Open {
+    Http(Connection),
+    Echo(TcpStream),
+}
+
+impl Worker {
+    /// Sends what is due until the load has ended.
+    pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
+        let mut open = None;
+        loop {
+            let turn = self.pace.turn(clock.now());
+            thread::sleep(turn.due.saturating_sub(clock.now()));
+            if ended.load(Ordering::Relaxed) {
+                return;
+            }
+            let opening = open.is_none();
+            let outcome = self.request(&mut open, turn.due);
+            if outcome.is_err() || self.mode == Mode::New {
+                open = None;
+            }
+            let finished = Finished {
+                mode: self.mode,
+                worker: self.number,
+                due: turn.due,
+                at: clock.now(),
+                missed: turn.missed,
+                interval: self.pace.interval(),
+                opening,
+                failure: outcome.err().map(|error| Failure {
+                    kind: Kind::from(&error),
+                    text: error.to_string(),
+                }),
+            };
+            if report.send(finished).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn request(&self, open: &mut Option<Open>, due: Duration) -> io::Result<()> {
+        let connection = match open {
+            Some(connection) => connection,
+            None => open.insert(self.open()?),
+        };
+        match (connection, &self.task) {
+            (Open::Http(connection), Task::Get { url, expect }) => {
+                let (status, body) = connection.get(url, self.mode == Mode::KeepAlive)?;
+                if status != 200 || !body.contains(expect) {
+                    return Err(wrong(format!("{status} {}", body.trim_end())));
+                }
+            }
+            (Open::Echo(stream), _) => {
+                // Something else each time, so that an old answer is not taken for a new one.
+                let said = u64::try_from(due.as_nanos())
+                    .unwrap_or_default()
+                    .to_be_bytes();
+                let mut heard = [0; 8];
+                stream.write_all(&said)?;
+                stream.read_exact(&mut heard)?;
+                if heard != said {
+                    return Err(wrong(format!("said {said:?}, heard {heard:?}")));
+                }
+            }
+            (Open::Http(_), Task::Echo) => {}
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> io::Result<Open> {
+        match self.task {
+            Task::Get { .. } => Connection::open(self.address, self.timeout).map(Open::Http),
+            Task::Echo => connect(self.address, self.timeout).map(Open::Echo),
+        }
+    }
+}
+
+fn wrong(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, sync::Arc};
+
+    use super::*;
+
+    /// Runs a worker against a server that treats each connection as `serve` says, until it has
+    /// reported so often.
+    fn outcomes(
+        mode: Mode,
+        task: Task,
+        reports: usize,
+        serve: impl Fn(usize, TcpStream) + Send + 'static,
+    ) -> Vec<(bool, Option<Kind>)> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for (number, stream) in listener.incoming().map_while(Result::ok).enumerate() {
+                serve(number, stream);
+            }
+        });
+        let worker = Worker {
+            mode,
+            number: 0,
+            pace: Pace::every(Duration::from_millis(5), Duration::ZERO),
+            address,
+            timeout: Duration::from_millis(200),
+            task,
+        };
+        let clock = Clock {
+            start: Instant::now(),
+            unix: Duration::ZERO,
+        };
+        let (report, finished) = mpsc::channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ended);
+        let thread = thread::spawn(move || worker.run(clock, &report, &end));
+        let outcomes = finished
+            .iter()
+            .take(reports)
+            .map(|finished| {
+                (
+                    finished.opening,
+                    finished.failure.map(|failure| failure.kind),
+                )
+            })
+            .collect();
+        ended.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
+        outcomes
+    }
+
+    fn get(expect: &str) -> Task {
+        Task::Get {
+            url: Url::parse("http://server/").unwrap(),
+            expect: expect.into(),
+        }
+    }
+
+    fn answer_once(mut stream: &TcpStream, body: &str) {
+        let mut head = [0; 1024];
+        // A request is one small segment here; how small does not matter.
+        assert_ne!(stream.read(&mut head).unwrap(), 0);
+        let length = body.len();
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn a_kept_connection_that_breaks_is_told_from_one_that_cannot_be_opened() {
+        let serve = |number, stream: TcpStream| {
+            if number == 0 {
+                answer_once(&stream, "hi");
+                answer_once(&stream, "hi");
+            }
+            // Then, and at once on the second, the server goes away.
+        };
+        assert_eq!(
+            outcomes(Mode::KeepAlive, get("hi"), 3, serve)[..2],
+            [(true, None), (false, None)]
+        );
+        let later = &outcomes(Mode::KeepAlive, get("hi"), 4, serve)[2..];
+        assert!(!later[0].0);
+        assert!(later[0].1.is_some());
+        assert!(later[1].0);
+        assert!(later[1].1.is_some());
+    }
+
+    #[test]
+    fn every_new_connection_is_opened() {
+        let outcomes = outcomes(Mode::New, get("hi"), 3, |_, stream| {
+            answer_once(&stream, "hi")
+        });
+        assert_eq!(outcomes, [(true, None); 3]);
+    }
+
+    #[test]
+    fn an_answer_of_somebody_else_is_wrong() {
+        let serve = |_, stream: TcpStream| answer_once(&stream, "called by 10.0.0.2");
+        let outcomes = outcomes(Mode::New, get("called by 10.0.0.1"), 1, serve);
+        assert_eq!(outcomes, [(true, Some(Kind::WrongAnswer))]);
+    }
+
+    #[test]
+    fn a_silent_echo_is_a_timeout_and_an_echo_no_failure() {
+        let silent = |_, stream: TcpStream| std::mem::forget(stream);
+        assert_eq!(
+            outcomes(Mode::Long, Task::Echo, 1, silent),
+            [(true, Some(Kind::Timeout))]
+        );
+        let echo = |_, mut stream: TcpStream| {
+            thread::spawn(move || io::copy(&mut stream.try_clone().unwrap(), &mut stream).is_ok());
+        };
+        assert_eq!(
+            outcomes(Mode::Long, Task::Echo, 2, echo),
+            [(true, None), (false, None)]
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! Servers: HTTP that tells who called, and an echo. A thread for every connection.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream},
+    process::ExitCode,
+    thread,
+};
+
+use super::http1::MAX_HEAD;
+
+/// More header lines than any of our clients sends.
+const MAX_HEADERS: u32 = 100;
+
+/// Serves HTTP on `port`, and an echo on another one if wanted.
+pub(super) fn http(
+    port: u16,
+    name: &str,
+    text: &str,
+    echo_port: Option<u16>,
+    quiet: bool,
+) -> ExitCode {
+    thread::scope(|scope| {
+        let echoing = echo_port.map(|port| scope.spawn(move || echo(port)));
+        let code = serve(port, |stream| answer(stream, name, text, quiet));
+        echoing
+            .and_then(|echoing| echoing.join().ok())
+            .unwrap_or(code)
+    })
+}
+
+/// Sends back every byte.
+pub(super) fn echo(port: u16) -> ExitCode {
+    serve(port, |mut stream| {
+        let mut reader = stream.try_clone()?;
+        io::copy(&mut reader, &mut stream).map(drop)
+    })
+}
+
+/// A listener for all addresses: IPv4 too, where the kernel has both families.
+pub(super) fn listen(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+#[expect(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "its output is the pod's log"
+)]
+pub(super) fn serve(
+    port: u16,
+    serve: impl Fn(TcpStream) -> io::Result<()> + Send + Clone,
+) -> ExitCode {
+    let listener = match listen(port) {
+        Ok(listener) => listener,
+        Err(error) => {
+            eprintln!("cannot listen on port {port}: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("listening on port {port}");
+    thread::scope(|scope| {
+        for stream in listener.incoming().filter_map(Result::ok) {
+            let serve = serve.clone();
+            scope.spawn(move || {
+                let served = stream.set_nodelay(true).and_then(|()| serve(stream));
+                if let Err(error) = served {
+                    println!("a connection ended early: {error}");
+                }
+            });
+        }
+    });
+    ExitCode::SUCCESS
+}
+
+/// Answers every request of a connection with who served and who called.
+#[expect(clippy::print_stdout, reason = "its output is the pod's log")]
+pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
+    let peer = stream.peer_addr()?.ip().to_canonical();
+    let pod = std::env::var("HOSTNAME").unwrap_or_default();
+    let body = format!("{name} in {pod}, called by {peer}{text}\n");
+    let reply = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut reader = BufReader::new(stream.try_clone()?);
+    while let Some(request) = request_line(&mut reader)? {
+        if !quiet {
+            println!("{} from {peer}", request.trim());
+        }
+        stream.write_all(reply.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Reads one request's head and gives its first line; `None` when the client has finished or sends
+/// more than a head may hold.
+fn request_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut first = String::new();
+    for lines in 0..MAX_HEADERS {
+        let mut line = String::new();
+        if reader.take(MAX_HEAD).read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        if line.trim().is_empty() {
+            return Ok(Some(first));
+        }
+        if lines == 0 {
+            first = line;
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_one_connection_are_told_apart() {
+        let mut reader =
+            io::Cursor::new("GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\n\r\n");
+        let mut next = || request_line(&mut reader).unwrap();
+        assert_eq!(next().as_deref(), Some("GET /a HTTP/1.1\r\n"));
+        assert_eq!(next().as_deref(), Some("GET /b HTTP/1.1\r\n"));
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn an_endless_head_is_given_up() {
+        let mut reader = io::Cursor::new("a: b\r\n".repeat(1000));
+        assert_eq!(request_line(&mut reader).unwrap(), None);
+    }
+}

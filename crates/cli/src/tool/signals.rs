@@ -1,0 +1,32 @@
+//! The end, as a container runtime asks for it.
+
+use std::{io, process, thread};
+
+use ambit_rt::Shutdown;
+
+/// What shells report for a process that SIGTERM ended.
+const TERMINATED: i32 = 128 + 15;
+
+/// From now on SIGTERM and SIGINT end the process, also where it is the first of its container.
+pub(super) fn end_process() {
+    on_end(|| process::exit(TERMINATED));
+}
+
+/// Calls `end` when SIGTERM or SIGINT comes.
+#[expect(clippy::print_stderr, reason = "its output is the pod's log")]
+pub(super) fn on_end(end: impl FnOnce() + Send + 'static) {
+    thread::spawn(move || match wait() {
+        Ok(()) => end(),
+        Err(error) => eprintln!("signals are not followed: {error}"),
+    });
+}
+
+fn wait() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        Shutdown::on_signals()?.wait().await;
+        Ok(())
+    })
+}

@@ -1,0 +1,212 @@
+//! A directory of network configurations: which file a runtime takes.
+//!
+//! Runtimes take the first file by name that ends in `.conf`, `.conflist` or `.json` and can be used;
+//! some stop at a broken one before it. A broken file that is young is being written by somebody: it
+//! is waited for, since taking the next one would give pods another network.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use crate::network::{Invalid, Network};
+
+/// How long a file that cannot be used may still be being written.
+pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Most bytes read of a file.
+const MAX_FILE: u64 = 4 * 1024 * 1024;
+
+/// A file of the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfFile {
+    /// Its name in the directory.
+    pub name: String,
+    /// What it holds, or why that cannot be read.
+    pub text: Result<String, String>,
+    /// Since it was last written.
+    pub age: Duration,
+}
+
+/// The configuration of the node's network that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Primary<'a> {
+    /// The one in force.
+    Found(&'a ConfFile, Network),
+    /// A file that comes before any usable one is being written.
+    Settling(&'a ConfFile, Invalid),
+    /// There is none.
+    None,
+}
+
+/// Whether a runtime looks at a file of this name.
+pub fn is_candidate(name: &str) -> bool {
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension);
+    matches!(extension, Some("conf" | "conflist" | "json"))
+}
+
+/// Finds the first usable configuration that is not ours; `pinned` names the only file to look at,
+/// whichever of `.conf` and `.conflist` it ends in. `files` are in the order of their names.
+pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Primary<'a> {
+    for file in files {
+        if pinned.is_some_and(|pinned| stem(pinned) != stem(&file.name)) {
+            continue;
+        }
+        match file.network() {
+            Ok(network) if network.is_ours() => {}
+            Ok(network) => return Primary::Found(file, network),
+            Err(error) if file.age < SETTLES_WITHIN => return Primary::Settling(file, error),
+            Err(_) => {}
+        }
+    }
+    Primary::None
+}
+
+fn stem(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(stem, _)| stem)
+}
+
+impl ConfFile {
+    /// What it says.
+    ///
+    /// # Errors
+    /// When a runtime could not use it.
+    pub fn network(&self) -> Result<Network, Invalid> {
+        match &self.text {
+            Ok(text) => Network::parse(&self.name, text),
+            Err(error) => Err(Invalid::Json(error.clone())),
+        }
+    }
+}
+
+/// Reads every file a runtime would look at, in the order of their names. A directory that is not
+/// there is empty.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn read(directory: &Path) -> io::Result<Vec<ConfFile>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if !is_candidate(&name) || entry.file_type()?.is_dir() {
+            continue;
+        }
+        let (text, age) = match open(&entry.path()) {
+            Ok((text, age)) => (Ok(text), age),
+            // Gone since the directory was read.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && !entry.file_type()?.is_symlink() =>
+            {
+                continue;
+            }
+            Err(error) => (Err(error.to_string()), Duration::MAX),
+        };
+        files.push(ConfFile { name, text, age });
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+fn open(path: &Path) -> io::Result<(String, Duration)> {
+    let file = fs::File::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
+    }
+    // Written in the future is written before the clock was set.
+    let age = SystemTime::now().duration_since(metadata.modified()?);
+    let mut text = String::new();
+    file.take(MAX_FILE).read_to_string(&mut text)?;
+    Ok((text, age.unwrap_or(Duration::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: Duration = Duration::from_secs(100);
+
+    fn file(name: &str, text: &str, age: Duration) -> ConfFile {
+        ConfFile {
+            name: name.to_owned(),
+            text: Ok(text.to_owned()),
+            age,
+        }
+    }
+
+    fn list(kind: &str) -> String {
+        format!(r#"{{"name":"n","plugins":[{{"type":"{kind}"}}]}}"#)
+    }
+
+    fn found<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Option<&'a str> {
+        match primary(files, pinned) {
+            Primary::Found(file, _) => Some(&file.name),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_first_usable_foreign_file_is_the_primary() {
+        let files = [
+            file("00-broken.conflist", "{", OLD),
+            file("01-list.conf", &list("x"), OLD),
+            file("02-ambit-cni.conflist", &list("ambit-cni"), OLD),
+            file("10-a.conflist", &list("a"), OLD),
+            file("20-b.conflist", &list("b"), OLD),
+        ];
+        assert_eq!(found(&files, None), Some("10-a.conflist"));
+        assert_eq!(found(&files, Some("20-b.conf")), Some("20-b.conflist"));
+        assert_eq!(found(&files, Some("30-c.conf")), None);
+        assert_eq!(primary(&files[..3], None), Primary::None);
+    }
+
+    #[test]
+    fn a_young_broken_file_is_waited_for() {
+        let files = [
+            file("10-a.conflist", "{\"na", Duration::from_millis(5)),
+            file("20-b.conflist", &list("b"), OLD),
+        ];
+        let Primary::Settling(settling, _) = primary(&files, None) else {
+            panic!("not waited for");
+        };
+        assert_eq!(settling.name, "10-a.conflist");
+        assert_eq!(found(&files[1..], None), Some("20-b.conflist"));
+    }
+
+    #[test]
+    fn a_directory_is_read_as_runtimes_do() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(&dir.path().join("none")).unwrap(), []);
+        for name in [
+            "b.conflist",
+            "a.conf",
+            "c.json",
+            "d.conf.bak",
+            "e.conf.tmp.1",
+            "README",
+        ] {
+            fs::write(dir.path().join(name), name).unwrap();
+        }
+        fs::create_dir(dir.path().join("f.conf")).unwrap();
+        std::os::unix::fs::symlink("nowhere", dir.path().join("g.conf")).unwrap();
+        let files = read(dir.path()).unwrap();
+        let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["a.conf", "b.conflist", "c.json", "g.conf"]);
+        assert_eq!(files[0].text.as_deref(), Ok("a.conf"));
+        assert!(files[3].text.is_err());
+        assert!(files[0].age < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,211 @@
+//! Our entry in somebody else's list of plugins: put in last, taken out without a trace.
+
+use serde_json::{Value, value::RawValue};
+
+use crate::{
+    PLUGIN,
+    json::{self, Object},
+};
+
+/// The list with `entry` as its last plugin and no other of our kind; `None` if it is so already.
+///
+/// # Errors
+/// When `text` is not a list of plugins.
+pub fn chain(text: &str, entry: &str) -> Result<Option<String>, serde_json::Error> {
+    let elements = elements(text)?;
+    let ours = elements.iter().filter(|element| element.is_ours).count();
+    if let Some(last) = elements.last()
+        && last.is_ours
+        && ours == 1
+        && same(text.get(last.start..last.end).unwrap_or_default(), entry)
+    {
+        return Ok(None);
+    }
+    let clean = unchain(text)?.unwrap_or_else(|| text.to_owned());
+    let Some(last) = self::elements(&clean)?.pop() else {
+        return Ok(None);
+    };
+    let (before, after) = clean.split_at(last.end);
+    let space = clean.get(last.gap..last.start).unwrap_or_default();
+    let space = space.rsplit([',', '[']).next().unwrap_or_default();
+    Ok(Some(format!("{before},{space}{entry}{after}")))
+}
+
+/// The list without our entries; `None` if it has none.
+///
+/// # Errors
+/// When `text` is not a list of plugins.
+pub fn unchain(text: &str) -> Result<Option<String>, serde_json::Error> {
+    let elements = elements(text)?;
+    if !elements.iter().any(|element| element.is_ours) {
+        return Ok(None);
+    }
+    let mut result = String::with_capacity(text.len());
+    let mut written = 0;
+    let mut any_kept = false;
+    for (index, element) in elements.iter().enumerate() {
+        if !element.is_ours {
+            any_kept = true;
+            continue;
+        }
+        // With the comma before it, or, where nothing before it stays, the one after it.
+        let (from, to) = if any_kept {
+            (element.gap, element.end)
+        } else {
+            let next = elements.get(index + 1);
+            (element.start, next.map_or(element.end, |next| next.start))
+        };
+        result.push_str(text.get(written..from).unwrap_or_default());
+        written = to;
+    }
+    result.push_str(text.get(written..).unwrap_or_default());
+    Ok(Some(result))
+}
+
+/// One plugin in the text: `gap` is where the one before it ends, or the list begins.
+struct Element {
+    gap: usize,
+    start: usize,
+    end: usize,
+    is_ours: bool,
+}
+
+fn elements(text: &str) -> Result<Vec<Element>, serde_json::Error> {
+    let object = Object::parse(text)?;
+    let Some(list) = object.get("plugins") else {
+        return Ok(Vec::new());
+    };
+    let plugins: Vec<&RawValue> = serde_json::from_str(list.get())?;
+    let mut gap = json::position(text, list).start;
+    let mut elements = Vec::with_capacity(plugins.len());
+    for plugin in plugins {
+        let at = json::position(text, plugin);
+        let kind = Object::parse(plugin.get()).ok();
+        let kind = kind.and_then(|plugin| plugin.text("type"));
+        elements.push(Element {
+            gap,
+            start: at.start,
+            end: at.end,
+            is_ours: kind.is_some_and(|kind| kind == PLUGIN),
+        });
+        gap = at.end;
+    }
+    Ok(elements)
+}
+
+fn same(a: &str, b: &str) -> bool {
+    let read = |text| serde_json::from_str::<Value>(text).ok();
+    read(a).is_some_and(|a| Some(a) == read(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ENTRY: &str = r#"{"type":"ambit-cni","n":1}"#;
+
+    fn chained(text: &str) -> String {
+        chain(text, ENTRY).unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_entry_goes_last_in_the_style_of_the_file() {
+        let text = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"}\n  ],\n  \"x\": 1.50\n}\n";
+        let expected = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"},\n    {\"type\":\"ambit-cni\",\"n\":1}\n  ],\n  \"x\": 1.50\n}\n";
+        assert_eq!(chained(text), expected);
+        assert_eq!(chain(expected, ENTRY).unwrap(), None);
+        assert_eq!(
+            chained(r#"{"plugins":[{"type":"a"}]}"#),
+            r#"{"plugins":[{"type":"a"},{"type":"ambit-cni","n":1}]}"#
+        );
+        assert_eq!(
+            chained("{\"plugins\":[\n {\"type\":\"a\"}\n]}"),
+            "{\"plugins\":[\n {\"type\":\"a\"},\n {\"type\":\"ambit-cni\",\"n\":1}\n]}"
+        );
+    }
+
+    #[test]
+    fn old_duplicate_and_misplaced_entries_are_replaced() {
+        for plugins in [
+            r#"{"type":"a"},{"type":"ambit-cni","n":2}"#,
+            r#"{"type":"ambit-cni","n":1},{"type":"a"}"#,
+            r#"{"type":"ambit-cni"},{"type":"ambit-cni"},{"type":"a"},{"type":"ambit-cni","n":1},{"type":"ambit-cni","n":1}"#,
+        ] {
+            assert_eq!(
+                chained(&format!(r#"{{"plugins":[{plugins}]}}"#)),
+                r#"{"plugins":[{"type":"a"},{"type":"ambit-cni","n":1}]}"#
+            );
+        }
+    }
+
+    #[test]
+    fn a_list_of_ours_alone_becomes_empty() {
+        let text = r#"{"plugins":[ {"type":"ambit-cni"} ]}"#;
+        assert_eq!(unchain(text).unwrap().unwrap(), r#"{"plugins":[  ]}"#);
+        assert_eq!(unchain(r#"{"plugins":[{"type":"a"}]}"#).unwrap(), None);
+        assert_eq!(unchain(r#"{"type":"a"}"#).unwrap(), None);
+        assert!(unchain("[]").is_err() && chain("", ENTRY).is_err());
+    }
+
+    fn space() -> impl Strategy<Value = String> {
+        "[ \n\t]{0,3}"
+    }
+
+    /// A foreign list in any layout, with keys nobody has heard of.
+    fn foreign() -> impl Strategy<Value = String> {
+        let value = prop_oneof![
+            Just("1.50e+3".to_owned()),
+            Just(r#""a\u0041,]}""#.to_owned()),
+            Just("[1 , {}]".to_owned()),
+            Just("123456789012345678901234567890".to_owned()),
+        ];
+        let member = (r#""[a-z]{1,4}""#, space(), value)
+            .prop_map(|(key, space, value)| format!("{key}{space}:{space}{value}"));
+        let members = proptest::collection::vec(member, 0..3).boxed();
+        let plugin = ("[a-z]{1,8}", members.clone(), space()).prop_map(|(kind, members, space)| {
+            let mut all = vec![format!(r#""type":{space}"{kind}""#)];
+            all.extend(members.into_iter().filter(|m| !m.starts_with("\"type\"")));
+            format!("{{{space}{}{space}}}", all.join(&format!("{space},")))
+        });
+        let plugins = proptest::collection::vec((space(), plugin, space()), 1..4);
+        (members, plugins, space(), any::<bool>()).prop_map(|(members, plugins, space, first)| {
+            let plugins: Vec<_> = plugins
+                .into_iter()
+                .map(|(before, plugin, after)| format!("{before}{plugin}{after}"))
+                .collect();
+            let list = format!(r#""plugins":{space}[{}]"#, plugins.join(","));
+            let mut all: Vec<_> = members
+                .into_iter()
+                .filter(|m| !m.starts_with("\"plugins\""))
+                .collect();
+            all.insert(if first { 0 } else { all.len() }, list);
+            format!("{space}{{{}{space}}}{space}", all.join(","))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn taking_out_what_was_put_in_gives_the_same_bytes(text in foreign()) {
+            let chained = chain(&text, ENTRY).unwrap().unwrap();
+            prop_assert_eq!(chain(&chained, ENTRY).unwrap(), None);
+            let list: Value = serde_json::from_str(&chained).unwrap();
+            prop_assert_eq!(&list["plugins"].as_array().unwrap().last().unwrap()["n"], 1);
+            let before: Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(
+                list["plugins"].as_array().unwrap().len(),
+                before["plugins"].as_array().unwrap().len() + 1
+            );
+            prop_assert_eq!(unchain(&chained).unwrap().unwrap(), text);
+        }
+
+        #[test]
+        fn nothing_makes_the_editor_panic(text in "[\\[\\]{},:\" a-z]{0,60}", more in any::<String>()) {
+            for text in [text, format!("{{\"plugins\":[{more}]}}")] {
+                drop(chain(&text, ENTRY));
+                drop(unchain(&text));
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! One network configuration: a list of plugins, or a single one in the old form.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::{
+    MARK, PLUGIN,
+    json::{self, Object},
+};
+
+/// Why a file is no network configuration. Runtimes pass over such files, or stop at them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// As while it is being written.
+    #[error("it is not JSON of the right form: {0}")]
+    Json(String),
+    /// Every plugin needs it.
+    #[error("it has no network name")]
+    NoName,
+    /// Nothing to call.
+    #[error("its list of plugins is missing or empty")]
+    NoPlugins,
+    /// A list in a `.conf` file, often.
+    #[error("a plugin in it has no type")]
+    NoType,
+}
+
+/// A network configuration as a runtime reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The network's name; runtimes and plugins file what they remember under it.
+    pub name: String,
+    /// The version of the specification, as stated.
+    pub cni_version: Option<String>,
+    /// Further versions to choose from.
+    pub cni_versions: Vec<String>,
+    /// Whether CHECK is not to be called.
+    pub disable_check: bool,
+    /// Whether GC is not to be called.
+    pub disable_gc: bool,
+    /// The plugins in order.
+    pub plugins: Vec<Plugin>,
+    /// Whether it is a list, and not a single plugin in the old form.
+    pub is_list: bool,
+    /// Whether it carries the mark of ours.
+    pub is_marked: bool,
+}
+
+/// One plugin of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugin {
+    /// The name of its executable.
+    pub kind: String,
+    /// What it wants of the runtime's arguments.
+    pub capabilities: BTreeSet<String>,
+    /// Its configuration as written.
+    pub text: String,
+}
+
+impl Network {
+    /// Reads the contents of the file called `name`: a `.conflist` holds a list, any other a plugin.
+    ///
+    /// # Errors
+    /// When a runtime would not take it.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Invalid> {
+        let object = Object::parse(text).map_err(invalid)?;
+        let is_list = name.ends_with(".conflist");
+        let plugins = if is_list {
+            let listed = object.get("plugins").ok_or(Invalid::NoPlugins)?;
+            let listed: Vec<&RawValue> = serde_json::from_str(listed.get()).map_err(invalid)?;
+            listed
+                .into_iter()
+                .map(|raw| Plugin::parse(raw.get()))
+                .collect::<Result<Vec<_>, _>>()?
+        } else {
+            vec![Plugin::parse(text)?]
+        };
+        if plugins.is_empty() {
+            return Err(Invalid::NoPlugins);
+        }
+        Ok(Self {
+            name: object
+                .text("name")
+                .filter(|name| !name.is_empty())
+                .ok_or(Invalid::NoName)?,
+            cni_version: object.text("cniVersion").filter(|text| !text.is_empty()),
+            cni_versions: object
+                .get("cniVersions")
+                .and_then(|raw| serde_json::from_str(raw.get()).ok())
+                .unwrap_or_default(),
+            disable_check: flag(&object, "disableCheck"),
+            disable_gc: flag(&object, "disableGC"),
+            plugins,
+            is_list,
+            is_marked: object.get(MARK).is_some(),
+        })
+    }
+
+    /// Whether nothing in it is anybody else's.
+    pub fn is_ours(&self) -> bool {
+        self.is_marked || self.plugins.iter().all(Plugin::is_ours)
+    }
+
+    /// What its plugins want of the runtime's arguments, together.
+    pub fn capabilities(&self) -> BTreeSet<String> {
+        let all = self.plugins.iter().flat_map(|plugin| &plugin.capabilities);
+        all.cloned().collect()
+    }
+
+    /// The version to speak with its plugins, `wanted` being what our caller speaks: that if the
+    /// configuration offers it, else the newest offered that is among `known` (oldest first).
+    pub fn version<'a>(&'a self, wanted: &'a str, known: &[&str]) -> Option<&'a str> {
+        let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
+        offered.extend(self.cni_version.as_deref());
+        if offered.contains(&wanted) {
+            return Some(wanted);
+        }
+        let place = |version: &&str| known.iter().position(|known| known == version);
+        let newest = offered.iter().copied().max_by_key(place);
+        newest.filter(|version| place(version).is_some())
+    }
+}
+
+impl Plugin {
+    fn parse(text: &str) -> Result<Self, Invalid> {
+        let object = Object::parse(text).map_err(invalid)?;
+        let capabilities = object.get("capabilities").map(|raw| {
+            Object::parse(raw.get()).map(|wanted| {
+                let wanted = wanted.0.into_iter();
+                wanted
+                    .filter(|(_, value)| value.get() == "true")
+                    .map(|(name, _)| name)
+                    .collect()
+            })
+        });
+        Ok(Self {
+            kind: object
+                .text("type")
+                .filter(|kind| !kind.is_empty())
+                .ok_or(Invalid::NoType)?,
+            capabilities: capabilities
+                .transpose()
+                .map_err(invalid)?
+                .unwrap_or_default(),
+            text: text.to_owned(),
+        })
+    }
+
+    /// Whether it is this project's plugin.
+    pub fn is_ours(&self) -> bool {
+        self.kind == PLUGIN
+    }
+
+    /// Its configuration for one call, these members set.
+    ///
+    /// # Errors
+    /// Never for what was parsed.
+    pub fn with(&self, members: &[(&str, Box<RawValue>)]) -> Result<String, serde_json::Error> {
+        json::with_members(&self.text, members)
+    }
+}
+
+/// A truth value, also in the old form as text.
+fn flag(object: &Object<'_>, key: &str) -> bool {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Flag {
+        Bool(bool),
+        Text(String),
+    }
+    let value = object
+        .get(key)
+        .and_then(|raw| serde_json::from_str(raw.get()).ok());
+    match value {
+        Some(Flag::Bool(value)) => value,
+        Some(Flag::Text(text)) => text.eq_ignore_ascii_case("true"),
+        None => false,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn invalid(error: serde_json::Error) -> Invalid {
+    Invalid::Json(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+    #[test]
+    fn a_list_is_read() {
+        let text = r#"{"cniVersion":"1.0.0","name":"net","disableCheck":"True","plugins":[
+            {"type":"bridge","x":1.50},
+            {"type":"portmap","capabilities":{"portMappings":true,"y":false}}]}"#;
+        let network = Network::parse("10-x.conflist", text).unwrap();
+        assert_eq!(
+            (network.name.as_str(), network.is_list, network.is_ours()),
+            ("net", true, false)
+        );
+        assert!(network.disable_check && !network.disable_gc);
+        assert_eq!(network.plugins[0].text, r#"{"type":"bridge","x":1.50}"#);
+        assert_eq!(
+            network.capabilities(),
+            BTreeSet::from(["portMappings".to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_single_plugin_is_read() {
+        let text = r#"{"cniVersion":"0.2.0","name":"net","type":"flannel"}"#;
+        for name in ["10-x.conf", "10-x.json"] {
+            let network = Network::parse(name, text).unwrap();
+            assert_eq!(network.plugins[0].kind, "flannel");
+            assert!(!network.is_list);
+        }
+    }
+
+    #[test]
+    fn what_a_runtime_would_not_take_is_invalid() {
+        for (name, text, expected) in [
+            ("a.conflist", r#"{"name":"n"}"#, Invalid::NoPlugins),
+            (
+                "a.conflist",
+                r#"{"name":"n","plugins":[]}"#,
+                Invalid::NoPlugins,
+            ),
+            (
+                "a.conflist",
+                r#"{"name":"n","plugins":[{}]}"#,
+                Invalid::NoType,
+            ),
+            (
+                "a.conflist",
+                r#"{"plugins":[{"type":"x"}]}"#,
+                Invalid::NoName,
+            ),
+            (
+                "a.conf",
+                r#"{"name":"n","plugins":[{"type":"x"}]}"#,
+                Invalid::NoType,
+            ),
+            ("a.conf", r#"{"type":"x"}"#, Invalid::NoName),
+        ] {
+            assert_eq!(Network::parse(name, text).unwrap_err(), expected, "{text}");
+        }
+        for text in ["", "{", "[]", r#"{"name":"n","plugins":3}"#, "null"] {
+            let error = Network::parse("a.conflist", text).unwrap_err();
+            assert!(matches!(error, Invalid::Json(_)), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ours_are_those_with_the_mark_or_only_our_plugin() {
+        for (text, expected) in [
+            (r#"{"name":"n","plugins":[{"type":"ambit-cni"}]}"#, true),
+            (
+                r#"{"name":"n","plugins":[{"type":"x"},{"type":"ambit-cni"}]}"#,
+                false,
+            ),
+            (
+                r#"{"name":"n","ambit":{},"plugins":[{"type":"x"},{"type":"ambit-cni"}]}"#,
+                true,
+            ),
+        ] {
+            assert_eq!(
+                Network::parse("a.conflist", text).unwrap().is_ours(),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn the_version_is_the_callers_if_offered() {
+        for (members, wanted, expected) in [
+            (r#""cniVersion":"1.0.0""#, "1.0.0", Some("1.0.0")),
+            (r#""cniVersion":"0.3.1""#, "1.0.0", Some("0.3.1")),
+            (
+                r#""cniVersion":"1.0.0","cniVersions":["0.4.0","1.1.0"]"#,
+                "0.4.0",
+                Some("0.4.0"),
+            ),
+            (
+                r#""cniVersion":"1.0.0","cniVersions":["0.4.0","1.1.0","9.0.0"]"#,
+                "0.2.0",
+                Some("1.1.0"),
+            ),
+            (r#""cniVersion":"9.0.0""#, "1.0.0", None),
+            (r#""x":1"#, "1.0.0", None),
+        ] {
+            let text = format!(r#"{{"name":"n","plugins":[{{"type":"x"}}],{members}}}"#);
+            let network = Network::parse("a.conflist", &text).unwrap();
+            assert_eq!(network.version(wanted, &KNOWN), expected, "{members}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+{{/* The agent's environment: the names are those of Istio's agent where there is one. */}}
+{{- define "ambit.agentConfig" -}}
+AMBIENT_DNS_CAPTURE: {{ .Values.cni.ambient.dnsCapture | quote }}
+AMBIENT_ENABLEMENT_SELECTOR: {{ with .Values.cni.ambient.enablementSelectors }}{{ toJson . | quote }}{{ else }}""{{ end }}
+AMBIENT_IPV6: {{ .Values.cni.ambient.ipv6 | quote }}
+ALLOW_SWITCH_TO_HOST_NS: {{ not .Values.cni.ambient.shareHostNetworkNamespace | quote }}
+CHAINED_CNI_PLUGIN: {{ include "ambit.chained" . | quote }}
+CNI_AGENT_RUN_DIR: /var/run/istio-cni
+CNI_CONF_NAME: {{ include "ambit.cniConfFileName" . | quote }}
+EXCLUDE_NAMESPACES: {{ .Values.cni.excludeNamespaces | join "," | quote }}
+HOST_PREFIX: /host
+HOST_PROBE_SNAT_IP: {{ .Values.cni.probeAddressIPv4 | quote }}
+HOST_PROBE_SNAT_IPV6: {{ .Values.cni.probeAddressIPv6 | quote }}
+HOST_PROC: /host/proc
+ISTIO_OWNED_CNI_CONFIG: {{ .Values.cni.istioOwnedCNIConfig | quote }}
+{{- with .Values.cni.istioOwnedCNIConfigFileName }}
+ISTIO_OWNED_CNI_CONFIG_FILENAME: {{ . | quote }}
+{{- end }}
+LOG_FORMAT: {{ if .Values.global.logAsJson }}json{{ else }}plain{{ end }}
+MOUNTED_CNI_NET_DIR: /host/etc/cni/net.d
+RECONCILE_SECONDS: {{ .Values.cni.reconcileSeconds | quote }}
+REDIRECTION_BACKEND: {{ .Values.cni.redirectionBackend | quote }}
+RUST_LOG: {{ .Values.global.logging.level | quote }}
+SYSTEM_NAMESPACE: {{ .Release.Namespace }}
+XTABLES_LOCKFILE: /tmp/xtables.lock
+ZTUNNEL_UDS_ADDRESS: /var/run/ztunnel/ztunnel.sock
+{{- range $name, $value := .Values.cni.env }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,22 @@
+{{/* Labels of every object; the argument is the root context. */}}
+{{- define "ambit.labels" -}}
+app.kubernetes.io/part-of: ambit
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{/* The image called by the second item of a list, of the mesh of the first. */}}
+{{- define "ambit.image" -}}
+{{- $root := index . 0 -}}
+{{ $root.Values.global.hub }}/{{ index . 1 }}:{{ $root.Values.global.tag | default $root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "ambit.controlAddress" -}}
+https://istiod.{{ .Release.Namespace }}.svc:15012
+{{- end }}
+
+{{/* Kubernetes' minor version as a number; some platforms write "31+". */}}
+{{- define "ambit.minor" -}}
+{{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}
+{{- end }}

@@ -1,0 +1,116 @@
+//! Kubernetes objects as they are sent: what they are called, and in which order they come.
+
+use std::fmt;
+
+use kube::core::{ApiResource, GroupVersionKind};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What an object is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectRef {
+    /// `apps/v1`.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace; none for what is of the whole cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+}
+
+impl ObjectRef {
+    /// What the object calls itself; none if it has no kind or name.
+    pub fn of(object: &Value) -> Option<Self> {
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(ToOwned::to_owned);
+        let metadata = object.get("metadata")?;
+        Some(Self {
+            api_version: text(object.get("apiVersion"))?,
+            kind: text(object.get("kind"))?,
+            namespace: text(metadata.get("namespace")),
+            name: text(metadata.get("name"))?,
+        })
+    }
+
+    /// Whether both are the same object, whatever the version they are written in.
+    pub fn same(&self, other: &Self) -> bool {
+        (&self.kind, &self.namespace, &self.name, self.group())
+            == (&other.kind, &other.namespace, &other.name, other.group())
+    }
+
+    /// The group; empty for the core one.
+    pub fn group(&self) -> &str {
+        self.api_version
+            .rsplit_once('/')
+            .map_or("", |(group, _)| group)
+    }
+
+    /// Where the API server has it.
+    pub fn resource(&self) -> ApiResource {
+        let version = self
+            .api_version
+            .rsplit_once('/')
+            .map_or(self.api_version.as_str(), |(_, version)| version);
+        ApiResource::from_gvk(&GroupVersionKind::gvk(self.group(), version, &self.kind))
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+/// When an object of this kind is applied: what others refer to comes first.
+pub fn rank(kind: &str) -> usize {
+    const ORDER: &[&str] = &[
+        "Namespace",
+        "CustomResourceDefinition",
+        "ResourceQuota",
+        "ServiceAccount",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "Role",
+        "RoleBinding",
+        "Secret",
+        "ConfigMap",
+        "NetworkPolicy",
+        "Service",
+        "PodDisruptionBudget",
+        "Deployment",
+        "DaemonSet",
+    ];
+    ORDER
+        .iter()
+        .position(|known| *known == kind)
+        .unwrap_or(ORDER.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_of_objects() {
+        let object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"name": "a", "namespace": "b"}});
+        let name = ObjectRef::of(&object).unwrap();
+        assert_eq!(name.to_string(), "DaemonSet b/a");
+        assert_eq!((name.group(), name.resource().plural.as_str()), ("apps", "daemonsets"));
+        let core = ObjectRef::of(&json!({"apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": "a"}}));
+        assert_eq!(core.unwrap().to_string(), "Namespace a");
+        let policy = ObjectRef { api_version: "networking.k8s.io/v1".into(), kind: "NetworkPolicy".into(), ..name.clone() };
+        assert_eq!(policy.resource().plural, "networkpolicies");
+        assert!(name.same(&ObjectRef { api_version: "apps/v1beta1".into(), ..name.clone() }));
+        assert!(!name.same(&ObjectRef { api_version: "v1".into(), ..name.clone() }));
+        assert_eq!(ObjectRef::of(&json!({"kind": "x"})), None);
+    }
+}

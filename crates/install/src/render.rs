@@ -1,0 +1,169 @@
+//! The chart's templates made into objects, as Helm makes them.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use gotmpl::{MissingKey, Template, tmap, to_value};
+use serde_json::Value;
+
+use crate::{chart, object};
+
+mod functions;
+
+/// Whom the chart is rendered for.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// Name of the release.
+    pub name: String,
+    /// Namespace of the mesh.
+    pub namespace: String,
+    /// Who applies it: `Helm` or `ambit`.
+    pub service: String,
+    /// The cluster's minor version, as it says itself (`34`, `31+`).
+    pub minor: String,
+}
+
+impl Default for Release {
+    fn default() -> Self {
+        Self {
+            name: "ambit".to_owned(),
+            namespace: "istio-system".to_owned(),
+            service: "ambit".to_owned(),
+            minor: "34".to_owned(),
+        }
+    }
+}
+
+/// The chart cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    /// A template.
+    #[error("the template {path} cannot be rendered")]
+    Template {
+        /// Which.
+        path: &'static str,
+        /// Why.
+        #[source]
+        source: gotmpl::TemplateError,
+    },
+    /// What a template made.
+    #[error("the template {path} makes what is no YAML: {cause}")]
+    Yaml {
+        /// Which.
+        path: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// The chart's own files.
+    #[error("the chart is damaged: {0}")]
+    Chart(String),
+}
+
+/// The objects of the chart, in the order in which they are applied. `values` are complete.
+///
+/// # Errors
+/// When a template and the values do not fit.
+pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderError> {
+    let engine = Engine::new()?;
+    let data = data(release, values)?;
+    let mut objects = Vec::new();
+    for file in chart::TEMPLATES {
+        if file.path.ends_with(".yaml") {
+            objects.extend(documents(file.path, &engine.render(file.path, &data)?)?);
+        }
+    }
+    objects.sort_by_key(|object| {
+        let kind = object.get("kind").and_then(Value::as_str);
+        object::rank(kind.unwrap_or_default())
+    });
+    Ok(objects)
+}
+
+/// Definitions of Istio's kinds.
+///
+/// # Errors
+/// When the chart was built wrong.
+pub fn crds() -> Result<Vec<Value>, RenderError> {
+    let mut crds = Vec::new();
+    for file in chart::CRDS {
+        crds.extend(documents(file.path, file.text)?);
+    }
+    Ok(crds)
+}
+
+/// What to say after an installation.
+///
+/// # Errors
+/// When the chart was built wrong.
+pub fn notes(release: &Release, values: &Value) -> Result<String, RenderError> {
+    Engine::new()?.render(chart::NOTES.path, &data(release, values)?)
+}
+
+/// All templates, which may include each other.
+struct Engine(Arc<OnceLock<Template>>);
+
+impl Engine {
+    fn new() -> Result<Self, RenderError> {
+        let slot = Arc::new(OnceLock::new());
+        let here: Weak<OnceLock<Template>> = Arc::downgrade(&slot);
+        let mut template = functions::register(Template::new("chart"), here)
+            .missing_key(MissingKey::ZeroValue);
+        for file in chart::TEMPLATES.iter().chain([&chart::NOTES]) {
+            // Helper files define; the others are templates under their own paths.
+            let text = if file.path.ends_with(".tpl") {
+                file.text.to_owned()
+            } else {
+                format!("{{{{ define {:?} }}}}{}{{{{ end }}}}", file.path, file.text)
+            };
+            template = template.parse(&text).map_err(|source| RenderError::Template {
+                path: file.path,
+                source,
+            })?;
+        }
+        slot.get_or_init(|| template);
+        Ok(Self(slot))
+    }
+
+    fn render(&self, path: &'static str, data: &gotmpl::Value) -> Result<String, RenderError> {
+        let template = self.0.get().ok_or_else(|| RenderError::Chart("no templates".to_owned()))?;
+        template
+            .execute_template_to_string(path, data)
+            .map_err(|source| RenderError::Template { path, source })
+    }
+}
+
+fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError> {
+    let damaged = |error: &dyn std::fmt::Display| RenderError::Chart(error.to_string());
+    let metadata = chart::metadata().map_err(|error| damaged(&error))?;
+    Ok(tmap! {
+        "Values" => to_value(values).map_err(|error| damaged(&error))?,
+        "Release" => tmap! {
+            "Name" => release.name.as_str(),
+            "Namespace" => release.namespace.as_str(),
+            "Service" => release.service.as_str(),
+        },
+        "Chart" => tmap! {
+            "Name" => metadata.name.as_str(),
+            "Version" => metadata.version.as_str(),
+            "AppVersion" => metadata.app_version.as_str(),
+        },
+        "Capabilities" => tmap! {
+            "KubeVersion" => tmap! { "Major" => "1", "Minor" => release.minor.as_str() },
+        },
+    })
+}
+
+fn documents(path: &'static str, text: &str) -> Result<Vec<Value>, RenderError> {
+    let all: Vec<Option<Value>> =
+        serde_saphyr::from_multiple(text).map_err(|error| RenderError::Yaml {
+            path,
+            cause: error.to_string(),
+        })?;
+    Ok(all
+        .into_iter()
+        .flatten()
+        .filter(|object| !object.is_null())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The functions that Helm adds to Go's templates, as far as the chart uses them.
+
+use std::sync::{OnceLock, Weak};
+
+use aws_lc_rs::digest;
+use gotmpl::{Result, Template, TemplateError, Value};
+
+/// Adds them. `templates` are what `include` finds.
+pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) -> Template {
+    template
+        .func("include", move |args| {
+            let [Value::String(name), data] = args else {
+                return Err(wrong("include", "a name and a value"));
+            };
+            let all = templates.upgrade();
+            let all = all.as_ref().and_then(|all| all.get());
+            let all = all.ok_or_else(|| wrong("include", "templates"))?;
+            all.execute_template_to_string(name, data).map(string)
+        })
+        .func("toYaml", |args| {
+            let yaml = serde_saphyr::to_string(&json(one("toYaml", args)?));
+            let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
+            Ok(string(yaml.trim_end().to_owned()))
+        })
+        .func("toJson", |args| {
+            Ok(string(json(one("toJson", args)?).to_string()))
+        })
+        .func("quote", |args| {
+            Ok(string(
+                serde_json::Value::String(text(one("quote", args)?)).to_string(),
+            ))
+        })
+        .func("nindent", |args| {
+            indent("nindent", args).map(|text| string(format!("\n{text}")))
+        })
+        .func("default", |args| match args {
+            [default, value] if !value.is_truthy() => Ok(default.clone()),
+            [_, value] => Ok(value.clone()),
+            [default] => Ok(default.clone()),
+            _ => Err(wrong("default", "a default and a value")),
+        })
+        .func("int", |args| {
+            let value = one("int", args)?;
+            let number = match value {
+                Value::String(text) => text.parse().unwrap_or(0),
+                other => other.as_int().unwrap_or(0),
+            };
+            Ok(Value::Int(number))
+        })
+        .func("join", |args| {
+            let [Value::String(separator), Value::List(list)] = args else {
+                return Err(wrong("join", "a separator and a list"));
+            };
+            let texts: Vec<_> = list.iter().map(text).collect();
+            Ok(string(texts.join(separator)))
+        })
+        .func("list", |args| Ok(Value::List(args.into())))
+        .func("prepend", |args| {
+            let [Value::List(list), first] = args else {
+                return Err(wrong("prepend", "a list and a value"));
+            };
+            let all: Vec<_> = [first].into_iter().chain(list.iter()).cloned().collect();
+            Ok(Value::List(all.into()))
+        })
+        .func("trimSuffix", |args| {
+            let [Value::String(suffix), Value::String(text)] = args else {
+                return Err(wrong("trimSuffix", "two texts"));
+            };
+            let cut = text.strip_suffix(&**suffix).unwrap_or(text);
+            Ok(string(cut.to_owned()))
+        })
+        .func("kindIs", |args| {
+            let [Value::String(kind), value] = args else {
+                return Err(wrong("kindIs", "a kind and a value"));
+            };
+            let own = match value {
+                Value::Bool(_) => "bool",
+                Value::String(_) => "string",
+                Value::List(_) => "slice",
+                Value::Map(_) => "map",
+                Value::Nil => "invalid",
+                _ => "number",
+            };
+            Ok(Value::Bool(own == &**kind))
+        })
+        .func("sha256sum", |args| {
+            let text = text(one("sha256sum", args)?);
+            let hash = digest::digest(&digest::SHA256, text.as_bytes());
+            let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+            Ok(string(hex))
+        })
+}
+
+fn one<'a>(name: &'static str, args: &'a [Value]) -> Result<&'a Value> {
+    match args {
+        [value] => Ok(value),
+        _ => Err(wrong(name, "one value")),
+    }
+}
+
+fn indent(name: &'static str, args: &[Value]) -> Result<String> {
+    let [count, Value::String(text)] = args else {
+        return Err(wrong(name, "a number and a text"));
+    };
+    let count = count.as_int().and_then(|count| usize::try_from(count).ok());
+    let pad = " ".repeat(count.ok_or_else(|| wrong(name, "a number"))?);
+    let lines: Vec<_> = text.split('\n').map(|line| format!("{pad}{line}")).collect();
+    Ok(lines.join("\n"))
+}
+
+fn wrong(name: &'static str, wanted: &'static str) -> TemplateError {
+    TemplateError::Exec(format!("{name} needs {wanted}"))
+}
+
+fn string(text: String) -> Value {
+    Value::String(text.into())
+}
+
+/// A value as Go prints it.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Nil => String::new(),
+        Value::String(text) => text.to_string(),
+        other => json(other).to_string(),
+    }
+}
+
+fn json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Bool(flag) => (*flag).into(),
+        Value::Int(number) => (*number).into(),
+        Value::Uint(number) => (*number).into(),
+        Value::Float(number) => (*number).into(),
+        Value::String(text) => text.as_ref().into(),
+        Value::List(list) => list.iter().map(json).collect(),
+        Value::Map(map) => {
+            let entries = map.iter().map(|(key, value)| (key.to_string(), json(value)));
+            serde_json::Value::Object(entries.collect())
+        }
+        _ => serde_json::Value::Null,
+    }
+}

@@ -1,0 +1,205 @@
+//! What the chart makes of values.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use serde_json::json;
+
+use super::*;
+use crate::{object::ObjectRef, values::Overrides};
+
+const PLATFORMS: [&str; 11] = [
+    "", "gke", "eks", "aks", "openshift", "k3s", "k3d", "minikube", "kind", "talos", "microk8s",
+];
+
+fn render(settings: &[&str]) -> Vec<Value> {
+    let mut overrides = Overrides::default();
+    for setting in settings {
+        overrides.set(setting, false).unwrap();
+    }
+    objects(&Release::default(), &overrides.complete().unwrap()).unwrap()
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = objects.iter().find(|object| {
+        let reference = ObjectRef::of(object).unwrap();
+        reference.kind == kind && reference.name == name
+    });
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+#[test]
+fn manifests_of_the_defaults() {
+    for object in render(&[]) {
+        let name = ObjectRef::of(&object).unwrap();
+        insta::assert_yaml_snapshot!(format!("{}-{}", name.kind, name.name), object);
+    }
+}
+
+/// What differs from the defaults, as paths.
+#[test]
+fn what_each_platform_changes() {
+    let plain = flat(&render(&[]));
+    for platform in PLATFORMS.into_iter().skip(1) {
+        let setting = format!("global.platform={platform}");
+        let mine = flat(&render(&[&setting]));
+        let mut lines: Vec<_> = mine.difference(&plain).map(|l| format!("+ {l}")).collect();
+        lines.extend(plain.difference(&mine).map(|l| format!("- {l}")));
+        // The checksum follows the configuration.
+        lines.retain(|line| !line.contains("config-checksum"));
+        insta::assert_snapshot!(format!("platform-{platform}"), lines.join("\n"));
+    }
+}
+
+fn flat(objects: &[Value]) -> std::collections::BTreeSet<String> {
+    fn walk(path: &str, value: &Value, lines: &mut std::collections::BTreeSet<String>) {
+        match value {
+            Value::Object(map) => {
+                for (key, value) in map {
+                    walk(&format!("{path}.{key}"), value, lines);
+                }
+            }
+            Value::Array(list) => {
+                for (index, value) in list.iter().enumerate() {
+                    let name = value.get("name").and_then(Value::as_str);
+                    let name = name.map_or_else(|| index.to_string(), ToOwned::to_owned);
+                    walk(&format!("{path}[{name}]"), value, lines);
+                }
+            }
+            other => {
+                lines.insert(format!("{path} = {other}"));
+            }
+        }
+    }
+    let mut lines = std::collections::BTreeSet::new();
+    for object in objects {
+        walk(&ObjectRef::of(object).unwrap().to_string(), object, &mut lines);
+    }
+    lines
+}
+
+#[test]
+fn images_are_named_by_hub_and_tag() {
+    let objects = render(&["global.hub=example/x,global.tag=dev,global.imagePullPolicy=Never"]);
+    for (kind, name, image) in [
+        ("DaemonSet", "ambit-agent", "example/x/agent:dev"),
+        ("DaemonSet", "ztunnel", "example/x/node-proxy:dev"),
+        ("Deployment", "ambit-control", "example/x/control:dev"),
+    ] {
+        let container = &find(&objects, kind, name)["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(container["image"], image);
+        assert_eq!(container["imagePullPolicy"], "Never");
+    }
+}
+
+#[test]
+fn values_of_every_form_end_where_they_belong() {
+    let objects = render(&[
+        "cni.excludeNamespaces={a,b}",
+        "cni.env.HOST_PROBE_RULE=false",
+        "pilot.trustedNodeAccounts={x/y}",
+        "pilot.affinity.nodeAffinity.a=b",
+        "ztunnel.unenrolledDrain=10m",
+        "global.network=net1",
+        "global.networkPolicy.enabled=true",
+        "global.imagePullSecrets={one,two}",
+        "cni.tolerations=null",
+    ]);
+    let config = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
+    assert_eq!(config["EXCLUDE_NAMESPACES"], "a,b");
+    assert_eq!(config["HOST_PROBE_RULE"], "false");
+    let control = &find(&objects, "Deployment", "ambit-control")["spec"]["template"]["spec"];
+    assert_eq!(control["affinity"], json!({"nodeAffinity": {"a": "b"}}));
+    assert_eq!(control["imagePullSecrets"], json!([{"name": "one"}, {"name": "two"}]));
+    let env = control["containers"][0]["env"].as_array().unwrap();
+    let accounts = json!({"name": "CA_TRUSTED_NODE_ACCOUNTS", "value": "istio-system/ztunnel,x/y"});
+    assert!(env.contains(&accounts));
+    let proxy = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
+    let env = proxy["containers"][0]["env"].as_array().unwrap();
+    assert!(env.contains(&json!({"name": "AMBIT_UNENROLLED_DRAIN", "value": "10m"})));
+    assert!(env.contains(&json!({"name": "NETWORK", "value": "net1"})));
+    let policies = objects.iter().filter(|object| object["kind"] == "NetworkPolicy");
+    assert_eq!(policies.count(), 3);
+    let agent = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"]["spec"];
+    assert_eq!(agent.get("tolerations"), None);
+}
+
+#[test]
+fn selectors_are_given_to_the_agent_as_it_reads_them() {
+    let mut overrides = Overrides::default();
+    overrides
+        .file(
+            "x",
+            "cni: {ambient: {enablementSelectors: [{podSelector: {matchLabels: {a: \"b\"}}}]}}",
+        )
+        .unwrap();
+    let objects = objects(&Release::default(), &overrides.complete().unwrap()).unwrap();
+    let text = find(&objects, "ConfigMap", "ambit-agent-config")["data"]["AMBIENT_ENABLEMENT_SELECTOR"]
+        .as_str()
+        .unwrap();
+    let read: Value = serde_saphyr::from_str(text).unwrap();
+    assert_eq!(read, json!([{"podSelector": {"matchLabels": {"a": "b"}}}]));
+}
+
+#[test]
+fn old_clusters_get_the_annotation_for_apparmor() {
+    let values = Overrides::default().complete().unwrap();
+    let release = Release { minor: "29+".to_owned(), ..Release::default() };
+    let objects = objects(&release, &values).unwrap();
+    let template = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"];
+    let key = "container.apparmor.security.beta.kubernetes.io/agent";
+    assert_eq!(template["metadata"]["annotations"][key], "unconfined");
+    let security = &template["spec"]["containers"][0]["securityContext"];
+    assert_eq!(security.get("appArmorProfile"), None);
+}
+
+#[test]
+fn no_container_has_more_rights_than_it_needs() {
+    for object in render(&[]) {
+        let pod = &object["spec"]["template"]["spec"];
+        for container in pod["containers"].as_array().into_iter().flatten() {
+            let security = &container["securityContext"];
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{container}");
+            assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{container}");
+            assert_ne!(security["privileged"], true, "{container}");
+            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+            assert_eq!(pod.get("hostNetwork"), None);
+            assert_eq!(pod.get("hostPID"), None);
+            assert!(container.get("resources").is_some(), "{container}");
+            assert!(container.get("readinessProbe").is_some(), "{container}");
+        }
+    }
+}
+
+#[test]
+fn definitions_serve_what_istio_serves() {
+    let names: Vec<_> = crds()
+        .unwrap()
+        .iter()
+        .map(|crd| {
+            let versions = crd["spec"]["versions"].as_array().unwrap();
+            for version in versions {
+                assert_eq!(version["subresources"], json!({"status": {}}));
+                assert_eq!(version["storage"], version["name"] == "v1");
+                assert!(version["schema"]["openAPIV3Schema"]["properties"]["spec"].is_object());
+            }
+            let versions: Vec<_> = versions.iter().map(|v| v["name"].as_str().unwrap()).collect();
+            format!("{} {}", crd["metadata"]["name"].as_str().unwrap(), versions.join(" "))
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "authorizationpolicies.security.istio.io v1 v1beta1",
+            "peerauthentications.security.istio.io v1 v1beta1",
+            "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
+            "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",
+        ]
+    );
+}
+
+#[test]
+fn notes_name_the_namespace() {
+    let release = Release { namespace: "mesh".to_owned(), ..Release::default() };
+    let values = Overrides::default().complete().unwrap();
+    assert!(notes(&release, &values).unwrap().contains("namespace mesh "));
+}

@@ -1,0 +1,158 @@
+//! Checks values against the chart's schema: as much of JSON Schema as that schema uses.
+
+use serde_json::Value;
+
+use crate::chart;
+
+/// Every value that does not fit, with its path.
+pub fn problems(values: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    match serde_json::from_str(chart::SCHEMA) {
+        Ok(root) => check(&root, &root, values, "", &mut problems),
+        Err(error) => problems.push(format!("the chart's schema cannot be read: {error}")),
+    }
+    problems
+}
+
+fn check(root: &Value, schema: &Value, value: &Value, path: &str, problems: &mut Vec<String>) {
+    let schema = match schema.get("$ref").and_then(Value::as_str) {
+        Some(reference) => match root.pointer(reference.trim_start_matches('#')) {
+            Some(schema) => schema,
+            None => return problems.push(format!("the chart's schema has no {reference}")),
+        },
+        None => schema,
+    };
+    if let Some(types) = schema.get("type") {
+        let types: Vec<&str> = match types {
+            Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
+            one => one.as_str().into_iter().collect(),
+        };
+        if !types.iter().any(|wanted| is(value, wanted)) {
+            return problems.push(format!("{path}: {value} is no {}", types.join(" or ")));
+        }
+    }
+    if let Some(allowed) = schema.get("enum").and_then(Value::as_array)
+        && !allowed.contains(value)
+    {
+        let allowed: Vec<_> = allowed.iter().map(ToString::to_string).collect();
+        problems.push(format!("{path}: {value} is none of {}", allowed.join(", ")));
+    }
+    if let (Some(minimum), Some(number)) = (
+        schema.get("minimum").and_then(Value::as_i64),
+        value.as_i64(),
+    ) && number < minimum
+    {
+        problems.push(format!("{path}: {number} is below {minimum}"));
+    }
+    if let (Some(items), Some(list)) = (schema.get("items"), value.as_array()) {
+        for (index, item) in list.iter().enumerate() {
+            check(root, items, item, &format!("{path}[{index}]"), problems);
+        }
+    }
+    if let Some(map) = value.as_object() {
+        let known = schema.get("properties").and_then(Value::as_object);
+        for (key, value) in map {
+            let path = if path.is_empty() {
+                key.clone()
+            } else {
+                format!("{path}.{key}")
+            };
+            match (
+                known.and_then(|known| known.get(key)),
+                schema.get("additionalProperties"),
+            ) {
+                (Some(schema), _) => check(root, schema, value, &path, problems),
+                (None, Some(Value::Bool(false))) => {
+                    let near = known.into_iter().flatten().map(|(name, _)| name.as_str());
+                    problems.push(match nearest(key, near) {
+                        Some(other) => format!("{path}: did you mean {other}?"),
+                        None => path,
+                    });
+                }
+                (None, Some(schema @ Value::Object(_))) => {
+                    check(root, schema, value, &path, problems);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn is(value: &Value, wanted: &str) -> bool {
+    match wanted {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "null" => value.is_null(),
+        _ => false,
+    }
+}
+
+/// The name that differs only in case and hyphens, or has the other inside.
+fn nearest<'a>(key: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |text: &str| text.to_lowercase().replace(['-', '_'], "");
+    let wanted = plain(key);
+    let mut part = None;
+    for name in names {
+        let name_plain = plain(name);
+        if name_plain == wanted {
+            return Some(name);
+        }
+        if name_plain.contains(&wanted) || wanted.contains(&name_plain) {
+            part = part.or(Some(name));
+        }
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_default_fits() {
+        let values: Value = serde_saphyr::from_str(chart::VALUES).unwrap();
+        assert_eq!(problems(&values), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        for (values, problem) in [
+            (
+                json!({"globl": {}}),
+                "globl",
+            ),
+            (
+                json!({"global": {"hub": 1}}),
+                "global.hub: 1 is no string",
+            ),
+            (
+                json!({"cni": {"chained": "yes"}}),
+                "cni.chained: \"yes\" is no boolean or null",
+            ),
+            (
+                json!({"cni": {"excludeNamespaces": ["a", 1]}}),
+                "cni.excludeNamespaces[1]: 1 is no string",
+            ),
+            (
+                json!({"cni": {"reconcileSeconds": -1}}),
+                "cni.reconcileSeconds: -1 is below 0",
+            ),
+            (
+                json!({"global": {"Platform": ""}}),
+                "global.Platform: did you mean platform?",
+            ),
+            (
+                json!({"pilot": {"env": {"A": []}}}),
+                "pilot.env.A: [] is no string or number or boolean",
+            ),
+        ] {
+            assert_eq!(problems(&values), [problem]);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Values: defaults, files and single settings, laid over each other as Helm does.
+
+use serde_json::{Map, Value};
+
+use crate::{chart, schema};
+
+/// Values that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ValuesError {
+    /// A file of values.
+    #[error("{name} is no YAML of values: {cause}")]
+    Syntax {
+        /// Which file.
+        name: String,
+        /// Why.
+        cause: String,
+    },
+    /// `--set`.
+    #[error("--set {text}: {problem}; write it as path.to.value=value")]
+    Set {
+        /// What was given.
+        text: String,
+        /// Why.
+        problem: &'static str,
+    },
+    /// Not what the chart knows.
+    #[error("values that the chart does not know:\n  {}", .0.join("\n  "))]
+    Invalid(Vec<String>),
+}
+
+/// What the user set: later layers win over earlier ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides(Map<String, Value>);
+
+impl Overrides {
+    /// Lays a file of values over what there is. `name` is for errors.
+    ///
+    /// # Errors
+    /// When it is no YAML map.
+    pub fn file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
+        let wrong = |cause: String| ValuesError::Syntax {
+            name: name.to_owned(),
+            cause,
+        };
+        let value: Option<Value> =
+            serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        match value {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(layer)) => merge(&mut self.0, layer, false),
+            Some(_) => return Err(wrong("it is not a map".to_owned())),
+        }
+        Ok(())
+    }
+
+    /// Sets single values, as Helm's `--set a.b=c,d=e`. `strings` keeps every value a text.
+    ///
+    /// # Errors
+    /// When a part has no `=`, or a path is empty or leads through a value.
+    pub fn set(&mut self, text: &str, strings: bool) -> Result<(), ValuesError> {
+        let wrong = |problem| ValuesError::Set {
+            text: text.to_owned(),
+            problem,
+        };
+        for setting in split(text, ',') {
+            let (path, value) = setting
+                .split_once('=')
+                .ok_or_else(|| wrong("there is no '='"))?;
+            let path = split(path, '.');
+            if path.iter().any(String::is_empty) {
+                return Err(wrong("a part of the path is empty"));
+            }
+            let mut layer = Map::new();
+            let mut value = if strings {
+                Value::String(unescape(value))
+            } else {
+                read(value)
+            };
+            for key in path.iter().skip(1).rev() {
+                value = Value::Object(Map::from_iter([(unescape(key), value)]));
+            }
+            if let Some(first) = path.first() {
+                layer.insert(unescape(first), value);
+            }
+            merge(&mut self.0, layer, false);
+        }
+        Ok(())
+    }
+
+    /// Lays other settings over these.
+    pub fn extend(&mut self, later: Self) {
+        merge(&mut self.0, later.0, false);
+    }
+
+    /// These over the chart's defaults.
+    ///
+    /// # Errors
+    /// When the chart does not know one, or it has another form.
+    pub fn complete(&self) -> Result<Value, ValuesError> {
+        let mut all: Map<String, Value> =
+            serde_saphyr::from_str(chart::VALUES).map_err(|error| ValuesError::Syntax {
+                name: "values.yaml".to_owned(),
+                cause: error.to_string(),
+            })?;
+        merge(&mut all, self.0.clone(), true);
+        let all = Value::Object(all);
+        let problems = schema::problems(&all);
+        if problems.is_empty() {
+            Ok(all)
+        } else {
+            Err(ValuesError::Invalid(problems))
+        }
+    }
+
+    /// As a value.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.0)
+    }
+
+    /// A text at a path, if it is set.
+    pub fn text(&self, path: &[&str]) -> Option<&str> {
+        let (first, rest) = path.split_first()?;
+        rest.iter()
+            .try_fold(self.0.get(*first)?, |value, key| value.get(key))?
+            .as_str()
+    }
+}
+
+/// Lays `over` on `base`: maps are merged, everything else is replaced. With `remove`, null takes a
+/// key away.
+fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, remove: bool) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Object(below)), Value::Object(above)) => merge(below, above, remove),
+            (_, Value::Null) if remove => {
+                base.remove(&key);
+            }
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+/// A value as `--set` writes it: `true`, `12`, `null`, `{a,b}`, or a text.
+fn read(text: &str) -> Value {
+    match text {
+        "true" => Value::Bool(true),
+        "false" => Value::Bool(false),
+        "null" => Value::Null,
+        _ => {
+            if let Some(items) = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')) {
+                let items = split(items, ',');
+                let items = items.iter().filter(|item| !item.is_empty());
+                return Value::Array(items.map(|item| read(item)).collect());
+            }
+            let number = text.parse::<i64>().ok();
+            // 007 is a text, as Helm has it.
+            match number.filter(|_| text == "0" || !text.starts_with('0')) {
+                Some(number) => Value::from(number),
+                None => Value::String(unescape(text)),
+            }
+        }
+    }
+}
+
+/// Splits where `at` stands unescaped and outside braces.
+fn split(text: &str, at: char) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut depth = 0_usize;
+    let mut escaped = false;
+    for c in text.chars() {
+        let cut = c == at && depth == 0 && !escaped;
+        match c {
+            '{' if !escaped => depth += 1,
+            '}' if !escaped => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        escaped = c == '\\' && !escaped;
+        if cut {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push(c);
+        }
+    }
+    parts
+}
+
+fn unescape(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        plain.push(match c {
+            '\\' => chars.next().unwrap_or('\\'),
+            c => c,
+        });
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn set(texts: &[&str]) -> Value {
+        let mut overrides = Overrides::default();
+        for text in texts {
+            overrides.set(text, false).unwrap();
+        }
+        overrides.into_value()
+    }
+
+    #[test]
+    fn settings_are_read_as_helm_reads_them() {
+        for (texts, expected) in [
+            (&["a.b=c,d=1"][..], json!({"a": {"b": "c"}, "d": 1})),
+            (&["a=true", "a=false"], json!({"a": false})),
+            (&["a={x,y}"], json!({"a": ["x", "y"]})),
+            (&["a={}"], json!({"a": []})),
+            (&["a.kubernetes\\.io/os=linux"], json!({"a": {"kubernetes.io/os": "linux"}})),
+            (&["a=x\\,y"], json!({"a": "x,y"})),
+            (&["a=007,b=0,c=-3"], json!({"a": "007", "b": 0, "c": -3})),
+            (&["a=null"], json!({"a": null})),
+            (&["a=b=c"], json!({"a": "b=c"})),
+        ] {
+            assert_eq!(set(texts), expected, "{texts:?}");
+        }
+        let mut overrides = Overrides::default();
+        assert!(overrides.set("a", false).is_err());
+        assert!(overrides.set(".a=1", false).is_err());
+        overrides.set("a=1", true).unwrap();
+        assert_eq!(overrides.into_value(), json!({"a": "1"}));
+    }
+
+    #[test]
+    fn later_layers_win_and_null_takes_away() {
+        let mut overrides = Overrides::default();
+        overrides
+            .file("a.yaml", "global: {hub: one, tag: x}\ncni: {resources: null}")
+            .unwrap();
+        overrides.set("global.hub=two", false).unwrap();
+        let all = overrides.complete().unwrap();
+        assert_eq!(all["global"]["hub"], "two");
+        assert_eq!(all["global"]["tag"], "x");
+        assert_eq!(all["cni"].get("resources"), None);
+        assert_eq!(all["meshConfig"]["trustDomain"], "cluster.local");
+    }
+
+    #[test]
+    fn a_value_nobody_knows_is_an_error_that_names_it() {
+        let mut overrides = Overrides::default();
+        overrides
+            .set("cni.cniBindir=/x,global.platform=mars", false)
+            .unwrap();
+        let error = overrides.complete().unwrap_err().to_string();
+        assert!(error.contains("cni.cniBindir"), "{error}");
+        assert!(error.contains("cniBinDir"), "{error}");
+        assert!(error.contains("global.platform"), "{error}");
+    }
+
+    #[test]
+    fn files_must_be_maps() {
+        let mut overrides = Overrides::default();
+        assert!(overrides.file("a", "").is_ok());
+        assert!(overrides.file("a", "[1]").is_err());
+        assert!(overrides.file("a", "a: [").is_err());
+    }
+}

@@ -1,15 +1,22 @@
 //! ADD: decide, have the pod enrolled, pass the result on.
 
+use std::borrow::Cow;
+
 use crate::{
     agent::{AddEvent, Agent, Pod},
     command::Environment,
     config::{Config, Version},
+    delegate::Call,
     error::CniError,
     result,
 };
 
-/// Names of agents' own pods. Waiting for the agent to start the agent would never end.
+/// How the names of agents' own pods begin. Waiting for the agent to start the agent would never end.
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
+
+/// The same for the other parts of the mesh, which must come up on a node whose agent is away. They
+/// are asked about as any other pod when it is there.
+const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
 /// Returns what to print.
 pub(crate) fn add(
@@ -17,18 +24,20 @@ pub(crate) fn add(
     config: &Config,
     version: Version,
 ) -> Result<String, CniError> {
+    let call = Call::new(environment, config, version)?;
+    let previous = match &call {
+        Some(call) => call.add()?.map(Cow::Owned),
+        None => config.prev_result.as_deref().map(Cow::Borrowed),
+    };
     // Read before anything is done: a result that cannot be passed on must not leave a pod enrolled.
-    let passed_on = result::passed_on(config.prev_result.as_deref(), version)?;
+    let passed_on = result::passed_on(previous.as_deref(), version)?;
     let arguments = Arguments::parse(&environment.args);
     let Some(pod) = arguments.mesh_candidate(config) else {
         return Ok(passed_on);
     };
-    let previous = config
-        .prev_result
-        .as_deref()
-        .filter(|raw| raw.get() != "null");
+    let previous = previous.as_deref().filter(|raw| raw.get() != "null");
     let addresses = previous.map(result::addresses).transpose();
-    let agent = Agent::new(&config.cni_agent_run_dir, config.agent_wait());
+    let agent = Agent::new(config);
     if agent.is_member(pod)? {
         let addresses = addresses?;
         let event = AddEvent::new(pod, &environment.netns, addresses.as_deref());
@@ -66,17 +75,20 @@ impl<'a> Arguments<'a> {
             namespace,
             uid,
         } = *self;
-        let is_agent = namespace == config.pod_namespace
-            && AGENT_PODS.iter().any(|prefix| name.starts_with(prefix));
+        let is_of = |prefixes: &[&str]| {
+            namespace == config.pod_namespace
+                && prefixes.iter().any(|prefix| name.starts_with(prefix))
+        };
         let outside = !config.ambient_enabled
             || name.is_empty()
             || namespace.is_empty()
-            || is_agent
+            || is_of(&AGENT_PODS)
             || config.excludes(namespace);
         (!outside).then_some(Pod {
             namespace,
             name,
             uid,
+            is_of_mesh: is_of(&MESH_PODS),
         })
     }
 }
@@ -125,6 +137,12 @@ mod tests {
         assert!(!candidate(&usual, "app", "kube-system"));
         assert!(!candidate(&usual, "", "default"));
         assert!(!candidate(&usual, "app", ""));
+        let part = Arguments {
+            name: "ztunnel-x",
+            namespace: "mesh",
+            uid: "",
+        };
+        assert!(part.mesh_candidate(&usual).unwrap().is_of_mesh);
         assert!(!candidate(
             &config(r#","ambient_enabled":false"#),
             "app",

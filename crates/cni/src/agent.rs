@@ -3,7 +3,7 @@
 use std::{
     io,
     net::IpAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -11,9 +11,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    config::{Config, Level},
     error::{CniError, code},
     http::{self, Answer},
-    membership,
+    log, membership,
     result::PodAddress,
 };
 
@@ -24,7 +25,7 @@ const SOCKET: &str = "pluginevent.sock";
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
 /// First and longest pause between two tries.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
 /// The pod that is being started.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,8 @@ pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
+    /// Whether it is a part of the mesh itself, by its name.
+    pub(crate) is_of_mesh: bool,
 }
 
 /// The body of `POST /cmdadd`: the field names are the contract's.
@@ -124,10 +127,10 @@ struct Membership {
     mesh: bool,
 }
 
-/// The agent behind the socket in `run_dir`, for as long as `until`.
+/// The agent behind the socket in its run directory, for as long as `until`.
 #[derive(Debug)]
 pub(crate) struct Agent<'a> {
-    run_dir: &'a Path,
+    config: &'a Config,
     socket: PathBuf,
     wait: Duration,
     until: Instant,
@@ -141,10 +144,11 @@ enum Failed {
 }
 
 impl<'a> Agent<'a> {
-    pub(crate) fn new(run_dir: &'a Path, wait: Duration) -> Self {
-        let socket = run_dir.join(SOCKET);
+    pub(crate) fn new(config: &'a Config) -> Self {
+        let socket = config.cni_agent_run_dir.join(SOCKET);
+        let wait = config.agent_wait();
         Self {
-            run_dir,
+            config,
             socket,
             wait,
             until: Instant::now() + wait,
@@ -171,16 +175,29 @@ impl<'a> Agent<'a> {
                 Err(error) => error.to_string(),
             };
             // The agent cannot say now: a pod it once recorded as outside need not wait for it.
-            if membership::recorded(self.run_dir, pod.namespace) == Some(false) {
-                return Ok(false);
+            match self.recorded(pod) {
+                Some(false) => Ok(false),
+                _ => Err(Failed::ForNow(failed)),
             }
-            Err(Failed::ForNow(failed))
         })
+    }
+
+    /// What is known of the pod without the agent.
+    fn recorded(&self, pod: Pod<'_>) -> Option<bool> {
+        if pod.is_of_mesh {
+            return Some(false);
+        }
+        let Config {
+            cni_agent_run_dir,
+            membership,
+            ..
+        } = self.config;
+        membership::recorded(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
     /// An agent that has no `/v1/membership`: what a file says goes.
     fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, Failed> {
-        membership::recorded(self.run_dir, pod.namespace).ok_or_else(|| {
+        self.recorded(pod).ok_or_else(|| {
             Failed::ForGood(CniError::new(
                 code::AGENT_FAILURE,
                 format!(
@@ -191,7 +208,7 @@ impl<'a> Agent<'a> {
                     "the agent at {} does not answer /v1/membership and {} has no membership.json \
                      that names the namespace; run ambit-agent",
                     self.socket.display(),
-                    self.run_dir.display()
+                    self.config.cni_agent_run_dir.display()
                 ),
             ))
         })
@@ -234,6 +251,7 @@ impl<'a> Agent<'a> {
         mut attempt: impl FnMut() -> Result<T, Failed>,
     ) -> Result<T, CniError> {
         let mut pause = PAUSE.0;
+        let mut is_told = false;
         loop {
             let cause = match attempt() {
                 Ok(outcome) => return Ok(outcome),
@@ -253,6 +271,14 @@ impl<'a> Agent<'a> {
                         self.wait
                     ),
                 ));
+            }
+            if pause == PAUSE.1 && !is_told {
+                let line = format!(
+                    "pod {}/{} waits for the node agent: {cause}",
+                    pod.namespace, pod.name
+                );
+                log::line(self.config, Level::Warn, &line);
+                is_told = true;
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE.1);
@@ -283,6 +309,7 @@ mod tests {
             namespace: "ns",
             name: "p",
             uid: "",
+            is_of_mesh: false,
         };
         let address = |ip: &str, prefix| PodAddress {
             ip: ip.parse().unwrap(),

@@ -7,13 +7,17 @@ use std::{
 
 use crate::{
     add::add,
-    config::{Config, VERSIONS, Version, version_for_errors},
+    config::{Config, Level, VERSIONS, Version, version_for_errors},
+    delegate::Call,
     error::{CniError, code},
-    result,
+    log, result,
 };
 
 /// Most bytes read from stdin.
 const MAX_STDIN: u64 = 4 * 1024 * 1024;
+
+/// Set for the plugins we call, so that we know when we are called by ourselves.
+pub(crate) const DELEGATING: &str = "AMBIT_CNI_DELEGATING";
 
 /// What the runtime sets in the environment. Empty means unset.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +34,8 @@ pub struct Environment {
     pub path: String,
     /// `CNI_ARGS`.
     pub args: String,
+    /// Whether our caller is a plugin that we called.
+    pub is_delegated: bool,
 }
 
 impl Environment {
@@ -47,6 +53,7 @@ impl Environment {
             interface: read("CNI_IFNAME"),
             path: read("CNI_PATH"),
             args: read("CNI_ARGS"),
+            is_delegated: !read(DELEGATING).is_empty(),
         }
     }
 }
@@ -66,12 +73,12 @@ pub fn run(
     let (text, status) = match &outcome {
         Ok(text) => (text.clone(), ExitCode::SUCCESS),
         Err(error) => {
+            let line = format!("{}: {error}", environment.command);
             // The runtime's log; if even that is gone, stdout still has it.
-            drop(writeln!(
-                stderr,
-                "ambit-cni: {}: {error}",
-                environment.command
-            ));
+            drop(writeln!(stderr, "ambit-cni: {line}"));
+            if let Ok(config) = Config::parse(&input) {
+                log::line(&config, Level::Error, &line);
+            }
             (error.to_json(version_for_errors(&input)), ExitCode::FAILURE)
         }
     };
@@ -90,9 +97,7 @@ pub fn run(
 fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> {
     match environment.command.as_str() {
         "VERSION" => return Ok(versions(input)),
-        // Never an error: a pod leaves the mesh when its source says so, its namespace takes the
-        // rules along, and a failing DEL would keep the pod from ending.
-        "DEL" => return Ok(String::new()),
+        "DEL" => return del(environment, input).map(|()| String::new()),
         "ADD" | "CHECK" | "STATUS" | "GC" => {}
         other => {
             return Err(CniError::new(
@@ -108,8 +113,6 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     let since = match environment.command.as_str() {
         "ADD" => return add(environment, &config, version),
         "CHECK" => Version::V0_4,
-        // An agent that is away must not make the node unready: the agent's own pod has to start
-        // on it. Nothing is kept that could be collected.
         _ => Version::V1_1,
     };
     if version < since {
@@ -123,7 +126,31 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
             format!("it came with {}", since.as_str()),
         ));
     }
+    // Of our own there is nothing to check or to collect, and an agent that is away must not make the
+    // node unready: the agent's own pod has to start on it.
+    if let Some(call) = Call::new(environment, &config, version)? {
+        match environment.command.as_str() {
+            "CHECK" => call.check(),
+            "STATUS" => call.status(),
+            _ => call.gc(),
+        }?;
+    }
     Ok(String::new())
+}
+
+/// Of our own there is nothing to undo (a pod leaves the mesh when its source says so, its namespace
+/// takes the rules along), so nothing fails but what undoes the pod's network.
+fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
+    let well_formed = is_container_id(&environment.container_id)
+        && is_interface(&environment.interface)
+        && !environment.interface.is_empty();
+    let (Ok(config), true) = (Config::parse(input), well_formed) else {
+        return Ok(());
+    };
+    let Ok(version) = config.version() else {
+        return Ok(());
+    };
+    Call::new(environment, &config, version)?.map_or(Ok(()), |call| call.del())
 }
 
 /// Reads a configuration as ADD does, asks no agent, and returns what ADD would print.

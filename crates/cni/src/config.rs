@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::error::{CniError, code};
@@ -13,7 +13,7 @@ pub(crate) const VERSIONS: [&str; 7] = [
 ];
 
 /// What a configuration without `cniVersion` speaks.
-const UNVERSIONED: &str = "0.1.0";
+pub(crate) const UNVERSIONED: &str = "0.1.0";
 
 /// A version spoken: its place in [`VERSIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,9 @@ impl Version {
 }
 
 /// The plugin's entry in the network configuration. The keys are those an Istio agent writes;
-/// `agent_wait_seconds` is ours.
+/// `agent_wait_seconds`, `membership` and `delegate` are ours. There is no kubeconfig among them: the
+/// plugin asks the agent over a socket that only root may open, so there is no credential to leak, to
+/// expire or to renew.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Config {
     #[serde(default, rename = "cniVersion")]
@@ -65,8 +67,47 @@ pub(crate) struct Config {
     pub(crate) pod_namespace: String,
     #[serde(default = "default_wait")]
     pub(crate) agent_wait_seconds: u64,
+    /// A copy of the agent's membership file that outlives a reboot.
+    #[serde(default)]
+    pub(crate) membership: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) plugin_log_level: Level,
+    /// Given where the configuration is the agent's own: what to call for the pod's network.
+    #[serde(default)]
+    pub(crate) delegate: Option<Delegate>,
+    #[serde(default, rename = "runtimeConfig")]
+    pub(crate) runtime_config: Option<Box<RawValue>>,
     #[serde(default, rename = "prevResult")]
     pub(crate) prev_result: Option<Box<RawValue>>,
+    #[serde(default, rename = "cni.dev/valid-attachments")]
+    pub(crate) valid_attachments: Option<Box<RawValue>>,
+}
+
+/// Where to find the configuration of the primary CNI.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Delegate {
+    /// The node's directory of network configurations.
+    pub(crate) net_dir: PathBuf,
+    /// What was called for each pod is remembered here.
+    pub(crate) state_dir: PathBuf,
+    /// The only file to look at; otherwise the first usable one that is not ours.
+    #[serde(default)]
+    pub(crate) primary: Option<String>,
+}
+
+/// What is worth a line in the log, and what a line weighs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    #[serde(alias = "trace")]
+    Debug,
+    #[default]
+    Info,
+    #[serde(alias = "warning")]
+    Warn,
+    #[serde(alias = "fatal", alias = "none")]
+    Error,
 }
 
 fn default_run_dir() -> PathBuf {
@@ -77,8 +118,10 @@ fn enabled() -> bool {
     true
 }
 
+/// Well within what container runtimes and kubelet allow for a sandbox (minutes), and beyond the
+/// pauses kubelet makes before it starts a crashing agent again.
 fn default_wait() -> u64 {
-    60
+    90
 }
 
 impl Config {

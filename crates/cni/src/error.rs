@@ -16,6 +16,10 @@ pub mod code {
     pub const INVALID_CONFIG: u32 = 7;
     /// The agent is away; trying again later may help.
     pub const TRY_AGAIN_LATER: u32 = 11;
+    /// The node has no network yet.
+    pub const NOT_AVAILABLE: u32 = 50;
+    /// A plugin failed without saying why.
+    pub const PLUGIN_FAILURE: u32 = 100;
     /// The agent could not enrol the pod.
     pub const AGENT_FAILURE: u32 = 999;
 }

@@ -1,6 +1,7 @@
 //! What the agent's file says while the agent itself is away.
 //!
-//! The agent keeps `membership.json` in its run directory. A namespace that the file knows to be
+//! The agent keeps `membership.json` in its run directory, and a copy on disk for the time between a
+//! boot and its own start. A namespace that the file knows to be
 //! outside the mesh is let pass at once, so that an agent that is away holds up mesh pods only.
 //! Everything else (listed as inside, not listed, no file, a file of another form) waits.
 
@@ -18,14 +19,16 @@ struct Snapshot {
     namespaces: BTreeMap<String, bool>,
 }
 
-/// Whether pods of `namespace` belong to the mesh; `None` when the file does not tell.
-pub(crate) fn recorded(run_dir: &Path, namespace: &str) -> Option<bool> {
-    let bytes = fs::read(run_dir.join(FILE)).ok()?;
-    let snapshot: Snapshot = serde_json::from_slice(&bytes).ok()?;
-    if snapshot.version != 1 {
-        return None;
-    }
+/// Whether pods of `namespace` belong to the mesh; `None` when no file tells. `copy` is asked when the
+/// file itself is not there.
+pub(crate) fn recorded(run_dir: &Path, copy: Option<&Path>, namespace: &str) -> Option<bool> {
+    let snapshot = read(&run_dir.join(FILE)).or_else(|| read(copy?))?;
     snapshot.namespaces.get(namespace).copied()
+}
+
+fn read(path: &Path) -> Option<Snapshot> {
+    let snapshot: Snapshot = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    (snapshot.version == 1).then_some(snapshot)
 }
 
 #[cfg(test)]
@@ -35,7 +38,7 @@ mod tests {
     #[test]
     fn only_a_namespace_recorded_as_outside_is_outside() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(recorded(dir.path(), "a"), None);
+        assert_eq!(recorded(dir.path(), None, "a"), None);
         for (text, expected) in [
             (r#"{"version":1,"namespaces":{"a":false}}"#, Some(false)),
             (
@@ -48,7 +51,19 @@ mod tests {
             ("", None),
         ] {
             fs::write(dir.path().join(FILE), text).unwrap();
-            assert_eq!(recorded(dir.path(), "a"), expected, "{text}");
+            assert_eq!(recorded(dir.path(), None, "a"), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn the_copy_speaks_where_the_file_is_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy");
+        fs::write(&copy, r#"{"version":1,"namespaces":{"a":false,"b":false}}"#).unwrap();
+        assert_eq!(recorded(dir.path(), Some(&copy), "a"), Some(false));
+        let newer = r#"{"version":1,"namespaces":{"a":true}}"#;
+        fs::write(dir.path().join(FILE), newer).unwrap();
+        assert_eq!(recorded(dir.path(), Some(&copy), "a"), Some(true));
+        assert_eq!(recorded(dir.path(), Some(&copy), "b"), None);
     }
 }

@@ -1,0 +1,121 @@
+//! What was called for a pod's interface: remembered from ADD to DEL, for the primary CNI may have
+//! another configuration by then. One file each, written whole and renamed into place.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process,
+};
+
+use ambit_cni_conf::{Network, network::Invalid};
+use serde::{Deserialize, Serialize};
+
+/// The configuration that was in force.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Attachment {
+    /// The file's name: its ending says which form it has.
+    pub(crate) file: String,
+    pub(crate) text: String,
+}
+
+/// The file of one interface of one container.
+#[derive(Debug)]
+pub(crate) struct Store(PathBuf);
+
+impl Store {
+    /// Both names are well formed: no slash, and no colon in the second.
+    pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
+        Self(state_dir.join(name(container, interface)))
+    }
+
+    pub(crate) fn save(&self, attachment: &Attachment) -> io::Result<()> {
+        if let Some(directory) = self.0.parent() {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(directory)?;
+        }
+        let temporary = self.0.with_file_name(format!("tmp.{}", process::id()));
+        fs::write(&temporary, serde_json::to_vec(attachment)?)?;
+        fs::rename(&temporary, &self.0).inspect_err(|_| drop(fs::remove_file(&temporary)))
+    }
+
+    /// What was saved; `None` when nothing is there that can be read.
+    pub(crate) fn load(&self) -> Option<Attachment> {
+        serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
+    }
+
+    /// Forgets it. What cannot be removed is collected later.
+    pub(crate) fn forget(&self) {
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+impl Attachment {
+    pub(crate) fn network(&self) -> Result<Network, Invalid> {
+        Network::parse(&self.file, &self.text)
+    }
+}
+
+/// Forgets all but `valid`, pairs of container and interface.
+pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
+    let keep: Vec<String> = valid
+        .iter()
+        .map(|(container, interface)| name(container, interface))
+        .collect();
+    for entry in fs::read_dir(state_dir).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        if !keep.iter().any(|name| file == name.as_str()) {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
+fn name(container: &str, interface: &str) -> String {
+    format!("{container}:{interface}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(text: &str) -> Attachment {
+        Attachment {
+            file: "10-x.conf".to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_found_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("deep/state");
+        let store = Store::new(&state, "c0ffee", "eth0");
+        assert!(store.load().is_none());
+        store.save(&attachment("1")).unwrap();
+        store.save(&attachment("2")).unwrap();
+        assert_eq!(store.load().unwrap().text, "2");
+        assert!(Store::new(&state, "c0ffee", "eth1").load().is_none());
+        fs::write(state.join("c0ffee:eth1"), "cut sh").unwrap();
+        assert!(Store::new(&state, "c0ffee", "eth1").load().is_none());
+        store.forget();
+        store.forget();
+        assert!(store.load().is_none());
+    }
+
+    #[test]
+    fn what_is_not_valid_is_collected() {
+        let dir = tempfile::tempdir().unwrap();
+        for id in ["a", "b", "c.d"] {
+            let store = Store::new(dir.path(), id, "eth0");
+            store.save(&attachment(id)).unwrap();
+        }
+        collect(dir.path(), &[("c.d".to_owned(), "eth0".to_owned())]);
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].file_name(), "c.d:eth0");
+        collect(&dir.path().join("none"), &[]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Runs another plugin by the protocol of the specification, as container runtimes do.
+
+use std::{
+    env,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
+
+use serde::Deserialize;
+
+use crate::{
+    command::{DELEGATING, Environment},
+    error::{CniError, code},
+};
+
+/// A plugin that is being replaced in place cannot be run for a moment.
+const BUSY: (u32, Duration) = (50, Duration::from_millis(100));
+
+/// Runs the plugin `kind` with this configuration on its stdin; what it prints.
+pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result<String, CniError> {
+    let program = find(kind, &environment.path)?;
+    let failed = |error: &io::Error| {
+        CniError::new(
+            code::PLUGIN_FAILURE,
+            format!("the plugin {} cannot be run", program.display()),
+            error.to_string(),
+        )
+    };
+    let mut left = BUSY.0;
+    let output = loop {
+        match call(&program, environment, config) {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && left > 0 => {
+                left -= 1;
+                thread::sleep(BUSY.1);
+            }
+            result => break result.map_err(|error| failed(&error))?,
+        }
+    };
+    if output.status.success() {
+        return String::from_utf8(output.stdout)
+            .map_err(|error| failed(&io::Error::new(io::ErrorKind::InvalidData, error)));
+    }
+    Err(failure(kind, &output))
+}
+
+fn call(program: &PathBuf, environment: &Environment, config: &str) -> io::Result<Output> {
+    let mut command = Command::new(program);
+    for (name, value) in [
+        ("CNI_COMMAND", &environment.command),
+        ("CNI_CONTAINERID", &environment.container_id),
+        ("CNI_NETNS", &environment.netns),
+        ("CNI_IFNAME", &environment.interface),
+        ("CNI_PATH", &environment.path),
+        ("CNI_ARGS", &environment.args),
+    ] {
+        if value.is_empty() {
+            command.env_remove(name);
+        } else {
+            command.env(name, value);
+        }
+    }
+    let mut child = command
+        .env(DELEGATING, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        match stdin.write_all(config.as_bytes()) {
+            // It may have failed, or succeeded, without reading.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+            _ => {}
+        }
+    }
+    child.wait_with_output()
+}
+
+fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
+    let is_name = !kind.contains('/');
+    env::split_paths(path)
+        .filter(|directory| is_name && !directory.as_os_str().is_empty())
+        .map(|directory| directory.join(kind))
+        .find(|file| file.is_file())
+        .ok_or_else(|| {
+            CniError::new(
+                code::PLUGIN_FAILURE,
+                format!("the plugin {kind:?} of the primary CNI is not there"),
+                format!("looked for it in {path}; is the primary CNI installed?"),
+            )
+        })
+}
+
+/// The plugin's own error, as it put it.
+fn failure(kind: &str, output: &Output) -> CniError {
+    #[derive(Deserialize)]
+    struct Wire {
+        code: u32,
+        #[serde(default)]
+        msg: String,
+        #[serde(default)]
+        details: String,
+    }
+    serde_json::from_slice::<Wire>(&output.stdout).map_or_else(
+        |_| {
+            let said = String::from_utf8_lossy(&output.stdout);
+            let message = format!("the plugin {kind} failed: {}", output.status);
+            CniError::new(code::PLUGIN_FAILURE, message, said.trim())
+        },
+        |wire| CniError::new(wire.code, wire.msg, wire.details),
+    )
+}

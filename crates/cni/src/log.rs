@@ -1,0 +1,141 @@
+//! The plugin's own lines: to a file that rolls, and to the agent, whose log the operator reads.
+//! Runtimes keep what a plugin prints only when it fails.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use serde::Serialize;
+
+use crate::{
+    config::{Config, Level},
+    http,
+};
+
+/// The file in the agent's run directory, and what it becomes when full.
+const FILE: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
+
+/// A larger file is begun anew.
+const MAX_FILE: u64 = 10 * 1024 * 1024;
+
+/// The agent's socket for lines.
+const SOCKET: &str = "log.sock";
+
+/// A line is not worth a longer wait.
+const DELIVERED_WITHIN: Duration = Duration::from_millis(300);
+
+#[derive(Serialize)]
+struct Line<'a> {
+    level: Level,
+    time: String,
+    msg: &'a str,
+}
+
+/// Writes a line. One that cannot be delivered is lost: the pod matters more.
+pub(crate) fn line(config: &Config, level: Level, message: &str) {
+    if level < config.plugin_log_level {
+        return;
+    }
+    let line = Line {
+        level,
+        time: time(SystemTime::now()),
+        msg: message,
+    };
+    let Ok(text) = serde_json::to_string(&line) else {
+        return;
+    };
+    to_file(&config.cni_agent_run_dir, &text);
+    if let Ok(body) = serde_json::to_string(&[&text]) {
+        let socket = config.cni_agent_run_dir.join(SOCKET);
+        drop(http::request(
+            &socket,
+            "/log",
+            Some(&body),
+            DELIVERED_WITHIN,
+        ));
+    }
+}
+
+fn to_file(run_dir: &Path, text: &str) {
+    let path = run_dir.join(FILE.0);
+    if fs::metadata(&path).is_ok_and(|file| file.len() > MAX_FILE) {
+        fs::rename(&path, run_dir.join(FILE.1)).ok();
+    }
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path);
+    if let Ok(mut file) = file {
+        // One write, so that lines of plugins that run at once stay whole.
+        file.write_all(format!("{text}\n").as_bytes()).ok();
+    }
+}
+
+/// RFC 3339 in UTC.
+fn time(now: SystemTime) -> String {
+    let since = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let seconds = since.as_secs();
+    let (year, month, day) = date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let millis = since.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+/// The date so many days after 1970-01-01, counted in eras of 400 years that begin in March.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_logs_have_them() {
+        for (millis, expected) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_123, "2000-02-29T00:00:00.123Z"),
+            (1_767_225_599_999, "2025-12-31T23:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+            assert_eq!(time(at), expected);
+        }
+    }
+
+    #[test]
+    fn lines_go_to_a_file_that_rolls() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!(
+            r#"{{"cni_agent_run_dir":{:?},"plugin_log_level":"warn"}}"#,
+            dir.path()
+        );
+        let config = Config::parse(text.as_bytes()).unwrap();
+        line(&config, Level::Info, "not worth it");
+        line(&config, Level::Warn, "one");
+        let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+        assert!(read(FILE.0).starts_with(r#"{"level":"warn","time":""#));
+        assert!(read(FILE.0).ends_with("\"msg\":\"one\"}\n"));
+        let file = OpenOptions::new().write(true).open(dir.path().join(FILE.0));
+        file.unwrap().set_len(MAX_FILE + 1).unwrap();
+        line(&config, Level::Error, "two");
+        assert_eq!(read(FILE.0).lines().count(), 1);
+        assert!(dir.path().join(FILE.1).exists());
+    }
+}

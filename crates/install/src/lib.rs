@@ -1,8 +1,15 @@
 //! The chart of Ambit, rendered here as Helm renders it, applied to a cluster, and taken away again.
 #![forbid(unsafe_code)]
 
+pub mod apply;
 pub mod chart;
+pub mod cluster;
+pub mod diagnose;
+pub mod inventory;
 pub mod object;
+pub mod platform;
+pub mod remove;
 pub mod render;
+pub mod rollout;
 pub mod schema;
 pub mod values;

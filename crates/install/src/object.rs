@@ -103,14 +103,27 @@ mod tests {
             "metadata": {"name": "a", "namespace": "b"}});
         let name = ObjectRef::of(&object).unwrap();
         assert_eq!(name.to_string(), "DaemonSet b/a");
-        assert_eq!((name.group(), name.resource().plural.as_str()), ("apps", "daemonsets"));
+        assert_eq!(
+            (name.group(), name.resource().plural.as_str()),
+            ("apps", "daemonsets")
+        );
         let core = ObjectRef::of(&json!({"apiVersion": "v1", "kind": "Namespace",
             "metadata": {"name": "a"}}));
         assert_eq!(core.unwrap().to_string(), "Namespace a");
-        let policy = ObjectRef { api_version: "networking.k8s.io/v1".into(), kind: "NetworkPolicy".into(), ..name.clone() };
+        let policy = ObjectRef {
+            api_version: "networking.k8s.io/v1".into(),
+            kind: "NetworkPolicy".into(),
+            ..name.clone()
+        };
         assert_eq!(policy.resource().plural, "networkpolicies");
-        assert!(name.same(&ObjectRef { api_version: "apps/v1beta1".into(), ..name.clone() }));
-        assert!(!name.same(&ObjectRef { api_version: "v1".into(), ..name.clone() }));
+        assert!(name.same(&ObjectRef {
+            api_version: "apps/v1beta1".into(),
+            ..name.clone()
+        }));
+        assert!(!name.same(&ObjectRef {
+            api_version: "v1".into(),
+            ..name.clone()
+        }));
         assert_eq!(ObjectRef::of(&json!({"kind": "x"})), None);
     }
 }

@@ -105,8 +105,8 @@ impl Engine {
     fn new() -> Result<Self, RenderError> {
         let slot = Arc::new(OnceLock::new());
         let here: Weak<OnceLock<Template>> = Arc::downgrade(&slot);
-        let mut template = functions::register(Template::new("chart"), here)
-            .missing_key(MissingKey::ZeroValue);
+        let mut template =
+            functions::register(Template::new("chart"), here).missing_key(MissingKey::ZeroValue);
         for file in chart::TEMPLATES.iter().chain([&chart::NOTES]) {
             // Helper files define; the others are templates under their own paths.
             let text = if file.path.ends_with(".tpl") {
@@ -114,17 +114,22 @@ impl Engine {
             } else {
                 format!("{{{{ define {:?} }}}}{}{{{{ end }}}}", file.path, file.text)
             };
-            template = template.parse(&text).map_err(|source| RenderError::Template {
-                path: file.path,
-                source,
-            })?;
+            template = template
+                .parse(&text)
+                .map_err(|source| RenderError::Template {
+                    path: file.path,
+                    source,
+                })?;
         }
         slot.get_or_init(|| template);
         Ok(Self(slot))
     }
 
     fn render(&self, path: &'static str, data: &gotmpl::Value) -> Result<String, RenderError> {
-        let template = self.0.get().ok_or_else(|| RenderError::Chart("no templates".to_owned()))?;
+        let template = self
+            .0
+            .get()
+            .ok_or_else(|| RenderError::Chart("no templates".to_owned()))?;
         template
             .execute_template_to_string(path, data)
             .map_err(|source| RenderError::Template { path, source })

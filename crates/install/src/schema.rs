@@ -123,14 +123,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_named() {
         for (values, problem) in [
-            (
-                json!({"globl": {}}),
-                "globl",
-            ),
-            (
-                json!({"global": {"hub": 1}}),
-                "global.hub: 1 is no string",
-            ),
+            (json!({"globl": {}}), "globl"),
+            (json!({"global": {"hub": 1}}), "global.hub: 1 is no string"),
             (
                 json!({"cni": {"chained": "yes"}}),
                 "cni.chained: \"yes\" is no boolean or null",

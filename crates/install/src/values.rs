@@ -218,7 +218,10 @@ mod tests {
             (&["a=true", "a=false"], json!({"a": false})),
             (&["a={x,y}"], json!({"a": ["x", "y"]})),
             (&["a={}"], json!({"a": []})),
-            (&["a.kubernetes\\.io/os=linux"], json!({"a": {"kubernetes.io/os": "linux"}})),
+            (
+                &["a.kubernetes\\.io/os=linux"],
+                json!({"a": {"kubernetes.io/os": "linux"}}),
+            ),
             (&["a=x\\,y"], json!({"a": "x,y"})),
             (&["a=007,b=0,c=-3"], json!({"a": "007", "b": 0, "c": -3})),
             (&["a=null"], json!({"a": null})),
@@ -237,7 +240,10 @@ mod tests {
     fn later_layers_win_and_null_takes_away() {
         let mut overrides = Overrides::default();
         overrides
-            .file("a.yaml", "global: {hub: one, tag: x}\ncni: {resources: null}")
+            .file(
+                "a.yaml",
+                "global: {hub: one, tag: x}\ncni: {resources: null}",
+            )
             .unwrap();
         overrides.set("global.hub=two", false).unwrap();
         let all = overrides.complete().unwrap();

@@ -104,7 +104,10 @@ fn indent(name: &'static str, args: &[Value]) -> Result<String> {
     };
     let count = count.as_int().and_then(|count| usize::try_from(count).ok());
     let pad = " ".repeat(count.ok_or_else(|| wrong(name, "a number"))?);
-    let lines: Vec<_> = text.split('\n').map(|line| format!("{pad}{line}")).collect();
+    let lines: Vec<_> = text
+        .split('\n')
+        .map(|line| format!("{pad}{line}"))
+        .collect();
     Ok(lines.join("\n"))
 }
 
@@ -134,7 +137,9 @@ fn json(value: &Value) -> serde_json::Value {
         Value::String(text) => text.as_ref().into(),
         Value::List(list) => list.iter().map(json).collect(),
         Value::Map(map) => {
-            let entries = map.iter().map(|(key, value)| (key.to_string(), json(value)));
+            let entries = map
+                .iter()
+                .map(|(key, value)| (key.to_string(), json(value)));
             serde_json::Value::Object(entries.collect())
         }
         _ => serde_json::Value::Null,

@@ -8,7 +8,17 @@ use super::*;
 use crate::{object::ObjectRef, values::Overrides};
 
 const PLATFORMS: [&str; 11] = [
-    "", "gke", "eks", "aks", "openshift", "k3s", "k3d", "minikube", "kind", "talos", "microk8s",
+    "",
+    "gke",
+    "eks",
+    "aks",
+    "openshift",
+    "k3s",
+    "k3d",
+    "minikube",
+    "kind",
+    "talos",
+    "microk8s",
 ];
 
 fn render(settings: &[&str]) -> Vec<Value> {
@@ -72,7 +82,11 @@ fn flat(objects: &[Value]) -> std::collections::BTreeSet<String> {
     }
     let mut lines = std::collections::BTreeSet::new();
     for object in objects {
-        walk(&ObjectRef::of(object).unwrap().to_string(), object, &mut lines);
+        walk(
+            &ObjectRef::of(object).unwrap().to_string(),
+            object,
+            &mut lines,
+        );
     }
     lines
 }
@@ -109,7 +123,10 @@ fn values_of_every_form_end_where_they_belong() {
     assert_eq!(config["HOST_PROBE_RULE"], "false");
     let control = &find(&objects, "Deployment", "ambit-control")["spec"]["template"]["spec"];
     assert_eq!(control["affinity"], json!({"nodeAffinity": {"a": "b"}}));
-    assert_eq!(control["imagePullSecrets"], json!([{"name": "one"}, {"name": "two"}]));
+    assert_eq!(
+        control["imagePullSecrets"],
+        json!([{"name": "one"}, {"name": "two"}])
+    );
     let env = control["containers"][0]["env"].as_array().unwrap();
     let accounts = json!({"name": "CA_TRUSTED_NODE_ACCOUNTS", "value": "istio-system/ztunnel,x/y"});
     assert!(env.contains(&accounts));
@@ -117,7 +134,9 @@ fn values_of_every_form_end_where_they_belong() {
     let env = proxy["containers"][0]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "AMBIT_UNENROLLED_DRAIN", "value": "10m"})));
     assert!(env.contains(&json!({"name": "NETWORK", "value": "net1"})));
-    let policies = objects.iter().filter(|object| object["kind"] == "NetworkPolicy");
+    let policies = objects
+        .iter()
+        .filter(|object| object["kind"] == "NetworkPolicy");
     assert_eq!(policies.count(), 3);
     let agent = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"]["spec"];
     assert_eq!(agent.get("tolerations"), None);
@@ -133,9 +152,10 @@ fn selectors_are_given_to_the_agent_as_it_reads_them() {
         )
         .unwrap();
     let objects = objects(&Release::default(), &overrides.complete().unwrap()).unwrap();
-    let text = find(&objects, "ConfigMap", "ambit-agent-config")["data"]["AMBIENT_ENABLEMENT_SELECTOR"]
-        .as_str()
-        .unwrap();
+    let text =
+        find(&objects, "ConfigMap", "ambit-agent-config")["data"]["AMBIENT_ENABLEMENT_SELECTOR"]
+            .as_str()
+            .unwrap();
     let read: Value = serde_saphyr::from_str(text).unwrap();
     assert_eq!(read, json!([{"podSelector": {"matchLabels": {"a": "b"}}}]));
 }
@@ -143,7 +163,10 @@ fn selectors_are_given_to_the_agent_as_it_reads_them() {
 #[test]
 fn old_clusters_get_the_annotation_for_apparmor() {
     let values = Overrides::default().complete().unwrap();
-    let release = Release { minor: "29+".to_owned(), ..Release::default() };
+    let release = Release {
+        minor: "29+".to_owned(),
+        ..Release::default()
+    };
     let objects = objects(&release, &values).unwrap();
     let template = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"];
     let key = "container.apparmor.security.beta.kubernetes.io/agent";
@@ -159,9 +182,16 @@ fn no_container_has_more_rights_than_it_needs() {
         for container in pod["containers"].as_array().into_iter().flatten() {
             let security = &container["securityContext"];
             assert_eq!(security["readOnlyRootFilesystem"], true, "{container}");
-            assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{container}");
+            assert_eq!(
+                security["capabilities"]["drop"],
+                json!(["ALL"]),
+                "{container}"
+            );
             assert_ne!(security["privileged"], true, "{container}");
-            assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+            assert_eq!(
+                pod["securityContext"]["seccompProfile"]["type"],
+                "RuntimeDefault"
+            );
             assert_eq!(pod.get("hostNetwork"), None);
             assert_eq!(pod.get("hostPID"), None);
             assert!(container.get("resources").is_some(), "{container}");
@@ -182,8 +212,15 @@ fn definitions_serve_what_istio_serves() {
                 assert_eq!(version["storage"], version["name"] == "v1");
                 assert!(version["schema"]["openAPIV3Schema"]["properties"]["spec"].is_object());
             }
-            let versions: Vec<_> = versions.iter().map(|v| v["name"].as_str().unwrap()).collect();
-            format!("{} {}", crd["metadata"]["name"].as_str().unwrap(), versions.join(" "))
+            let versions: Vec<_> = versions
+                .iter()
+                .map(|v| v["name"].as_str().unwrap())
+                .collect();
+            format!(
+                "{} {}",
+                crd["metadata"]["name"].as_str().unwrap(),
+                versions.join(" ")
+            )
         })
         .collect();
     assert_eq!(
@@ -199,7 +236,14 @@ fn definitions_serve_what_istio_serves() {
 
 #[test]
 fn notes_name_the_namespace() {
-    let release = Release { namespace: "mesh".to_owned(), ..Release::default() };
+    let release = Release {
+        namespace: "mesh".to_owned(),
+        ..Release::default()
+    };
     let values = Overrides::default().complete().unwrap();
-    assert!(notes(&release, &values).unwrap().contains("namespace mesh "));
+    assert!(
+        notes(&release, &values)
+            .unwrap()
+            .contains("namespace mesh ")
+    );
 }

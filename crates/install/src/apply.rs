@@ -1,0 +1,291 @@
+//! Installing and upgrading: objects in order, each wait told, and if it is in vain, why.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::{Cluster, ClusterError},
+    diagnose::why,
+    inventory::{self, Inventory, InventoryError},
+    object::ObjectRef,
+    render::{self, Release, RenderError},
+    rollout::{Rollout, rollout},
+    values::{Overrides, ValuesError},
+};
+
+/// Where the control plane puts its root certificates; node proxies start only when it is there.
+const ROOT_CONFIG_MAP: &str = "istio-ca-root-cert";
+/// Time between two looks at something waited for.
+const PAUSE: Duration = Duration::from_millis(300);
+/// How long deleting a single object may take.
+const DELETION: Duration = Duration::from_secs(120);
+
+/// Why there is no installation.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// Values.
+    #[error(transparent)]
+    Values(#[from] ValuesError),
+    /// Templates.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The API server.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// What was applied before.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// There is nothing to upgrade.
+    #[error("there is no installation in the namespace {0} to upgrade")]
+    Absent(String),
+    /// Not ready in time.
+    #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
+    NotReady(Duration, Vec<String>),
+}
+
+/// Everything that will be applied.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// For whom it was rendered.
+    pub release: Release,
+    /// What the user set.
+    pub overrides: Overrides,
+    /// Definitions, applied only where there are none.
+    pub crds: Vec<Value>,
+    /// Objects in order.
+    pub objects: Vec<Value>,
+}
+
+impl Plan {
+    /// Renders the chart.
+    ///
+    /// # Errors
+    /// When the values do not fit it.
+    pub fn new(release: Release, overrides: Overrides) -> Result<Self, InstallError> {
+        let values = overrides.complete()?;
+        Ok(Self {
+            objects: render::objects(&release, &values)?,
+            crds: render::crds()?,
+            release,
+            overrides,
+        })
+    }
+
+    /// The namespace of the mesh. Its pods enter others' namespaces: Pod Security must let them.
+    pub fn namespace(&self) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": self.release.namespace,
+                "labels": {
+                    "pod-security.kubernetes.io/enforce": "privileged",
+                    "pod-security.kubernetes.io/audit": "privileged",
+                    "pod-security.kubernetes.io/warn": "privileged",
+                },
+            },
+        })
+    }
+
+    fn names(&self) -> Vec<ObjectRef> {
+        self.objects.iter().filter_map(ObjectRef::of).collect()
+    }
+}
+
+/// How to go about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long to wait until everything is ready; none does not wait.
+    pub wait: Option<Duration>,
+    /// Take fields over that others own.
+    pub force: bool,
+}
+
+/// The inventory of the installation in a namespace.
+///
+/// # Errors
+/// When it cannot be read.
+pub async fn installed(
+    cluster: &Cluster,
+    namespace: &str,
+) -> Result<Option<Inventory>, InstallError> {
+    let name = inventory_name(namespace);
+    Ok(cluster
+        .get(&name)
+        .await?
+        .map(|map| Inventory::read(&map))
+        .transpose()?)
+}
+
+pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
+    ObjectRef {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        namespace: Some(namespace.to_owned()),
+        name: inventory::NAME.to_owned(),
+    }
+}
+
+/// Makes the cluster what the plan says: installs, or upgrades what is there. `say` is told of each
+/// step.
+///
+/// # Errors
+/// When an object cannot be applied, or not everything is ready in time. What was applied by then
+/// stays, and is known: a second attempt goes on from there, an uninstallation takes it away.
+pub async fn install(
+    cluster: &Cluster,
+    plan: &Plan,
+    options: Options,
+    say: &dyn Fn(&str),
+) -> Result<(), InstallError> {
+    let namespace = plan.release.namespace.as_str();
+    let deadline = options.wait.map(|wait| (Instant::now() + wait, wait));
+    let before = installed(cluster, namespace).await?;
+    let made_namespace = match &before {
+        Some(before) => before.made_namespace,
+        None => match ObjectRef::of(&plan.namespace()) {
+            Some(name) => cluster.get(&name).await?.is_none(),
+            None => false,
+        },
+    };
+    cluster.apply(&plan.namespace(), options.force).await?;
+    say(&format!("namespace {namespace}"));
+    let crds = apply_crds(cluster, plan, before.as_ref(), say).await?;
+
+    let names = plan.names();
+    let next = Inventory {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        values: plan.overrides.clone().into_value(),
+        made_namespace,
+        crds,
+        objects: names.clone(),
+    };
+    let between = Inventory {
+        objects: before.clone().unwrap_or_default().with(&names).objects,
+        ..next.clone()
+    };
+    // The inventory is nobody else's.
+    cluster.apply(&between.config_map(namespace), true).await?;
+
+    for object in &plan.objects {
+        let kind = object.get("kind").and_then(Value::as_str);
+        if kind == Some("DaemonSet")
+            && let Some(deadline) = deadline
+        {
+            wait_for_root(cluster, plan, deadline, say).await?;
+        }
+        let applied = cluster.apply(object, options.force).await?;
+        if let Some(name) = ObjectRef::of(&applied) {
+            say(&name.to_string());
+        }
+    }
+    for gone in before.iter().flat_map(|before| before.pruned(&names)) {
+        if cluster.delete(&gone, DELETION).await? {
+            say(&format!("{gone} is no longer wanted: deleted"));
+        }
+    }
+    cluster.apply(&next.config_map(namespace), true).await?;
+    match deadline {
+        Some(deadline) => wait_until_ready(cluster, &names, deadline, say).await,
+        None => Ok(()),
+    }
+}
+
+/// Definitions that others brought stay as they are: Istio's own are as good.
+async fn apply_crds(
+    cluster: &Cluster,
+    plan: &Plan,
+    before: Option<&Inventory>,
+    say: &dyn Fn(&str),
+) -> Result<Vec<ObjectRef>, InstallError> {
+    let mut ours = Vec::new();
+    for crd in &plan.crds {
+        let Some(name) = ObjectRef::of(crd) else {
+            continue;
+        };
+        let known = before.is_some_and(|before| before.crds.contains(&name));
+        if !known && cluster.get(&name).await?.is_some() {
+            say(&format!("{name}: there already, left as it is"));
+            continue;
+        }
+        cluster.apply(crd, known).await?;
+        say(&name.to_string());
+        ours.push(name);
+    }
+    Ok(ours)
+}
+
+/// A node proxy whose root certificates are not there yet would be tried again ever more rarely.
+async fn wait_for_root(
+    cluster: &Cluster,
+    plan: &Plan,
+    deadline: (Instant, Duration),
+    say: &dyn Fn(&str),
+) -> Result<(), InstallError> {
+    let name = ObjectRef {
+        name: ROOT_CONFIG_MAP.to_owned(),
+        ..inventory_name(&plan.release.namespace)
+    };
+    let mut told = false;
+    while cluster.get(&name).await?.is_none() {
+        if !told {
+            say("waiting for the control plane to publish its root certificate");
+            told = true;
+        }
+        if Instant::now() >= deadline.0 {
+            let mut reasons = vec![format!("the control plane has not made the {name}")];
+            for control in plan.names().iter().filter(|name| name.kind == "Deployment") {
+                reasons.extend(why(cluster, control).await);
+            }
+            return Err(InstallError::NotReady(deadline.1, reasons));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+async fn wait_until_ready(
+    cluster: &Cluster,
+    names: &[ObjectRef],
+    deadline: (Instant, Duration),
+    say: &dyn Fn(&str),
+) -> Result<(), InstallError> {
+    let mut last = String::new();
+    loop {
+        let mut waiting = Vec::new();
+        for name in names {
+            if !matches!(name.kind.as_str(), "Deployment" | "DaemonSet") {
+                continue;
+            }
+            let state = match cluster.get(name).await? {
+                Some(object) => rollout(&object),
+                None => Rollout::Waiting("it is gone".to_owned()),
+            };
+            if let Rollout::Waiting(what) = state {
+                waiting.push((name, what));
+            }
+        }
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let line: Vec<_> = waiting
+            .iter()
+            .map(|(name, what)| format!("{name}: {what}"))
+            .collect();
+        let line = line.join("; ");
+        if Instant::now() >= deadline.0 {
+            let mut reasons = Vec::new();
+            for (name, what) in waiting {
+                reasons.push(format!("{name}: {what}"));
+                reasons.extend(why(cluster, name).await);
+            }
+            return Err(InstallError::NotReady(deadline.1, reasons));
+        }
+        if line != last {
+            say(&format!("waiting: {line}"));
+            last = line;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

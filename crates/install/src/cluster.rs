@@ -1,0 +1,243 @@
+//! Objects of a cluster as plain values: read, applied, deleted.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PropagationPolicy},
+    core::DynamicObject,
+};
+use serde_json::Value;
+
+use crate::object::ObjectRef;
+
+/// Who owns the fields that are applied.
+pub const FIELD_MANAGER: &str = "ambit";
+
+/// The API server refused, or is away.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// Another owns a field that would be changed.
+    #[error("{object} has fields that another set: {message}; --force-conflicts takes them over")]
+    Conflict {
+        /// The object.
+        object: String,
+        /// Which fields, and whose.
+        message: String,
+    },
+    /// Anything else.
+    #[error("cannot {what}")]
+    Api {
+        /// What was attempted.
+        what: String,
+        /// Why not.
+        #[source]
+        source: kube::Error,
+    },
+    /// An answer that is no object.
+    #[error("{what} is not what an API server answers")]
+    Answer {
+        /// What was asked for.
+        what: String,
+    },
+}
+
+/// A connection to a cluster.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cluster")
+    }
+}
+
+impl Cluster {
+    /// Uses a client.
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// The client.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The server's version: whole, and its minor part.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn version(&self) -> Result<(String, String), ClusterError> {
+        let info = self.client.apiserver_version().await;
+        let info = info.map_err(|source| failed("ask the API server for its version", source))?;
+        Ok((info.git_version, info.minor))
+    }
+
+    /// The object, if it is there.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away.
+    pub async fn get(&self, name: &ObjectRef) -> Result<Option<Value>, ClusterError> {
+        let found = match self.api(name).get_opt(&name.name).await {
+            // The kind itself may not be known there.
+            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            other => other.map_err(|source| failed(&format!("read {name}"), source))?,
+        };
+        found.map(|object| value(name, &object)).transpose()
+    }
+
+    /// All objects of a kind, in a namespace or everywhere. None if the cluster does not know the kind.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away.
+    pub async fn list(
+        &self,
+        api_version: &str,
+        kind: &str,
+        namespace: Option<&str>,
+        labels: Option<&str>,
+    ) -> Result<Vec<Value>, ClusterError> {
+        let name = ObjectRef {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            namespace: namespace.map(ToOwned::to_owned),
+            name: String::new(),
+        };
+        let params = ListParams {
+            label_selector: labels.map(ToOwned::to_owned),
+            ..ListParams::default()
+        };
+        let list = match self.api(&name).list(&params).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+            other => other.map_err(|source| failed(&format!("list {kind}s"), source))?,
+        };
+        list.items
+            .iter()
+            .map(|object| value(&name, object))
+            .collect()
+    }
+
+    /// Applies an object as its part-owner. `force` takes fields over from others.
+    ///
+    /// # Errors
+    /// When another owns a field, or the API server refuses or is away.
+    pub async fn apply(&self, object: &Value, force: bool) -> Result<Value, ClusterError> {
+        let name = ObjectRef::of(object).ok_or_else(|| ClusterError::Answer {
+            what: "an object without kind or name".to_owned(),
+        })?;
+        let mut params = PatchParams::apply(FIELD_MANAGER);
+        params.force = force;
+        match self
+            .api(&name)
+            .patch(&name.name, &params, &Patch::Apply(object))
+            .await
+        {
+            Ok(applied) => value(&name, &applied),
+            Err(kube::Error::Api(status)) if status.reason == "Conflict" => {
+                Err(ClusterError::Conflict {
+                    object: name.to_string(),
+                    message: status.message.clone(),
+                })
+            }
+            Err(source) => Err(failed(&format!("apply {name}"), source)),
+        }
+    }
+
+    /// Merges a patch into an object.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away.
+    pub async fn merge(&self, name: &ObjectRef, patch: &Value) -> Result<(), ClusterError> {
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let done = self
+            .api(name)
+            .patch(&name.name, &params, &Patch::Merge(patch))
+            .await;
+        done.map(drop)
+            .map_err(|source| failed(&format!("change {name}"), source))
+    }
+
+    /// Deletes an object after what it owns, and waits until it is gone. False if it was not there.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away, or the object is still there after `patience`.
+    pub async fn delete(&self, name: &ObjectRef, patience: Duration) -> Result<bool, ClusterError> {
+        let what = format!("delete {name}");
+        let params = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Foreground),
+            ..DeleteParams::default()
+        };
+        match self.api(name).delete(&name.name, &params).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
+            other => drop(other.map_err(|source| failed(&what, source))?),
+        }
+        let gone = async {
+            while self.get(name).await?.is_some() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Ok(true)
+        };
+        tokio::time::timeout(patience, gone)
+            .await
+            .unwrap_or_else(|_| {
+                Err(ClusterError::Answer {
+                    what: format!(
+                        "{name} after {} s of being deleted: it is still there, which",
+                        patience.as_secs()
+                    ),
+                })
+            })
+    }
+
+    /// The last lines that a container wrote; those before its last restart with `previous`.
+    pub async fn logs(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        lines: Option<i64>,
+        previous: bool,
+    ) -> Option<String> {
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            tail_lines: lines,
+            previous,
+            ..LogParams::default()
+        };
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        pods.logs(pod, &params).await.ok()
+    }
+
+    fn api(&self, name: &ObjectRef) -> Api<DynamicObject> {
+        let resource = name.resource();
+        match &name.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        }
+    }
+}
+
+fn failed(what: &str, source: kube::Error) -> ClusterError {
+    ClusterError::Api {
+        what: what.to_owned(),
+        source,
+    }
+}
+
+/// Items of lists do not say their kind themselves.
+fn value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
+    let mut value = serde_json::to_value(object).map_err(|_| ClusterError::Answer {
+        what: name.to_string(),
+    })?;
+    if let Some(map) = value.as_object_mut() {
+        map.insert("apiVersion".to_owned(), name.api_version.as_str().into());
+        map.insert("kind".to_owned(), name.kind.as_str().into());
+    }
+    Ok(value)
+}

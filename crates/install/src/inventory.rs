@@ -1,0 +1,163 @@
+//! What was applied, kept in the cluster itself: an upgrade takes away what it no longer has, and an
+//! uninstallation takes away exactly what there is.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::object::{ObjectRef, rank};
+
+/// Name of the ConfigMap that holds it.
+pub const NAME: &str = "ambit-inventory";
+
+/// Objects and settings of an installation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Inventory {
+    /// Version of the mesh.
+    pub version: String,
+    /// What the user set.
+    pub values: Value,
+    /// Whether the namespace was made by the installation.
+    pub made_namespace: bool,
+    /// Definitions that the installation made.
+    pub crds: Vec<ObjectRef>,
+    /// Everything else.
+    pub objects: Vec<ObjectRef>,
+}
+
+/// An inventory that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the ConfigMap {NAME} is no inventory of an installation")]
+pub struct InventoryError(#[source] Option<serde_json::Error>);
+
+impl Inventory {
+    /// Reads it from its ConfigMap.
+    ///
+    /// # Errors
+    /// When somebody changed it.
+    pub fn read(config_map: &Value) -> Result<Self, InventoryError> {
+        let text = config_map
+            .pointer("/data/inventory.json")
+            .and_then(Value::as_str)
+            .ok_or(InventoryError(None))?;
+        serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
+    }
+
+    /// Its ConfigMap.
+    pub fn config_map(&self, namespace: &str) -> Value {
+        let text = serde_json::to_string_pretty(self).unwrap_or_default();
+        json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": NAME,
+                "namespace": namespace,
+                "labels": labels(),
+            },
+            "data": { "inventory.json": text },
+        })
+    }
+
+    /// What this one has and `next` has not, in the order in which to delete.
+    pub fn pruned(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
+        let gone = self
+            .objects
+            .iter()
+            .filter(|object| !next.iter().any(|other| other.same(object)));
+        removal_order(gone.cloned().collect())
+    }
+
+    /// With the objects of both: what holds while an upgrade is under way, so that one that fails
+    /// half way can still be taken away whole.
+    #[must_use]
+    pub fn with(mut self, next: &[ObjectRef]) -> Self {
+        for object in next {
+            if !self.objects.iter().any(|known| known.same(object)) {
+                self.objects.push(object.clone());
+            }
+        }
+        self
+    }
+}
+
+/// Labels of what the command line makes besides the chart.
+pub fn labels() -> Value {
+    json!({
+        "app.kubernetes.io/part-of": "ambit",
+        "app.kubernetes.io/managed-by": "ambit",
+    })
+}
+
+/// What depends on others goes before them. The node agents go first of all: they let go of the pods,
+/// which takes the node proxies.
+pub fn removal_order(mut objects: Vec<ObjectRef>) -> Vec<ObjectRef> {
+    objects.sort_by(|a, b| rank(&b.kind).cmp(&rank(&a.kind)).then_with(|| a.cmp(b)));
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(kind: &str, name: &str) -> ObjectRef {
+        ObjectRef {
+            api_version: "v1".to_owned(),
+            kind: kind.to_owned(),
+            namespace: Some("mesh".to_owned()),
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_inventory_survives_its_configmap() {
+        let inventory = Inventory {
+            version: "1".to_owned(),
+            values: json!({"a": 1}),
+            made_namespace: true,
+            crds: vec![],
+            objects: vec![object("Service", "a")],
+        };
+        let map = inventory.config_map("mesh");
+        assert_eq!(Inventory::read(&map).unwrap(), inventory);
+        assert!(Inventory::read(&json!({"data": {"inventory.json": "{"}})).is_err());
+        assert!(Inventory::read(&json!({})).is_err());
+    }
+
+    #[test]
+    fn what_is_no_longer_wanted_is_pruned_dependents_first() {
+        let old = Inventory {
+            objects: vec![
+                object("ServiceAccount", "a"),
+                object("ConfigMap", "kept"),
+                object("DaemonSet", "b"),
+                object("Service", "c"),
+            ],
+            ..Inventory::default()
+        };
+        let next = [object("ConfigMap", "kept"), object("ConfigMap", "new")];
+        let names: Vec<_> = old.pruned(&next).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            names,
+            [
+                "DaemonSet mesh/b",
+                "Service mesh/c",
+                "ServiceAccount mesh/a"
+            ]
+        );
+        let both = old.with(&next);
+        assert_eq!(both.objects.len(), 5);
+        assert_eq!(both.pruned(&both.objects), []);
+    }
+
+    #[test]
+    fn agents_go_before_proxies() {
+        let order = removal_order(vec![
+            object("Deployment", "ambit-control"),
+            object("DaemonSet", "ztunnel"),
+            object("DaemonSet", "ambit-agent"),
+            object("Namespace", "mesh"),
+        ]);
+        let names: Vec<_> = order.iter().map(|object| object.name.as_str()).collect();
+        assert_eq!(names, ["ambit-agent", "ztunnel", "ambit-control", "mesh"]);
+    }
+}

@@ -1,0 +1,224 @@
+//! Which platform a cluster is, from what its nodes say of themselves.
+
+use serde_json::Value;
+
+/// Names of platforms that the chart knows.
+pub const PLATFORMS: &[&str] = &[
+    "gke",
+    "eks",
+    "aks",
+    "openshift",
+    "k3s",
+    "k3d",
+    "minikube",
+    "kind",
+    "talos",
+    "microk8s",
+];
+
+/// What is recognised by a node.
+struct Sign {
+    platform: &'static str,
+    /// Part of a label's name.
+    label: &'static str,
+    /// Part of the kubelet's version.
+    version: &'static str,
+    /// Beginning of the provider's id.
+    provider: &'static str,
+    /// Part of the operating system's name.
+    os: &'static str,
+}
+
+const NONE: Sign = Sign {
+    platform: "",
+    label: "",
+    version: "",
+    provider: "",
+    os: "",
+};
+
+/// Signs, the more telling ones first: k3d's nodes are also k3s', for instance.
+const SIGNS: &[Sign] = &[
+    Sign {
+        platform: "openshift",
+        label: "node.openshift.io/",
+        os: "OpenShift",
+        ..NONE
+    },
+    Sign {
+        platform: "gke",
+        label: "cloud.google.com/gke-",
+        version: "-gke.",
+        ..NONE
+    },
+    Sign {
+        platform: "eks",
+        label: "eks.amazonaws.com/",
+        version: "-eks-",
+        ..NONE
+    },
+    Sign {
+        platform: "aks",
+        label: "kubernetes.azure.com/",
+        ..NONE
+    },
+    Sign {
+        platform: "k3d",
+        os: "K3s",
+        ..NONE
+    },
+    Sign {
+        platform: "k3s",
+        version: "+k3s",
+        ..NONE
+    },
+    Sign {
+        platform: "minikube",
+        label: "minikube.k8s.io/",
+        ..NONE
+    },
+    Sign {
+        platform: "kind",
+        provider: "kind://",
+        ..NONE
+    },
+    Sign {
+        platform: "talos",
+        os: "Talos",
+        ..NONE
+    },
+    Sign {
+        platform: "microk8s",
+        label: "microk8s.io/",
+        ..NONE
+    },
+];
+
+/// The platform of these nodes; empty if it has nothing of its own.
+pub fn detect(nodes: &[Value]) -> &'static str {
+    SIGNS
+        .iter()
+        .find(|sign| nodes.iter().any(|node| sign.shown_by(node)))
+        .map_or("", |sign| sign.platform)
+}
+
+impl Sign {
+    fn shown_by(&self, node: &Value) -> bool {
+        let text = |path: &str| {
+            node.pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let is = |sign: &str, found: bool| !sign.is_empty() && found;
+        let labels = node.pointer("/metadata/labels").and_then(Value::as_object);
+        let mut labels = labels.into_iter().flatten();
+        is(
+            self.label,
+            labels.any(|(name, _)| name.contains(self.label)),
+        ) || is(
+            self.version,
+            text("/status/nodeInfo/kubeletVersion").contains(self.version),
+        ) || is(
+            self.provider,
+            text("/spec/providerID").starts_with(self.provider),
+        ) || is(self.os, text("/status/nodeInfo/osImage").contains(self.os))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(label: &str, version: &str, provider: &str, os: &str) -> Value {
+        json!({
+            "metadata": {"labels": {label: ""}},
+            "spec": {"providerID": provider},
+            "status": {"nodeInfo": {"kubeletVersion": version, "osImage": os}},
+        })
+    }
+
+    #[test]
+    fn platforms_are_told_by_their_nodes() {
+        for (node, platform) in [
+            (
+                node(
+                    "cloud.google.com/gke-nodepool",
+                    "v1.34.1-gke.100",
+                    "gce://x",
+                    "Container-Optimized OS",
+                ),
+                "gke",
+            ),
+            (
+                node(
+                    "eks.amazonaws.com/nodegroup",
+                    "v1.34.1-eks-abc",
+                    "aws:///x",
+                    "Bottlerocket OS",
+                ),
+                "eks",
+            ),
+            (
+                node("x", "v1.34.1-eks-abc", "aws:///x", "Amazon Linux 2023"),
+                "eks",
+            ),
+            (
+                node(
+                    "kubernetes.azure.com/cluster",
+                    "v1.34.1",
+                    "azure:///x",
+                    "Ubuntu",
+                ),
+                "aks",
+            ),
+            (
+                node(
+                    "node.openshift.io/os_id",
+                    "v1.34.1",
+                    "aws:///x",
+                    "Red Hat Enterprise Linux CoreOS",
+                ),
+                "openshift",
+            ),
+            (
+                node("x", "v1.34.1+k3s1", "k3s://a", "K3s v1.34.1+k3s1"),
+                "k3d",
+            ),
+            (node("x", "v1.34.1+k3s1", "k3s://a", "Ubuntu 24.04"), "k3s"),
+            (
+                node("minikube.k8s.io/name", "v1.34.1", "", "Buildroot"),
+                "minikube",
+            ),
+            (
+                node(
+                    "x",
+                    "v1.34.1",
+                    "kind://docker/kind/kind-control-plane",
+                    "Debian",
+                ),
+                "kind",
+            ),
+            (node("x", "v1.34.1", "", "Talos (v1.11.0)"), "talos"),
+            (
+                node("microk8s.io/cluster", "v1.34.1", "", "Ubuntu"),
+                "microk8s",
+            ),
+            (node("x", "v1.34.1", "", "Debian GNU/Linux 12"), ""),
+        ] {
+            assert_eq!(detect(&[node.clone()]), platform, "{node}");
+        }
+        assert_eq!(detect(&[]), "");
+    }
+
+    #[test]
+    fn every_platform_is_one_of_the_chart() {
+        let schema: Value = serde_json::from_str(crate::chart::SCHEMA).unwrap();
+        let known = &schema["properties"]["global"]["properties"]["platform"]["enum"];
+        let mut names = vec![""];
+        names.extend(PLATFORMS);
+        assert_eq!(known, &json!(names));
+        assert!(SIGNS.iter().all(|sign| PLATFORMS.contains(&sign.platform)));
+    }
+}

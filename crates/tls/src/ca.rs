@@ -24,6 +24,8 @@ use crate::{
     dump::pem_text,
 };
 
+mod renewal;
+
 /// How far certificates are backdated: peers' clocks may be behind.
 const BACKDATE: Duration = Duration::from_secs(120);
 /// Largest request read, in bytes of PEM.
@@ -63,6 +65,9 @@ pub enum AuthorityError {
     /// A certificate issued with these files would not be accepted.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
+    /// The name of a root cannot be written again as it is.
+    #[error("the root's name cannot be taken over into a new certificate; make a root by hand")]
+    Name,
     /// A new authority could not be made.
     #[error("cannot make a certificate authority")]
     New(#[source] rcgen::Error),

@@ -1,0 +1,156 @@
+//! A root of our own outlives its certificate.
+
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData,
+};
+use rustls_pki_types::CertificateDer;
+use x509_parser::{
+    certificate::X509Certificate, der_parser::asn1_rs::Tag, prelude::FromDer, x509::X509Name,
+};
+
+use super::{Authority, AuthorityError, BACKDATE, serial};
+use crate::chain::system_time;
+
+impl Authority {
+    /// The root that signs, with a life of `ttl` from now on. Name and key stay, so that what it
+    /// signed stays valid, and what it will sign is accepted by those who only have the old one.
+    ///
+    /// `None` unless the root itself signs and is in the last fifth of its life.
+    pub fn renewed_root(
+        &self,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<Option<Self>, AuthorityError> {
+        let Some((index, old)) = self.own_root().filter(|_| self.intermediates.is_empty()) else {
+            return Ok(None);
+        };
+        if !is_in_last_fifth(old, now) {
+            return Ok(None);
+        }
+        let key =
+            KeyPair::try_from(self.issuer.key().serialize_der()).map_err(AuthorityError::New)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name_of(old).ok_or(AuthorityError::Name)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.serial_number = Some(serial());
+        params.not_before = (now - BACKDATE).into();
+        params.not_after = (now + ttl).into();
+        let root = params.self_signed(&key).map_err(AuthorityError::New)?;
+        if subject(root.der()) != subject(old) {
+            return Err(AuthorityError::Name);
+        }
+        let mut roots = self.roots.clone();
+        if let Some(place) = roots.get_mut(index) {
+            *place = root.der().clone();
+        }
+        Ok(Some(Self {
+            issuer: Issuer::new(params, key),
+            intermediates: Vec::new(),
+            roots,
+            not_after: now + ttl,
+        }))
+    }
+
+    /// The root whose key is the one that signs.
+    fn own_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
+        let own = self.issuer.key().subject_public_key_info();
+        let has_key = |(_, root): &(usize, &CertificateDer<'static>)| {
+            X509Certificate::from_der(root).is_ok_and(|(_, root)| root.public_key().raw == own)
+        };
+        self.roots.iter().enumerate().find(has_key)
+    }
+
+    /// The certificate of the root that signs, as PEM; `None` if another one signs in its name.
+    pub fn own_root_pem(&self) -> Option<String> {
+        let (_, root) = self.own_root()?;
+        Some(super::pem_text("CERTIFICATE", root))
+    }
+}
+
+/// The subject as it is encoded: verifiers compare bytes.
+fn subject(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let (_, cert) = X509Certificate::from_der(cert).ok()?;
+    Some(cert.subject().as_raw().to_vec())
+}
+
+fn name_of(cert: &CertificateDer<'_>) -> Option<DistinguishedName> {
+    let (_, cert) = X509Certificate::from_der(cert).ok()?;
+    distinguished_name(cert.subject())
+}
+
+fn distinguished_name(name: &X509Name<'_>) -> Option<DistinguishedName> {
+    let mut copy = DistinguishedName::new();
+    for part in name.iter_attributes() {
+        let oid: Vec<u64> = part.attr_type().iter()?.collect();
+        let value = part.attr_value();
+        let text = std::str::from_utf8(value.data).ok()?;
+        let value = match value.tag() {
+            Tag::PrintableString => DnValue::PrintableString(text.try_into().ok()?),
+            Tag::Utf8String => DnValue::Utf8String(text.to_owned()),
+            _ => return None,
+        };
+        copy.push(DnType::from_oid(&oid), value);
+    }
+    Some(copy)
+}
+
+fn is_in_last_fifth(root: &CertificateDer<'_>, now: SystemTime) -> bool {
+    let Ok((_, root)) = X509Certificate::from_der(root) else {
+        return false;
+    };
+    let begin = system_time(root.validity().not_before);
+    let end = system_time(root.validity().not_after);
+    let life = end.duration_since(begin).unwrap_or_default();
+    now + life / 5 >= end
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::Identity;
+
+    use super::*;
+    use crate::{CertificateRequest, TlsSettings, WorkloadCert};
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    #[test]
+    fn a_root_is_renewed_in_its_last_fifth_only() {
+        let now = SystemTime::now();
+        let root = Authority::new_root("td", 100 * DAY, now).unwrap();
+        assert!(root.renewed_root(DAY, now + 79 * DAY).unwrap().is_none());
+        assert!(root.renewed_root(DAY, now + 81 * DAY).unwrap().is_some());
+        let lower = root.new_intermediate("td", 10 * DAY, now).unwrap();
+        assert!(lower.renewed_root(DAY, now + 99 * DAY).unwrap().is_none());
+        assert!(lower.own_root_pem().is_none());
+    }
+
+    #[test]
+    fn old_and_new_certificates_hold_under_the_old_and_the_new_root() {
+        let now = SystemTime::now();
+        let old = Authority::new_root("td", 10 * DAY, now - 9 * DAY).unwrap();
+        let new = old.renewed_root(100 * DAY, now).unwrap().unwrap();
+        assert_ne!(old.root_pem(), new.root_pem());
+        assert_eq!(new.own_root_pem(), Some(new.root_pem()));
+        let identity = Identity::new("td", "ns", "sa");
+        for signer in [&old, &new] {
+            for trusted in [&old, &new] {
+                let request = CertificateRequest::new(&identity).unwrap();
+                let mut answer = signer.issue(&request.pem, &identity, DAY / 2, now).unwrap();
+                *answer.last_mut().unwrap() = trusted.root_pem();
+                let settings = TlsSettings::default();
+                WorkloadCert::from_response(&settings, &identity, request.key, &answer).unwrap();
+            }
+        }
+        let again = Authority::from_pem(
+            &new.own_root_pem().unwrap(),
+            &new.key_pem(),
+            "",
+            &new.root_pem(),
+        );
+        assert!(again.unwrap().intermediates().is_empty());
+    }
+}

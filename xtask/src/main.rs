@@ -3,12 +3,15 @@
 use std::process::ExitCode;
 
 mod bench;
+mod cluster;
 mod demo;
 mod fuzz;
+mod images;
 mod plugin;
 mod proto;
 mod setup;
 mod shell;
+mod static_binary;
 mod test;
 mod tidy;
 
@@ -21,6 +24,8 @@ usage: cargo xtask <command>
   tidy            layers, file sizes, docs: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
   bench [NAME]    figures with and without the mesh, as ratios
+  cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node
+  images          container images as OCI archives [--release] [--out DIR] [--hub HUB] [--tag TAG]
   plugin          the CNI plugin as one static file
   gen [--check]   the generated protobuf code, from crates/wire/proto
 ";
@@ -34,6 +39,8 @@ fn main() -> ExitCode {
         Some("check") => test::check(),
         Some("tidy") => tidy::run(),
         Some("fuzz") => fuzz::run(argument),
+        Some("cluster") => cluster::run(args.get(1..).unwrap_or_default()),
+        Some("images") => images::run(args.get(1..).unwrap_or_default()),
         Some("plugin") => plugin::build().map(drop),
         Some("bench") => bench::run(argument),
         Some("gen") => proto::generate(argument == Some("--check")),

@@ -56,6 +56,38 @@ const TEST: &[Need] = &[
     },
 ];
 
+/// To run a Kubernetes.
+const CLUSTER: &[Need] = &[
+    Need {
+        paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
+        package: "golang-go",
+    },
+    Need {
+        paths: &["/usr/bin/containerd"],
+        package: "containerd",
+    },
+    Need {
+        paths: &["/usr/sbin/runc"],
+        package: "runc",
+    },
+    Need {
+        paths: &["/usr/lib/cni/bridge"],
+        package: "containernetworking-plugins",
+    },
+    Need {
+        paths: &["/usr/sbin/conntrack"],
+        package: "conntrack",
+    },
+    Need {
+        paths: &["/usr/sbin/iptables-nft-restore"],
+        package: "iptables",
+    },
+    Need {
+        paths: &["/bin/busybox"],
+        package: "busybox-static",
+    },
+];
+
 /// To measure.
 const BENCH: &[Need] = &[
     Need {
@@ -78,14 +110,16 @@ pub(crate) enum Purpose {
     Demo,
     Test,
     Bench,
+    Cluster,
 }
 
 /// Installs what is missing for `purpose`, or says what to install.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     let groups: &[&[Need]] = match purpose {
         Purpose::Demo => &[BUILD, LAB],
-        Purpose::Test => &[BUILD, LAB, TEST],
+        Purpose::Test => &[BUILD, LAB, TEST, CLUSTER],
         Purpose::Bench => &[BUILD, LAB, BENCH],
+        Purpose::Cluster => &[BUILD, LAB, CLUSTER],
     };
     let missing: Vec<&str> = groups
         .iter()

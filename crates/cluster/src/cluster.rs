@@ -1,0 +1,403 @@
+//! A cluster as a whole: up, down, and what there is of it.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Node as NodeObject, ServiceAccount};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use rustix::fs::FlockOperation;
+use serde_json::json;
+
+use crate::{
+    cgroups,
+    control_plane::{self, API_SERVER, ControlPlane, ETCD},
+    images,
+    network::Network,
+    node_config,
+    nodes::{Boot, Node},
+    objects,
+    options::{Options, Places, Slot},
+    process::{self, Processes},
+    programs,
+};
+
+const DNS: &str = include_str!("coredns.yaml");
+const NODE_INIT: &str = include_str!("node-init.sh");
+
+/// How long any part may take to come up, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A cluster that was brought up, by whichever process.
+#[derive(Debug)]
+pub struct Cluster {
+    places: Places,
+    options: Options,
+    network: Network,
+    processes: Processes,
+}
+
+impl Cluster {
+    /// The cluster of a slot, if there is one.
+    pub fn find(places: Places, slot: Slot) -> Result<Option<Self>> {
+        match fs::read(places.state.join("cluster.json")) {
+            Ok(text) => Ok(Some(Self::new(
+                places,
+                slot,
+                serde_json::from_slice(&text)?,
+            ))),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn new(places: Places, slot: Slot, options: Options) -> Self {
+        Self {
+            network: Network::new(slot, &options),
+            processes: Processes::new(&places.state),
+            places,
+            options,
+        }
+    }
+
+    /// Brings one up. `sources` is the repository's `build` directory.
+    pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
+        let _lock = lock(&places)?;
+        if let Some(running) = Self::find(places.clone(), slot)?
+            && running.processes.pid(API_SERVER).is_some()
+        {
+            bail!(
+                "a cluster is up already; its kubeconfig is {}",
+                running.kubeconfig().display()
+            );
+        }
+        let cluster = Self::new(places, slot, options);
+        cluster.remove()?;
+        programs::ensure(sources, &cluster.bin())?;
+        let own = images::write_own(&cluster.bin(), &cluster.places.cache.join("images"))?;
+        cluster.start(&own).inspect_err(|_| cluster.explain())?;
+        Ok(cluster)
+    }
+
+    fn start(&self, images: &[PathBuf]) -> Result<()> {
+        let state = &self.places.state;
+        fs::create_dir_all(state)?;
+        fs::write(
+            state.join("cluster.json"),
+            serde_json::to_vec(&self.options)?,
+        )?;
+        fs::write(state.join("node-init.sh"), NODE_INIT)?;
+        crate::pki::write(&self.pki(), self.network, self.options.nodes)?;
+        self.network.make(self.options.nodes)?;
+        let started = Instant::now();
+        let say = |what: &str| eprintln!("    {:.1} s: {what}", started.elapsed().as_secs_f64());
+        for node in self.nodes() {
+            node_config::write(
+                &state.join(node.name()),
+                &self.pki(),
+                self.network,
+                &self.options,
+                node.number,
+            )?;
+        }
+        self.start_part(ETCD)?;
+        self.start_part(API_SERVER)?;
+        let runtime = runtime()?;
+        runtime.block_on(self.api_ready())?;
+        say("the API server is ready");
+        self.start_part(control_plane::CONTROLLERS)?;
+        self.start_part(control_plane::SCHEDULER)?;
+        std::thread::scope(|scope| {
+            let nodes: Vec<_> = self
+                .nodes()
+                .map(|node| {
+                    scope.spawn(move || node.start(Boot::Plain).and_then(|()| node.load(images)))
+                })
+                .collect();
+            nodes.into_iter().try_for_each(|node| match node.join() {
+                Ok(done) => done,
+                Err(_) => bail!("starting a node panicked"),
+            })
+        })?;
+        say("the nodes run");
+        runtime.block_on(self.ready())?;
+        say("the nodes are ready");
+        Ok(())
+    }
+
+    async fn api_ready(&self) -> Result<()> {
+        let client = self.client().await?;
+        objects::until("the API server ready", PATIENCE, async || {
+            let request = http_get("/readyz")?;
+            Ok(client.request_text(request).await.map(drop)?)
+        })
+        .await
+    }
+
+    async fn ready(&self) -> Result<()> {
+        let client = self.client().await?;
+        let nodes: Api<NodeObject> = Api::all(client.clone());
+        for node in self.nodes() {
+            let ranges = self.network.pods(node.number);
+            let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
+            let patch = Patch::Merge(&spec);
+            objects::until("the node registers", PATIENCE, async || {
+                let parameters = PatchParams::default();
+                Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
+            })
+            .await?;
+        }
+        if !self.options.no_dns {
+            let dns = DNS.replace("$DNS", &self.network.dns_service().to_string());
+            objects::apply(&client, &dns).await?;
+        }
+        for node in self.nodes() {
+            self.node_ready(&client, node).await?;
+        }
+        // Pods are forbidden until it exists.
+        let accounts: Api<ServiceAccount> = Api::default_namespaced(client);
+        objects::until("the default service account", PATIENCE, async || {
+            Ok(accounts.get("default").await.map(drop)?)
+        })
+        .await
+    }
+
+    async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(client.clone());
+        let what = format!("node {} ready", node.name());
+        objects::until(&what, PATIENCE, async || {
+            let object = nodes.get(&node.name()).await?;
+            let conditions = object.status.and_then(|status| status.conditions);
+            let ready = conditions
+                .iter()
+                .flatten()
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+            objects::unless(ready, format_args!("{conditions:?}"))
+        })
+        .await
+    }
+
+    /// Ends and removes everything of the cluster of a slot, whatever is left of it.
+    pub fn down(places: Places, slot: Slot) -> Result<()> {
+        let _lock = lock(&places)?;
+        let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options);
+        Self::new(places, slot, options.unwrap_or_default()).remove()
+    }
+
+    fn remove(&self) -> Result<()> {
+        for part in self.parts() {
+            self.processes.kill(&part)?;
+        }
+        for namespace in self.network.namespaces()? {
+            for pid in process::inside(&Path::new("/run/netns").join(&namespace)) {
+                process::kill(pid)?;
+            }
+        }
+        self.network.remove()?;
+        cgroups::remove(&format!("{}-n", self.network.prefix()))?;
+        let mut names: Vec<PathBuf> = ["pki", "run", "log", "cp", "kubectl-cache"]
+            .map(PathBuf::from)
+            .into();
+        names.extend((1..=9).map(|number| PathBuf::from(format!("n{number}"))));
+        for name in names {
+            remove(&self.places.state.join(name), |path| {
+                fs::remove_dir_all(path)
+            })?;
+        }
+        for name in ["cluster.json", "node-init.sh"] {
+            remove(&self.places.state.join(name), |path| fs::remove_file(path))?;
+        }
+        if self.places.state != self.places.cache {
+            remove(&self.places.state, |path| fs::remove_dir_all(path))?;
+        }
+        Ok(())
+    }
+
+    /// Prints what the parts said last, after a failure.
+    fn explain(&self) {
+        for part in self.parts() {
+            let tail = self.processes.tail(&part);
+            if !tail.is_empty() {
+                eprintln!("--- {part}\n{tail}");
+            }
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = String> {
+        let nodes = (1..=9).map(|number| format!("n{number}"));
+        nodes.chain(control_plane::PARTS.map(str::to_owned))
+    }
+
+    /// Stops the API server; what runs on the nodes goes on.
+    pub fn stop_api_server(&self) -> Result<()> {
+        self.processes.stop(API_SERVER, Duration::from_secs(10))
+    }
+
+    /// Starts it again.
+    pub fn start_api_server(&self) -> Result<()> {
+        self.start_part(API_SERVER)?;
+        runtime()?.block_on(self.api_ready())
+    }
+
+    /// Keeps a copy of all that is stored; the API server is away meanwhile.
+    pub fn snapshot(&self, name: &str) -> Result<()> {
+        self.without_store(|data| copy(&data.join(ETCD), &data.join(format!("snapshot-{name}"))))
+    }
+
+    /// Puts a copy back, as an operator does after a disaster.
+    pub fn restore(&self, name: &str) -> Result<()> {
+        self.without_store(|data| {
+            fs::remove_dir_all(data.join(ETCD))?;
+            copy(&data.join(format!("snapshot-{name}")), &data.join(ETCD))
+        })
+    }
+
+    fn without_store(&self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        for part in [control_plane::CONTROLLERS, control_plane::SCHEDULER] {
+            self.processes.kill(part)?;
+        }
+        self.stop_api_server()?;
+        self.processes.stop(ETCD, Duration::from_secs(10))?;
+        work(&self.data())?;
+        self.start_part(ETCD)?;
+        self.start_api_server()?;
+        self.start_part(control_plane::CONTROLLERS)?;
+        self.start_part(control_plane::SCHEDULER)
+    }
+
+    fn start_part(&self, part: &str) -> Result<()> {
+        ensure!(self.processes.pid(part).is_none(), "{part} runs already");
+        let control_plane = ControlPlane {
+            bin: &self.bin(),
+            pki: &self.pki(),
+            data: &self.data(),
+            network: self.network,
+        };
+        self.processes.start(part, &control_plane.command(part))
+    }
+
+    /// The nodes, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
+        (1..=self.options.nodes).map(|number| Node {
+            cluster: self,
+            number,
+        })
+    }
+
+    /// A node, from 1.
+    pub fn node(&self, number: u8) -> Node<'_> {
+        Node {
+            cluster: self,
+            number,
+        }
+    }
+
+    /// Makes images known to all nodes.
+    pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
+        self.nodes().try_for_each(|node| node.load(archives))
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.pki().join("admin.conf")
+    }
+
+    /// `kubectl` of the cluster's own version, as administrator.
+    pub fn kubectl(&self) -> std::process::Command {
+        let mut command = std::process::Command::new(self.bin().join("kube"));
+        command
+            .arg("kubectl")
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .arg("--cache-dir")
+            .arg(self.places.state.join("kubectl-cache"));
+        command
+    }
+
+    /// A client, as administrator.
+    pub async fn client(&self) -> Result<Client> {
+        Ok(ambit_kube_kit::client(Some(&self.kubeconfig()), "ambit-cluster").await?)
+    }
+
+    /// What was asked for.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Each part and whether it runs.
+    pub fn status(&self) -> Vec<(String, Option<u32>)> {
+        let nodes = self.nodes().map(|node| node.name());
+        control_plane::PARTS
+            .map(str::to_owned)
+            .into_iter()
+            .chain(nodes)
+            .map(|part| (part.clone(), self.processes.pid(&part)))
+            .collect()
+    }
+
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    pub(crate) fn network(&self) -> Network {
+        self.network
+    }
+
+    pub(crate) fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    pub(crate) fn bin(&self) -> PathBuf {
+        self.places.cache.join("bin")
+    }
+
+    fn pki(&self) -> PathBuf {
+        self.places.state.join("pki")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.places.state.join("cp")
+    }
+}
+
+/// Only one process at a time brings up or down; the next waits.
+fn lock(places: &Places) -> Result<File> {
+    fs::create_dir_all(&places.cache)?;
+    let path = places.cache.join("lock");
+    let file = File::options().create(true).append(true).open(&path)?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
+fn remove(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    match how(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    crate::command::Tool::new("cp")
+        .args(["-a", "-T"])
+        .arg(from)
+        .arg(to)
+        .run()
+}
+
+fn http_get(path: &str) -> Result<http::Request<Vec<u8>>> {
+    Ok(http::Request::get(path).body(Vec::new())?)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
+}

@@ -1,0 +1,91 @@
+//! Programs of others: how they are called, and what they said when they failed.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// A program with its arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct Tool(Vec<OsString>);
+
+impl Tool {
+    pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
+        Self(vec![program.as_ref().to_owned()])
+    }
+
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.0.push(arg.as_ref().to_owned());
+        self
+    }
+
+    pub(crate) fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.0
+            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// The program and its arguments.
+    pub(crate) fn words(&self) -> &[OsString] {
+        &self.0
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut words = self.0.iter();
+        let mut command = Command::new(words.next().cloned().unwrap_or_default());
+        command.args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end; an error with what it printed unless it succeeds.
+    pub(crate) fn run(&self) -> Result<()> {
+        self.output().map(drop)
+    }
+
+    /// Like [`Self::run`]; gives what it printed.
+    pub(crate) fn output(&self) -> Result<String> {
+        let name = self.0.first().cloned().unwrap_or_default();
+        let output = self
+            .command()
+            .output()
+            .with_context(|| format!("cannot start {}", name.display()))?;
+        ensure!(
+            output.status.success(),
+            "{} failed ({}): {}{}",
+            self.0.join(OsStr::new(" ")).display(),
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Many `ip` commands at once, here or in a namespace.
+pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
+    let mut command = Command::new("ip");
+    if let Some(namespace) = namespace {
+        command.args(["-n", namespace]);
+    }
+    let mut child = command
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start ip (Debian package iproute2)")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(lines.as_bytes())?;
+    }
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.status.success(),
+        "ip -batch in {} failed: {}",
+        namespace.unwrap_or("this machine's namespace"),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! The command lines of etcd, the API server, the controllers and the scheduler.
+
+use std::path::Path;
+
+use crate::{command::Tool, network::Network};
+
+/// Its parts, in the order in which they start.
+pub(crate) const PARTS: [&str; 4] = [ETCD, API_SERVER, CONTROLLERS, SCHEDULER];
+pub(crate) const ETCD: &str = "etcd";
+pub(crate) const API_SERVER: &str = "apiserver";
+pub(crate) const CONTROLLERS: &str = "controllers";
+pub(crate) const SCHEDULER: &str = "scheduler";
+
+/// Where the programs, the keys and the data are.
+pub(crate) struct ControlPlane<'a> {
+    pub(crate) bin: &'a Path,
+    pub(crate) pki: &'a Path,
+    pub(crate) data: &'a Path,
+    pub(crate) network: Network,
+}
+
+impl ControlPlane<'_> {
+    /// How to start a part.
+    pub(crate) fn command(&self, part: &str) -> Tool {
+        match part {
+            ETCD => self.etcd(),
+            API_SERVER => self.api_server(),
+            CONTROLLERS => self.controllers(),
+            _ => self.scheduler(),
+        }
+    }
+
+    fn etcd(&self) -> Tool {
+        let peer = "http://127.0.0.1:2380";
+        let client = "http://127.0.0.1:2379";
+        self.network
+            .in_control_plane(self.bin.join("etcd"))
+            .arg("--name=cp")
+            .arg(self.flag("--data-dir", &self.data.join("etcd")))
+            .args([
+                format!("--listen-client-urls={client}"),
+                format!("--advertise-client-urls={client}"),
+                format!("--listen-peer-urls={peer}"),
+                format!("--initial-advertise-peer-urls={peer}"),
+                format!("--initial-cluster=cp={peer}"),
+                // Nothing here must survive the machine's own crash.
+                "--unsafe-no-fsync".to_owned(),
+            ])
+    }
+
+    fn api_server(&self) -> Tool {
+        self.kube("kube-apiserver")
+            .args([
+                "--bind-address=0.0.0.0",
+                "--secure-port=6443",
+                "--etcd-servers=http://127.0.0.1:2379",
+                "--service-node-port-range=30000-32767",
+                "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged=true",
+                "--kubelet-preferred-address-types=InternalIP",
+                "--requestheader-allowed-names=front-proxy-client",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-username-headers=X-Remote-User",
+                // Webhooks are called at their pods' addresses: no kube-proxy runs here.
+                "--enable-aggregator-routing=true",
+                "--profiling=false",
+            ])
+            .arg(format!("--advertise-address={}", self.network.api_server()))
+            .arg(format!(
+                "--service-cluster-ip-range={}",
+                self.network.services()
+            ))
+            .args([
+                self.key("--client-ca-file", "ca.crt"),
+                self.key("--tls-cert-file", "apiserver.crt"),
+                self.key("--tls-private-key-file", "apiserver.key"),
+                self.key("--service-account-key-file", "sa.pub"),
+                self.key("--service-account-signing-key-file", "sa.key"),
+                self.key("--kubelet-certificate-authority", "ca.crt"),
+                self.key(
+                    "--kubelet-client-certificate",
+                    "apiserver-kubelet-client.crt",
+                ),
+                self.key("--kubelet-client-key", "apiserver-kubelet-client.key"),
+                self.key("--requestheader-client-ca-file", "front-ca.crt"),
+                self.key("--proxy-client-cert-file", "front-proxy.crt"),
+                self.key("--proxy-client-key-file", "front-proxy.key"),
+            ])
+    }
+
+    fn controllers(&self) -> Tool {
+        self.kube("kube-controller-manager")
+            .args([
+                "--bind-address=127.0.0.1",
+                "--use-service-account-credentials=true",
+                // Nodes have their ranges from us, since the routes between them stand already.
+                "--allocate-node-cidrs=false",
+                "--leader-elect=false",
+                "--controllers=*,bootstrapsigner,tokencleaner",
+                "--profiling=false",
+            ])
+            .arg(format!("--cluster-cidr={}", self.network.all_pods()))
+            .arg(format!(
+                "--service-cluster-ip-range={}",
+                self.network.services()
+            ))
+            .arg(self.flag("--flex-volume-plugin-dir", &self.data.join("flexvolume")))
+            .args(self.kubeconfigs("kcm.conf"))
+            .args([
+                self.key("--root-ca-file", "ca.crt"),
+                self.key("--service-account-private-key-file", "sa.key"),
+                self.key("--cluster-signing-cert-file", "ca.crt"),
+                self.key("--cluster-signing-key-file", "ca.key"),
+            ])
+    }
+
+    fn scheduler(&self) -> Tool {
+        self.kube("kube-scheduler")
+            .args([
+                "--bind-address=127.0.0.1",
+                "--leader-elect=false",
+                "--profiling=false",
+            ])
+            .args(self.kubeconfigs("scheduler.conf"))
+    }
+
+    fn kube(&self, part: &str) -> Tool {
+        self.network
+            .in_control_plane(self.bin.join("kube"))
+            .arg(part)
+    }
+
+    fn kubeconfigs(&self, file: &str) -> [String; 3] {
+        [
+            self.key("--kubeconfig", file),
+            self.key("--authentication-kubeconfig", file),
+            self.key("--authorization-kubeconfig", file),
+        ]
+    }
+
+    fn key(&self, flag: &str, file: &str) -> String {
+        self.flag(flag, &self.pki.join(file))
+    }
+
+    #[expect(clippy::unused_self, reason = "reads as the other flags do")]
+    fn flag(&self, flag: &str, path: &Path) -> String {
+        format!("{flag}={}", path.display())
+    }
+}

@@ -1,0 +1,26 @@
+//! A real Kubernetes on one machine, for tests and development: etcd, API server, controllers,
+//! scheduler, and nodes with containerd, kubelet and kube-proxy, each node in namespaces of its own with
+//! its own `/etc/cni/net.d`, `/opt/cni/bin`, `/run` and `/var/lib`.
+//!
+//! Everything is built from Go modules, Debian packages and images made here. What is up can be reached
+//! from this machine: the API server, pods and Services have routes.
+#![forbid(unsafe_code)]
+
+mod archive;
+mod cgroups;
+mod cluster;
+mod command;
+mod control_plane;
+pub mod images;
+mod network;
+mod node_config;
+mod nodes;
+pub mod objects;
+mod options;
+mod pki;
+mod process;
+mod programs;
+
+pub use cluster::Cluster;
+pub use nodes::{Boot, Node};
+pub use options::{IpFamily, Options, Places, PrimaryCni, Slot};

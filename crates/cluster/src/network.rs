@@ -1,0 +1,248 @@
+//! Addresses, and the namespaces and links of a cluster: the control plane's namespace holds a switch,
+//! every node and this machine itself have one link to it.
+
+use std::{fmt::Write, net::Ipv4Addr, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    command::{self, Tool},
+    options::{IpFamily, Options, Slot},
+};
+
+/// The namespace of the control plane, next to the nodes' `n1`, `n2`, ...
+const CONTROL_PLANE: &str = "cp";
+
+/// Names and addresses, all derived from the slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Network {
+    slot: u8,
+    dual: bool,
+}
+
+impl Network {
+    pub(crate) fn new(slot: Slot, options: &Options) -> Self {
+        Self {
+            slot: slot.number(),
+            dual: options.ip_family == IpFamily::Dual,
+        }
+    }
+
+    /// What all names begin with.
+    pub(crate) fn prefix(self) -> String {
+        match self.slot {
+            0 => "kube".to_owned(),
+            number => format!("kube{number}"),
+        }
+    }
+
+    /// A namespace's name.
+    pub(crate) fn namespace(self, who: &str) -> String {
+        format!("{}-{who}", self.prefix())
+    }
+
+    /// A namespace's path.
+    pub(crate) fn path(self, who: &str) -> PathBuf {
+        PathBuf::from("/run/netns").join(self.namespace(who))
+    }
+
+    /// A program in the control plane's namespace.
+    pub(crate) fn in_control_plane(self, program: impl AsRef<std::ffi::OsStr>) -> Tool {
+        Tool::new("nsenter")
+            .arg(format!("--net={}", self.path(CONTROL_PLANE).display()))
+            .arg(program)
+    }
+
+    pub(crate) fn api_server(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 250 + self.slot, 0, 1)
+    }
+
+    fn machine(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 250 + self.slot, 0, 254)
+    }
+
+    pub(crate) fn node(self, number: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 250 + self.slot, 0, 10 + number)
+    }
+
+    fn node_v6(self, host: u8) -> String {
+        format!("fd00:{}:250::{host}", self.slot)
+    }
+
+    /// The addresses of a node, for the kubelet.
+    pub(crate) fn node_addresses(self, number: u8) -> String {
+        let v4 = self.node(number).to_string();
+        self.both(v4, self.node_v6(10 + number)).join(",")
+    }
+
+    /// The ranges of a node's pods.
+    pub(crate) fn pods(self, number: u8) -> Vec<String> {
+        let v4 = format!("10.{}.{number}.0/24", 244 + self.slot);
+        self.both(v4, format!("fd00:{}:244:{number}::/64", self.slot))
+    }
+
+    /// The ranges of all pods.
+    pub(crate) fn all_pods(self) -> String {
+        let v4 = format!("10.{}.0.0/16", 244 + self.slot);
+        self.both(v4, format!("fd00:{}:244::/48", self.slot))
+            .join(",")
+    }
+
+    fn services_each(self) -> Vec<String> {
+        let v4 = format!("10.{}.0.0/16", 96 + self.slot);
+        self.both(v4, format!("fd00:{}:96::/112", self.slot))
+    }
+
+    /// The ranges of Services.
+    pub(crate) fn services(self) -> String {
+        self.services_each().join(",")
+    }
+
+    /// The API server's own Service.
+    pub(crate) fn api_service(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 96 + self.slot, 0, 1)
+    }
+
+    /// The DNS Service.
+    pub(crate) fn dns_service(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 96 + self.slot, 0, 10)
+    }
+
+    fn both(self, v4: String, v6: String) -> Vec<String> {
+        if self.dual { vec![v4, v6] } else { vec![v4] }
+    }
+
+    fn link(self) -> String {
+        format!("{}-host", self.prefix())
+    }
+
+    /// Makes all namespaces and links.
+    pub(crate) fn make(self, nodes: u8) -> Result<()> {
+        let switch = self.namespace(CONTROL_PLANE);
+        let api = self.api_server();
+        let link = self.link();
+        let mut root = format!("netns add {switch}\n");
+        let mut inside = format!(
+            "link set lo up\nlink add kbr0 type bridge\n{}link set kbr0 up\n",
+            self.address("kbr0", api, 1)
+        );
+        for number in 1..=nodes {
+            let node = self.namespace(&format!("n{number}"));
+            writeln!(root, "netns add {node}")?;
+            writeln!(
+                root,
+                "link add eth0 netns {node} type veth peer name kn{number} netns {switch}"
+            )?;
+            writeln!(inside, "link set kn{number} master kbr0 up")?;
+            self.routes(&mut inside, number)?;
+        }
+        writeln!(
+            root,
+            "link add {link} type veth peer name khost netns {switch}\n{}link set {link} up",
+            self.address(&link, self.machine(), 254)
+        )?;
+        writeln!(inside, "link set khost master kbr0 up")?;
+        for number in 1..=nodes {
+            self.routes(&mut root, number)?;
+        }
+        for range in self.services_each() {
+            writeln!(root, "route add {range} via {}", self.via(&range, 1))?;
+        }
+        command::ip_batch(None, &root)?;
+        command::ip_batch(Some(&switch), &inside)?;
+        self.sysctls(
+            CONTROL_PLANE,
+            &[("net/bridge/bridge-nf-call-iptables", "0")],
+        )?;
+        for number in 1..=nodes {
+            self.make_node(number, nodes)?;
+        }
+        Ok(())
+    }
+
+    fn make_node(self, number: u8, nodes: u8) -> Result<()> {
+        let mut batch = format!(
+            "link set lo up\n{}link set eth0 up\nroute add default via {}\n",
+            self.address("eth0", self.node(number), 10 + number),
+            self.api_server(),
+        );
+        if self.dual {
+            writeln!(batch, "route add default via {}", self.node_v6(1))?;
+        }
+        for other in (1..=nodes).filter(|other| *other != number) {
+            self.routes(&mut batch, other)?;
+        }
+        command::ip_batch(Some(&self.namespace(&format!("n{number}"))), &batch)?;
+        self.sysctls(&format!("n{number}"), &[])
+    }
+
+    /// The addresses of an interface on the network of the nodes.
+    fn address(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
+        let mut batch = format!("addr add {v4}/24 dev {link}\n");
+        if self.dual {
+            // Nobody else is there to have it already.
+            batch += &format!("addr add {}/64 dev {link} nodad\n", self.node_v6(host));
+        }
+        batch
+    }
+
+    /// The routes to a node's pods.
+    fn routes(self, batch: &mut String, number: u8) -> Result<()> {
+        for range in self.pods(number) {
+            writeln!(batch, "route add {range} via {}", self.via(&range, number))?;
+        }
+        Ok(())
+    }
+
+    fn via(self, range: &str, number: u8) -> String {
+        if range.contains(':') {
+            self.node_v6(10 + number)
+        } else {
+            self.node(number).to_string()
+        }
+    }
+
+    fn sysctls(self, who: &str, more: &[(&str, &str)]) -> Result<()> {
+        let forward = [
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+        ];
+        let mut script = String::new();
+        for (key, value) in forward.iter().chain(more) {
+            // Not every kernel has bridge filtering or IPv6.
+            writeln!(
+                script,
+                "[ ! -e /proc/sys/{key} ] || echo {value} > /proc/sys/{key}"
+            )?;
+        }
+        Tool::new("nsenter")
+            .arg(format!("--net={}", self.path(who).display()))
+            .args(["sh", "-ec", &script])
+            .run()
+            .with_context(|| format!("cannot set up forwarding in {}", self.namespace(who)))
+    }
+
+    /// Removes whatever is there of it.
+    pub(crate) fn remove(self) -> Result<()> {
+        for name in self.namespaces()? {
+            command::ip_batch(None, &format!("netns del {name}\n"))?;
+        }
+        Ok(())
+    }
+
+    /// The namespaces that are there.
+    pub(crate) fn namespaces(self) -> Result<Vec<String>> {
+        let prefix = format!("{}-", self.prefix());
+        let Ok(entries) = std::fs::read_dir("/run/netns") else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name.starts_with(&prefix) {
+                found.push(name);
+            }
+        }
+        Ok(found)
+    }
+}

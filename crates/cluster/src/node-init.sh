@@ -1,0 +1,54 @@
+#!/bin/bash
+# Pid 1 of a node, in mount, uts, ipc, pid and network namespaces of its own: makes the directories that a
+# node has to itself, then runs containerd, the kubelet and kube-proxy.
+#   $1 the node's name   $2 its directory   $3 where etcd, kube and the like are
+#   $4 its addresses     $5 the directory of keys
+set -eu
+name=$1 dir=$2 bin=$3 addresses=$4 pki=$5
+hostname "$name"
+
+# A sysfs of this network namespace, with the cgroups in it. All mounts are private until the end of this
+# part: shared ones would take the machine's own cgroup mounts with them.
+mkdir -p "$dir/cgroup"
+mount --rbind /sys/fs/cgroup "$dir/cgroup"
+umount -R -l /sys
+mount -t sysfs sysfs /sys
+mount --rbind "$dir/cgroup" /sys/fs/cgroup
+umount -R -l "$dir/cgroup"
+
+own() { # what is written there is this node's
+    mkdir -p "$dir/own$1" "$dir/work$1"
+    mount -t overlay overlay -o "lowerdir=${2:-$1},upperdir=$dir/own$1,workdir=$dir/work$1" "$1"
+}
+own /etc
+own /opt
+own /var/lib
+mkdir -p /opt/cni/bin
+own /opt/cni/bin /usr/lib/cni
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/lock /run/containerd
+# Overlays cannot lie on overlays, and that is what containers are made of.
+for data in kubelet containerd; do
+    mkdir -p "$dir/$data" "/var/lib/$data"
+    mount --bind "$dir/$data" "/var/lib/$data"
+done
+mkdir -p "$dir/log"
+mount --bind "$dir/log" /var/log
+
+# The kubelet sets these for the whole machine. It finds what it wants already there, in files.
+for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    file=$dir/sysctl/${setting%=*}
+    mkdir -p "${file%/*}"
+    echo "${setting#*=}" >"$file"
+    mount --bind "$file" "/proc/sys/${setting%=*}"
+done
+mount --make-rshared /
+
+containerd -c "$dir/containerd.toml" >>/var/log/containerd.log 2>&1 &
+until [ -S /run/containerd/containerd.sock ]; do sleep 0.05; done
+"$bin/kube" kubelet --config="$dir/kubelet.json" --kubeconfig="$pki/$name.conf" --cert-dir="$dir/certificates" \
+    --hostname-override="$name" --node-ip="$addresses" >>/var/log/kubelet.log 2>&1 &
+"$bin/kube" kube-proxy --config="$dir/kube-proxy.json" >>/var/log/kube-proxy.log 2>&1 &
+trap 'exit 0' TERM INT
+while :; do wait -n || true; jobs -r >/dev/null; sleep 1; done

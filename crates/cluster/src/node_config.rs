@@ -1,0 +1,160 @@
+//! The files of a node: containerd's, the kubelet's and kube-proxy's configuration, and the primary CNI's.
+
+use std::{fs, path::Path};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::{
+    network::Network,
+    options::{Options, PrimaryCni},
+};
+
+/// The file that the primary CNI owns in `/etc/cni/net.d`.
+pub(crate) const CNI_FILE: &str = "10-kube.conflist";
+
+/// The image that holds a pod's namespaces.
+pub(crate) const PAUSE_IMAGE: &str = "kube.local/pause:1";
+
+/// Writes everything that does not change between boots.
+pub(crate) fn write(
+    directory: &Path,
+    pki: &Path,
+    network: Network,
+    options: &Options,
+    number: u8,
+) -> Result<()> {
+    let etc = directory.join("own/etc");
+    fs::create_dir_all(etc.join("cni/net.d"))?;
+    fs::write(directory.join("containerd.toml"), containerd(directory))?;
+    let save = |name: &str, value: &Value| fs::write(directory.join(name), value.to_string());
+    save("kubelet.json", &kubelet(directory, pki, network, number))?;
+    save("kube-proxy.json", &kube_proxy(pki, network, number))?;
+    fs::write(etc.join("hostname"), format!("n{number}\n"))?;
+    fs::write(
+        etc.join("machine-id"),
+        format!("{:032x}\n", u128::from(number)),
+    )?;
+    // Pods that use the node's resolver find nobody, instead of what the machine under the cluster uses.
+    fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
+    reset_cni(directory, network, options.primary_cni, number)
+}
+
+/// The primary CNI writes its configuration anew, as some do at each boot of their node.
+pub(crate) fn reset_cni(
+    directory: &Path,
+    network: Network,
+    plugin: PrimaryCni,
+    number: u8,
+) -> Result<()> {
+    let configurations = directory.join("own/etc/cni/net.d");
+    fs::remove_dir_all(&configurations)?;
+    fs::create_dir_all(&configurations)?;
+    let text = format!("{:#}\n", cni(network, plugin, number));
+    Ok(fs::write(configurations.join(CNI_FILE), text)?)
+}
+
+fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {
+    let ranges = network.pods(number);
+    let routes: Vec<Value> = ranges
+        .iter()
+        .map(|range| json!({"dst": if range.contains(':') { "::/0" } else { "0.0.0.0/0" }}))
+        .collect();
+    let ranges: Vec<Value> = ranges
+        .iter()
+        .map(|range| json!([{"subnet": range}]))
+        .collect();
+    let ipam = json!({"type": "host-local", "ranges": ranges, "routes": routes});
+    let wiring = match plugin {
+        PrimaryCni::Bridge => json!({
+            "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+            "hairpinMode": true, "ipam": ipam,
+        }),
+        PrimaryCni::Ptp => json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
+    };
+    json!({
+        "cniVersion": "0.4.0", "name": "kube",
+        "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
+    })
+}
+
+fn containerd(directory: &Path) -> String {
+    format!(
+        r#"version = 2
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"]
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{opt}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  disable_apparmor = true
+  # Root of a container or a small virtual machine may lack what it takes to lower a process's score.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+    max_conf_num = 1
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"#,
+        opt = directory.join("containerd-opt").display()
+    )
+}
+
+fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "address": network.node(number).to_string(),
+        "healthzBindAddress": "127.0.0.1",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true, "cacheTTL": "30s"},
+            "x509": {"clientCAFile": pki.join("ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": pki.join(format!("n{number}-serving.crt")),
+        "tlsPrivateKeyFile": pki.join(format!("n{number}-serving.key")),
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": format!("/{}", cgroup(network, number)),
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "clusterDomain": "cluster.local",
+        "clusterDNS": [network.dns_service().to_string()],
+        "volumePluginDir": directory.join("volume-plugins"),
+        "staticPodPath": "/etc/kubernetes/manifests",
+        // Images come once, from us: neither the disk's fill nor age may remove them.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {
+            "memory.available": "100Mi", "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%", "imagefs.available": "0%",
+        },
+        "serializeImagePulls": false,
+        "registryPullQPS": 0,
+        "nodeStatusUpdateFrequency": "5s",
+        "syncFrequency": "30s",
+    })
+}
+
+fn kube_proxy(pki: &Path, network: Network, number: u8) -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": network.all_pods(),
+        "hostnameOverride": format!("n{number}"),
+        "bindAddress": "0.0.0.0",
+        "healthzBindAddress": "127.0.0.1:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        "clientConnection": {"kubeconfig": pki.join("proxy.conf")},
+        // Settings of the whole machine otherwise.
+        "conntrack": {
+            "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+        },
+    })
+}
+
+/// The cgroup of a node, in each hierarchy.
+pub(crate) fn cgroup(network: Network, number: u8) -> String {
+    network.namespace(&format!("n{number}"))
+}

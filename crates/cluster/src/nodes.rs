@@ -1,0 +1,154 @@
+//! The nodes of a running cluster: killed and booted like machines, given images.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{archive::hex_digest, cgroups, cluster::Cluster, command::Tool, node_config, process};
+
+/// Where containerd listens, as on any node.
+const SOCKET: &str = "run/containerd/containerd.sock";
+
+/// What happens when a node boots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Boot {
+    /// Its disk is as it was.
+    #[default]
+    Plain,
+    /// The primary CNI writes its configuration anew, and nothing else is left beside it.
+    CniRewritten,
+}
+
+/// One node.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) number: u8,
+}
+
+impl Node<'_> {
+    /// `n1`, `n2`, ...
+    pub fn name(&self) -> String {
+        format!("n{}", self.number)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.cluster.places().state.join(self.name())
+    }
+
+    /// Its network namespace.
+    pub fn netns(&self) -> PathBuf {
+        self.cluster.network().path(&self.name())
+    }
+
+    /// Its first process; `None` while it is down.
+    pub fn pid(&self) -> Option<u32> {
+        let unshare = self.cluster.processes().pid(&self.name())?;
+        process::children(unshare).first().copied()
+    }
+
+    /// Its file system, while it is up.
+    pub fn root(&self) -> Result<PathBuf> {
+        let pid = self
+            .pid()
+            .with_context(|| format!("node {} is down", self.name()))?;
+        Ok(PathBuf::from(format!("/proc/{pid}/root")))
+    }
+
+    /// A command inside the node, as a shell on it would run it.
+    pub fn command(&self, program: &str) -> Result<std::process::Command> {
+        let pid = self
+            .pid()
+            .with_context(|| format!("node {} is down", self.name()))?;
+        let mut command = std::process::Command::new("nsenter");
+        command
+            .arg("--all")
+            .arg(format!("--target={pid}"))
+            .arg(program);
+        Ok(command)
+    }
+
+    /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays.
+    pub fn kill(&self) -> Result<()> {
+        let init = self.pid();
+        self.cluster.processes().kill(&self.name())?;
+        if let Some(init) = init {
+            process::kill(init)?;
+        }
+        Ok(())
+    }
+
+    /// Boots it.
+    pub fn start(&self, boot: Boot) -> Result<()> {
+        ensure!(self.pid().is_none(), "node {} is up", self.name());
+        let (network, places) = (self.cluster.network(), self.cluster.places());
+        if boot == Boot::CniRewritten {
+            let plugin = self.cluster.options().primary_cni;
+            node_config::reset_cni(&self.directory(), network, plugin, self.number)?;
+        }
+        cgroups::make(&node_config::cgroup(network, self.number))?;
+        let init = Tool::new("nsenter")
+            .arg(format!("--net={}", self.netns().display()))
+            .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"])
+            .args(["--kill-child", "--mount-proc", "bash"])
+            .arg(places.state.join("node-init.sh"))
+            .arg(self.name())
+            .arg(self.directory())
+            .arg(self.cluster.bin())
+            .arg(network.node_addresses(self.number))
+            .arg(places.state.join("pki"));
+        self.cluster.processes().start(&self.name(), &init)?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.answers() {
+            ensure!(
+                self.cluster.processes().pid(&self.name()).is_some() && Instant::now() < deadline,
+                "containerd of node {} does not answer: {}",
+                self.name(),
+                self.cluster.processes().tail(&self.name())
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    fn answers(&self) -> bool {
+        self.ctr().is_ok_and(|ctr| ctr.arg("version").run().is_ok())
+    }
+
+    /// Makes images known to the node, unless it has them.
+    pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
+        let loaded = self.directory().join("loaded");
+        fs::create_dir_all(&loaded)?;
+        for archive in archives {
+            let stamp = loaded.join(fingerprint(archive)?);
+            if stamp.exists() {
+                continue;
+            }
+            self.ctr()?
+                .args(["--namespace=k8s.io", "images", "import"])
+                .arg(archive)
+                .run()?;
+            fs::write(stamp, "")?;
+        }
+        Ok(())
+    }
+
+    fn ctr(&self) -> Result<Tool> {
+        Ok(Tool::new("ctr")
+            .arg("--address")
+            .arg(self.root()?.join(SOCKET)))
+    }
+}
+
+/// What is in an archive: its own digest if it was written here, or else the digest of it all.
+fn fingerprint(archive: &Path) -> Result<String> {
+    if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
+        return Ok(digest);
+    }
+    let bytes = fs::read(archive).with_context(|| format!("no image {}", archive.display()))?;
+    Ok(hex_digest(&bytes))
+}

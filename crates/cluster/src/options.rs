@@ -1,0 +1,105 @@
+//! What a cluster is to be like.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The addresses that pods and Services get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum IpFamily {
+    /// IPv4 alone.
+    #[default]
+    Ipv4,
+    /// Both, IPv4 first.
+    Dual,
+}
+
+/// Which plugin wires the pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrimaryCni {
+    /// A bridge on each node.
+    #[default]
+    Bridge,
+    /// A veth pair and a route for each pod.
+    Ptp,
+}
+
+/// A cluster before it is up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+pub struct Options {
+    /// How many nodes: n1, n2, ...
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub nodes: u8,
+    /// The addresses of pods and Services
+    #[arg(long, value_enum, default_value_t)]
+    pub ip_family: IpFamily,
+    /// Which plugin wires the pods
+    #[arg(long, value_enum, default_value_t)]
+    pub primary_cni: PrimaryCni,
+    /// Leave the cluster's DNS out
+    #[arg(long)]
+    pub no_dns: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            nodes: 2,
+            ip_family: IpFamily::default(),
+            primary_cni: PrimaryCni::default(),
+            no_dns: false,
+        }
+    }
+}
+
+/// Which of the clusters that may be up side by side: each has names, addresses and a directory of its
+/// own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot(u8);
+
+impl Slot {
+    /// The developer's.
+    pub const DEVELOPMENT: Self = Self(0);
+    /// The one that all tests of a run share.
+    pub const TESTS: Self = Self(1);
+    /// For tests about a cluster as a whole.
+    pub const OWN: Self = Self(2);
+
+    pub(crate) fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl std::str::FromStr for Slot {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(number @ 0..=3) => Ok(Self(number)),
+            _ => Err(format!("{text} is not a slot from 0 to 3")),
+        }
+    }
+}
+
+/// Where things are kept.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// What all clusters share: programs and images, kept between runs.
+    pub cache: PathBuf,
+    /// One cluster's state, gone when it is down.
+    pub state: PathBuf,
+}
+
+impl Places {
+    /// A cluster's places in cargo's target directory.
+    pub fn in_target(target: &Path, slot: Slot) -> Self {
+        let cache = target.join("cluster");
+        let state = match slot {
+            Slot::DEVELOPMENT => cache.clone(),
+            Slot(number) => cache.join(format!("slot-{number}")),
+        };
+        Self { cache, state }
+    }
+}

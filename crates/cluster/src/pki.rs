@@ -1,0 +1,175 @@
+//! Keys, certificates and kubeconfigs of a cluster: made anew each time it comes up.
+
+use std::{fs, os::unix::fs::OpenOptionsExt, path::Path};
+
+use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
+};
+use serde_json::json;
+
+use crate::network::Network;
+
+type Authority = CertifiedIssuer<'static, KeyPair>;
+
+/// Who a client is to the API server.
+struct Client<'a> {
+    file: &'a str,
+    user: &'a str,
+    group: Option<&'a str>,
+}
+
+/// Writes everything to `directory`.
+pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    let pki = Pki {
+        directory,
+        server: format!("https://{}:6443", network.api_server()),
+        ca: authority("kubernetes-ca")?,
+    };
+    pki.save("ca", &pki.ca.pem(), pki.ca.key())?;
+    let front = authority("front-proxy-ca")?;
+    pki.save("front-ca", &front.pem(), front.key())?;
+    let (pem, key) = certify(
+        &front,
+        ("front-proxy-client", None),
+        ExtendedKeyUsagePurpose::ClientAuth,
+        &[],
+    )?;
+    pki.save("front-proxy", &pem, &key)?;
+    let accounts = KeyPair::generate()?;
+    pki.file("sa.key", &accounts.serialize_pem())?;
+    pki.file("sa.pub", &accounts.public_key_pem())?;
+
+    let names = [
+        network.api_server().to_string(),
+        network.api_service().to_string(),
+        "127.0.0.1".into(),
+        "localhost".into(),
+        "kubernetes".into(),
+        "kubernetes.default".into(),
+        "kubernetes.default.svc".into(),
+        "kubernetes.default.svc.cluster.local".into(),
+    ];
+    pki.server("apiserver", "kube-apiserver", &names)?;
+    let masters = Some("system:masters");
+    for (file, user, group) in [
+        (
+            "apiserver-kubelet-client",
+            "apiserver-kubelet-client",
+            masters,
+        ),
+        ("admin", "admin", masters),
+        ("kcm", "system:kube-controller-manager", None),
+        ("scheduler", "system:kube-scheduler", None),
+        ("proxy", "system:kube-proxy", None),
+    ] {
+        pki.client(&Client { file, user, group })?;
+    }
+    for number in 1..=nodes {
+        let name = format!("n{number}");
+        pki.client(&Client {
+            file: &name,
+            user: &format!("system:node:{name}"),
+            group: Some("system:nodes"),
+        })?;
+        let addresses = [network.node(number).to_string(), name.clone()];
+        pki.server(&format!("{name}-serving"), &name, &addresses)?;
+    }
+    Ok(())
+}
+
+struct Pki<'a> {
+    directory: &'a Path,
+    server: String,
+    ca: Authority,
+}
+
+impl Pki<'_> {
+    fn server(&self, file: &str, name: &str, addresses: &[String]) -> Result<()> {
+        let usage = ExtendedKeyUsagePurpose::ServerAuth;
+        let (pem, key) = certify(&self.ca, (name, None), usage, addresses)?;
+        self.save(file, &pem, &key)
+    }
+
+    /// A client's certificate, and the kubeconfig that holds it.
+    fn client(&self, client: &Client<'_>) -> Result<()> {
+        let usage = ExtendedKeyUsagePurpose::ClientAuth;
+        let (pem, key) = certify(&self.ca, (client.user, client.group), usage, &[])?;
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "cluster",
+            "clusters": [{"name": "cluster", "cluster": {
+                "server": self.server,
+                "certificate-authority-data": BASE64_STANDARD.encode(self.ca.pem()),
+            }}],
+            "users": [{"name": "user", "user": {
+                "client-certificate-data": BASE64_STANDARD.encode(&pem),
+                "client-key-data": BASE64_STANDARD.encode(key.serialize_pem()),
+            }}],
+            "contexts": [{"name": "cluster", "context": {"cluster": "cluster", "user": "user"}}],
+        });
+        self.file(&format!("{}.conf", client.file), &config.to_string())?;
+        self.save(client.file, &pem, &key)
+    }
+
+    fn save(&self, name: &str, certificate: &str, key: &KeyPair) -> Result<()> {
+        self.file(&format!("{name}.crt"), certificate)?;
+        self.file(&format!("{name}.key"), &key.serialize_pem())
+    }
+
+    fn file(&self, name: &str, text: &str) -> Result<()> {
+        use std::io::Write;
+        let path = self.directory.join(name);
+        fs::File::options()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn authority(name: &str) -> Result<Authority> {
+    let mut params = params((name, None), &[])?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+    ];
+    Ok(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?)
+}
+
+fn certify(
+    ca: &Authority,
+    subject: (&str, Option<&str>),
+    usage: ExtendedKeyUsagePurpose,
+    names: &[String],
+) -> Result<(String, KeyPair)> {
+    let mut params = params(subject, names)?;
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
+    params.extended_key_usages = vec![usage];
+    let key = KeyPair::generate()?;
+    Ok((params.signed_by(&key, ca)?.pem(), key))
+}
+
+fn params((user, group): (&str, Option<&str>), names: &[String]) -> Result<CertificateParams> {
+    let mut params = CertificateParams::new(names)?;
+    let mut subject = DistinguishedName::new();
+    if let Some(group) = group {
+        subject.push(DnType::OrganizationName, group);
+    }
+    subject.push(DnType::CommonName, user);
+    params.distinguished_name = subject;
+    // Tests turn clocks.
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2049, 1, 1);
+    Ok(params)
+}

@@ -1,0 +1,196 @@
+//! Processes that outlive the program that started them: recorded by pid and start time, so that no
+//! other process is ever taken for one of them.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+
+use crate::command::Tool;
+
+/// The processes of a cluster, by name.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    records: PathBuf,
+    logs: PathBuf,
+}
+
+impl Processes {
+    pub(crate) fn new(state: &Path) -> Self {
+        Self {
+            records: state.join("run"),
+            logs: state.join("log"),
+        }
+    }
+
+    /// Starts a program in a session of its own, its output kept.
+    pub(crate) fn start(&self, name: &str, tool: &Tool) -> Result<()> {
+        fs::create_dir_all(&self.records)?;
+        fs::create_dir_all(&self.logs)?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log(name))?;
+        let mut child = Tool::new("setsid")
+            .args(tool.words())
+            .command()
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let pid = child.id();
+        let started = started(pid).with_context(|| format!("{name} ended at once"))?;
+        fs::write(self.record(name), format!("{pid} {started}"))?;
+        // Nobody else collects its exit status while this process lives.
+        std::thread::spawn(move || child.wait());
+        Ok(())
+    }
+
+    /// The pid, if it runs.
+    pub(crate) fn pid(&self, name: &str) -> Option<u32> {
+        let record = fs::read_to_string(self.record(name)).ok()?;
+        let (pid, start) = record.split_once(' ')?;
+        let pid = pid.parse().ok()?;
+        (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
+    }
+
+    /// Ends it, at the latest by force after `patience`.
+    pub(crate) fn stop(&self, name: &str, patience: Duration) -> Result<()> {
+        if let Some(pid) = self.pid(name) {
+            signal(pid, Signal::TERM);
+            if !gone(pid, patience) {
+                kill(pid).with_context(|| format!("{name} does not end"))?;
+            }
+        }
+        self.forget(name)
+    }
+
+    /// Ends it by force.
+    pub(crate) fn kill(&self, name: &str) -> Result<()> {
+        if let Some(pid) = self.pid(name) {
+            kill(pid).with_context(|| format!("{name} does not end"))?;
+        }
+        self.forget(name)
+    }
+
+    fn forget(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.record(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where its output is.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.logs.join(format!("{name}.log"))
+    }
+
+    /// The last lines of its output.
+    pub(crate) fn tail(&self, name: &str) -> String {
+        let text = fs::read_to_string(self.log(name)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines
+            .get(lines.len().saturating_sub(8)..)
+            .unwrap_or_default()
+            .join("\n")
+    }
+
+    fn record(&self, name: &str) -> PathBuf {
+        self.records.join(format!("{name}.pid"))
+    }
+}
+
+/// Sends SIGKILL and waits for the end.
+pub(crate) fn kill(pid: u32) -> Result<()> {
+    signal(pid, Signal::KILL);
+    if !gone(pid, Duration::from_secs(20)) {
+        bail!("process {pid} is still there after SIGKILL");
+    }
+    Ok(())
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // One that has just ended needs no signal.
+        let _gone = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn gone(pid: u32, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while started(pid).is_some() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// When a process was started, in ticks since boot; `None` if it has ended, waited for or not.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// The processes in a network namespace.
+pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
+    let Ok(wanted) = fs::metadata(namespace) else {
+        return Vec::new();
+    };
+    pids()
+        .into_iter()
+        .filter(|pid| {
+            fs::metadata(format!("/proc/{pid}/ns/net"))
+                .is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
+        })
+        .collect()
+}
+
+/// The children of a process.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .collect()
+}
+
+fn pids() -> Vec<u32> {
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_of_one_process_only() {
+        let state = tempfile::tempdir().unwrap();
+        let processes = Processes::new(state.path());
+        processes
+            .start("sleeper", &Tool::new("sleep").arg("1000"))
+            .unwrap();
+        let pid = processes.pid("sleeper").unwrap();
+        // Another process that got the same pid later.
+        fs::write(processes.record("other"), format!("{pid} 1")).unwrap();
+        assert_eq!(processes.pid("other"), None);
+        processes.kill("sleeper").unwrap();
+        assert_eq!(processes.pid("sleeper"), None);
+        assert_eq!(started(pid), None);
+    }
+}

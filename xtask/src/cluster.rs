@@ -1,0 +1,38 @@
+//! `cargo xtask cluster ...`: a real Kubernetes on this machine, for tests and development.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::Result;
+
+use crate::{images, setup, shell};
+
+/// Passes on what `ambit-cluster` does itself; `load` without archives first makes Ambit's images of
+/// what is in the tree.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    setup::ensure(setup::Purpose::Cluster)?;
+    let mut args = args.to_vec();
+    if args.iter().any(|arg| arg == "load") && !args.iter().any(|arg| arg.ends_with(".tar")) {
+        let archives = images::for_cluster()?;
+        args.extend(archives.iter().map(|path| path.display().to_string()));
+    }
+    let status = command()?.args(&args).status()?;
+    if !status.success() {
+        // It has said why.
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    Ok(())
+}
+
+/// `ambit-cluster`, built.
+pub(crate) fn command() -> Result<Command> {
+    let build = shell::cargo(&["build", "--quiet", "--package", "ambit-cluster"]).status()?;
+    anyhow::ensure!(build.success(), "ambit-cluster does not build");
+    let binary: PathBuf = shell::target_dir().join("debug/ambit-cluster");
+    let mut command = Command::new(binary);
+    command
+        .arg("--target")
+        .arg(shell::target_dir())
+        .arg("--sources")
+        .arg(shell::root().join("build"));
+    Ok(command)
+}

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{setup, shell};
+use crate::{setup, shell, static_binary};
 
 pub(crate) fn run(name: Option<&str>) -> Result<()> {
     setup::ensure(setup::Purpose::Bench)?;
@@ -12,6 +12,8 @@ pub(crate) fn run(name: Option<&str>) -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--release", "--workspace", "--bins"]),
     )?;
+    // As it is in its image.
+    static_binary::build("ambit-node-proxy", None)?;
     let mut bench = Command::new(shell::target_dir().join("release/ambit-bench"));
     bench.args(name).current_dir(shell::root());
     shell::run("benchmark", &mut bench)

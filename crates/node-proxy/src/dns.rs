@@ -31,11 +31,12 @@ pub(crate) async fn resolve(proxy: &Proxy, pending: &PendingRoute) -> Result<IpA
         host: host.clone(),
         why,
     };
-    let found = tokio::net::lookup_host((host.as_str(), 0))
+    let found = ambit_rt::lookup_host(host.as_str())
         .await
         .map_err(|error| lookup(error.to_string()))?;
     let all: Vec<IpAddr> = found
-        .map(|addr| addr.ip().to_canonical())
+        .into_iter()
+        .map(|ip| ip.to_canonical())
         .filter(|ip| proxy.config.ipv6_enabled || ip.is_ipv4())
         .collect();
     let wanted: Vec<IpAddr> = all

@@ -68,6 +68,19 @@ impl ServerOptions {
     }
 }
 
+/// Who sent a request over TCP: among the request's extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
+impl Peer {
+    /// Whether a request came from this machine or, in a network namespace, from inside it: over
+    /// loopback, or over a Unix socket.
+    pub fn is_local(request: &Request) -> bool {
+        let peer = request.extensions().get::<Self>();
+        peer.is_none_or(|Self(address)| address.ip().to_canonical().is_loopback())
+    }
+}
+
 /// What connections come from.
 pub trait Listen: Send + 'static {
     /// A connection.
@@ -133,7 +146,7 @@ pub async fn serve<L, H, F>(
         let handler = handler.clone();
         let drain = drain.clone();
         spawn(name, async move {
-            connection(name, stream, options, drain, handler).await;
+            connection(name, (stream, peer), options, drain, handler).await;
             drop(slot);
         });
     }
@@ -141,7 +154,7 @@ pub async fn serve<L, H, F>(
 
 async fn connection<S, H, F>(
     name: &'static str,
-    stream: S,
+    (stream, peer): (S, Option<SocketAddr>),
     options: ServerOptions,
     mut drain: DrainWatcher,
     handler: Arc<H>,
@@ -150,8 +163,11 @@ async fn connection<S, H, F>(
     H: Fn(Request) -> F + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    let service = service_fn(move |request| {
+    let service = service_fn(move |mut request: ::http::Request<Incoming>| {
         let handler = handler.clone();
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(Peer(peer));
+        }
         async move { Ok::<_, Infallible>(answer_one(request, options, &*handler).await) }
     });
     let connection = http1::Builder::new()

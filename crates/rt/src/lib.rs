@@ -13,6 +13,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod readiness;
+mod resolve;
 pub mod shutdown;
 mod task;
 
@@ -21,5 +22,6 @@ pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};
 pub use env::{Env, EnvError};
 pub use error_chain::ErrorChain;
 pub use readiness::{Readiness, ReadyTask};
+pub use resolve::lookup_host;
 pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use task::{AbortOnDrop, current_thread, spawn, spawn_abortable, spawn_blocking, spawn_local};

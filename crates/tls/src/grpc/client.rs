@@ -202,12 +202,10 @@ impl Target {
             target: self.authority(),
             source,
         };
-        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port))
-            .await
-            .map_err(failed)?;
+        let addresses = ambit_rt::lookup_host(&self.host).await.map_err(failed)?;
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for address in addresses {
-            match TcpStream::connect(address).await {
+            match TcpStream::connect((address, self.port)).await {
                 Ok(stream) => {
                     keep_alive(&stream);
                     return Ok(stream);

@@ -1,0 +1,57 @@
+//! Host names to addresses, by `/etc/hosts` and the servers of `/etc/resolv.conf`.
+//!
+//! Not by the C library: its resolver blocks a thread for each name, and loads modules that a
+//! statically linked program has not.
+
+use std::{io, net::IpAddr};
+
+use hickory_resolver::TokioResolver;
+
+/// The addresses of a host, in the order the system's settings prefer. An address is its own answer.
+///
+/// The settings are read at each call, so that a change of them is followed.
+///
+/// # Errors
+/// What the resolver said; `NotFound` when the name has no address.
+pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    let resolver = TokioResolver::builder_tokio()
+        .and_then(|builder| builder.build())
+        .map_err(io::Error::other)?;
+    let answer = resolver.lookup_ip(host).await.map_err(|error| {
+        let kind = if error.is_no_records_found() || error.is_nx_domain() {
+            io::ErrorKind::NotFound
+        } else {
+            io::ErrorKind::Other
+        };
+        io::Error::new(kind, error)
+    })?;
+    Ok(answer.iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_is_its_own_answer() {
+        for address in ["10.0.0.1", "fd00::1"] {
+            let found = lookup_host(address).await.unwrap();
+            assert_eq!(found, [address.parse::<IpAddr>().unwrap()]);
+        }
+    }
+
+    #[tokio::test]
+    async fn names_of_the_hosts_file_are_known() {
+        let found = lookup_host("localhost").await.unwrap();
+        assert!(!found.is_empty());
+        assert!(found.iter().all(IpAddr::is_loopback), "{found:?}");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_cannot_be_is_an_error() {
+        assert!(lookup_host("no such name..").await.is_err());
+    }
+}

@@ -33,6 +33,8 @@ pub(crate) struct Services {
     /// How many prefixes of each family and length exist: a look-up tries only these.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
     by_hostname: HashMap<ArcStr, Names>,
+    /// How many have a wildcard as host name.
+    wildcards: usize,
     count: usize,
 }
 
@@ -125,6 +127,7 @@ impl Services {
                 .or_default(),
             name,
         );
+        self.wildcards += usize::from(is_wildcard(service));
     }
 
     fn unindex(&mut self, name: &NamespacedHostname, service: &Service) {
@@ -147,6 +150,7 @@ impl Services {
             }
         }
         drop_name(&mut self.by_hostname, &service.hostname, name);
+        self.wildcards -= usize::from(is_wildcard(service));
     }
 
     pub(crate) fn insert_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
@@ -234,14 +238,17 @@ impl Services {
             })
     }
 
+    /// Among the `eligible` ones.
     pub(crate) fn by_hostname(
         &self,
         hostname: &str,
         client: &str,
         preferred: Option<&str>,
+        eligible: impl Fn(&Service) -> bool,
     ) -> Option<&Arc<Service>> {
         let names = self.by_hostname.get(hostname)?;
         self.visible(names, Some(client))
+            .filter(|(_, service, _)| eligible(service))
             .max_by_key(|(order, service, _)| {
                 let is_preferred = Some(service.namespace.as_str()) == preferred;
                 (
@@ -285,6 +292,10 @@ impl Services {
         self.count
     }
 
+    pub(crate) fn has_wildcards(&self) -> bool {
+        self.wildcards > 0
+    }
+
     /// Every index is empty exactly when there is nothing to index.
     #[cfg(test)]
     pub(crate) fn is_clean(&self) -> bool {
@@ -293,6 +304,7 @@ impl Services {
             && self.by_cidr.is_empty()
             && self.cidr_lengths.is_empty()
             && self.by_hostname.is_empty()
+            && self.wildcards == 0
     }
 }
 
@@ -311,15 +323,35 @@ impl MeshTable {
     /// The endpoints of a service, for dumps: those its health policy lets count.
     pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
         let name = service.namespaced_hostname();
-        let policy = service
-            .load_balancing
-            .as_ref()
-            .map_or(HealthPolicy::OnlyHealthy, |lb| lb.health_policy);
-        let entry = self.services.by_name(&name);
-        let slots = entry
-            .into_iter()
-            .flat_map(|(_, endpoints)| endpoints.usable(policy));
+        let slots = self.usable(service, &name);
         self.view(&name, slots)
+    }
+
+    /// The workloads behind a service that its health policy lets count.
+    pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
+        self.usable(service, &service.namespaced_hostname())
+            .filter_map(|slot| self.workloads.get(slot))
+    }
+
+    fn usable(
+        &self,
+        service: &Service,
+        name: &NamespacedHostname,
+    ) -> impl Iterator<Item = Slot> + use<'_> {
+        let policy = health_policy(service);
+        let entry = self.services.by_name(name);
+        entry
+            .into_iter()
+            .flat_map(move |(_, endpoints)| endpoints.usable(policy))
+    }
+
+    /// Whether a workload is behind a service, and its health policy lets it count.
+    pub fn is_endpoint(&self, service: &Service, workload: &WorkloadRef) -> bool {
+        workload
+            .membership(&service.namespaced_hostname())
+            .is_some()
+            && (workload.status() == WorkloadStatus::Healthy
+                || health_policy(service) == HealthPolicy::AllowAll)
     }
 
     /// Endpoints of services that are not known yet, for dumps.
@@ -351,6 +383,17 @@ impl MeshTable {
             })
             .collect()
     }
+}
+
+fn health_policy(service: &Service) -> HealthPolicy {
+    service
+        .load_balancing
+        .as_ref()
+        .map_or(HealthPolicy::OnlyHealthy, |lb| lb.health_policy)
+}
+
+fn is_wildcard(service: &Service) -> bool {
+    service.hostname.starts_with("*.")
 }
 
 fn is_of(service: &Service, client: Option<&str>) -> bool {

@@ -269,9 +269,24 @@ impl MeshTable {
         hostname: &str,
         client_namespace: &str,
     ) -> Option<&Arc<Service>> {
+        self.service_by_hostname_where(hostname, client_namespace, |_| true)
+    }
+
+    /// [`Self::service_by_hostname`] among the services that are `eligible`.
+    pub fn service_by_hostname_where(
+        &self,
+        hostname: &str,
+        client_namespace: &str,
+        eligible: impl Fn(&Service) -> bool,
+    ) -> Option<&Arc<Service>> {
         let preferred = self.config.preferred_service_namespace.as_deref();
         self.services
-            .by_hostname(hostname, client_namespace, preferred)
+            .by_hostname(hostname, client_namespace, preferred, eligible)
+    }
+
+    /// Whether any service has a wildcard (`*.example.com`) as host name.
+    pub fn has_wildcard_hosts(&self) -> bool {
+        self.services.has_wildcards()
     }
 
     /// Whether anything is known at an address (on-demand mode asks for what is not).

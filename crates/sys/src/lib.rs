@@ -5,10 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod addresses;
+pub mod conntrack;
+pub mod datagram;
 mod iptables;
 mod netlink;
 pub mod netns;
 mod nft;
+pub mod privileges;
 pub mod procfs;
 pub mod redirection;
 mod route;

@@ -198,12 +198,17 @@ pub(crate) struct Socket {
 impl Socket {
     /// Opens a socket for one netlink protocol; `None` is routing.
     pub(crate) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        Self::with_buffer(protocol, BUFFER)
+    }
+
+    /// As [`Self::open`], for answers that are known to be short.
+    pub(crate) fn with_buffer(protocol: Option<Protocol>, buffer: usize) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
         set_socket_timeout(&fd, Timeout::Recv, Some(DEADLINE))?;
         Ok(Self {
             fd,
-            buffer: vec![0; BUFFER],
+            buffer: vec![0; buffer],
         })
     }
 
@@ -260,6 +265,20 @@ impl Socket {
         message(&mut out, kind, REQUEST | ACK | flags, 1, body);
         self.send(&out)?;
         self.acknowledged(1).map_err(|(_, error)| error)
+    }
+
+    /// One request for one object; `None` if there is none.
+    pub(crate) fn get(&mut self, kind: u16, body: &[&[u8]]) -> io::Result<Option<Vec<u8>>> {
+        let mut out = Vec::new();
+        message(&mut out, kind, REQUEST, 1, body);
+        self.send(&out)?;
+        let none = || io::Error::new(io::ErrorKind::InvalidData, "an empty netlink answer");
+        let answer = messages(self.receive()?).next().ok_or_else(none)?;
+        match error_of(&answer) {
+            None => Ok(Some(answer.payload.to_vec())),
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Some(result) => result.map(|()| None),
+        }
     }
 
     /// One request for all objects of a kind; each answer's payload is given to `each`.

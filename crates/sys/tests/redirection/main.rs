@@ -10,6 +10,7 @@
 )]
 
 mod behaviour;
+mod dns;
 mod host;
 mod standing;
 mod world;

@@ -1,0 +1,25 @@
+//! DNS for captured pods: answers from the mesh, and a relay for all other questions.
+//!
+//! [`Question::parse`], [`look_up`] and [`encode`] are pure; [`serve_datagrams`] and
+//! [`serve_connection`] are the loops around them, on sockets inside the pod's namespace. Whatever
+//! the mesh does not know is passed on, byte for byte, to the server that the pod asked.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod lookup;
+mod question;
+mod relay;
+mod server;
+mod settings;
+mod tcp;
+mod udp;
+mod upstream;
+
+pub use answer::encode;
+pub use lookup::{Client, Family, Found, look_up};
+pub use question::{Question, Unanswerable};
+pub use server::{Host, Known, Outcome, Report, Server, Transport};
+pub use upstream::RelayError;
+pub use settings::{Limits, Place};
+pub use tcp::serve_connection;
+pub use udp::serve_datagrams;

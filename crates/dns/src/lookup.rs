@@ -1,0 +1,234 @@
+//! Which service, or pod, of the mesh a client means by a name, and with which addresses.
+
+use std::net::IpAddr;
+
+use ambit_model::{ArcStr, Service};
+use ambit_route::MeshTable;
+
+/// What a message over TCP can always hold, whatever the addresses.
+const MAX_ADDRESSES: usize = 2000;
+
+/// Who asks, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its network: only addresses of the same are of use to it.
+    pub network: &'a str,
+    /// Its cluster.
+    pub cluster_id: &'a str,
+    /// The domain of Kubernetes' own names, for instance `cluster.local`.
+    pub domain: &'a str,
+}
+
+/// A family of addresses that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `A` records.
+    V4,
+    /// `AAAA` records.
+    V6,
+}
+
+impl Family {
+    fn has(self, ip: &IpAddr) -> bool {
+        ip.is_ipv6() == (self == Self::V6)
+    }
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Host name of the service.
+    pub host: ArcStr,
+    /// The name the addresses belong to, when it is not the one asked for: the client's search list
+    /// had added a suffix to it.
+    pub alias: Option<String>,
+    /// Addresses of the family; perhaps none.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Looks `name` up (lower case, without the final dot) as the client's own resolver would if it knew
+/// the mesh: as it is, with what Kubernetes' search list adds, and without what the list added.
+///
+/// `None`: not a name of the mesh, for this client.
+pub fn look_up(
+    table: &MeshTable,
+    client: &Client<'_>,
+    name: &str,
+    family: Family,
+) -> Option<Found> {
+    let search = Search { table, client };
+    if let Some(hit) = search.with_expansions(name) {
+        return Some(search.found(hit, None, family));
+    }
+    let Client {
+        namespace, domain, ..
+    } = client;
+    let suffixes = [
+        format!(".{namespace}.svc.{domain}"),
+        format!(".svc.{domain}"),
+        format!(".{domain}"),
+    ];
+    suffixes
+        .iter()
+        .filter_map(|suffix| name.strip_suffix(suffix.as_str()))
+        .filter(|stripped| !stripped.is_empty())
+        .find_map(|stripped| {
+            let hit = search.with_expansions(stripped)?;
+            // A wildcard stands for the whole name.
+            let alias = (!hit.by_wildcard).then(|| stripped.to_owned());
+            Some(search.found(hit, alias, family))
+        })
+}
+
+struct Search<'a> {
+    table: &'a MeshTable,
+    client: &'a Client<'a>,
+}
+
+struct Hit<'a> {
+    service: &'a Service,
+    /// One pod behind it, instead of the service.
+    pod: Option<&'a ambit_route::WorkloadRef>,
+    by_wildcard: bool,
+}
+
+impl<'a> Search<'a> {
+    fn with_expansions(&self, name: &str) -> Option<Hit<'a>> {
+        if let Some(hit) = self.one(name) {
+            return Some(hit);
+        }
+        let Client {
+            namespace, domain, ..
+        } = self.client;
+        let in_svc = name.ends_with(".svc");
+        let one = |candidate: String| self.one(&candidate);
+        match name.split('.').count() {
+            1 => one(format!("{name}.{namespace}.svc.{domain}")),
+            2 => one(format!("{name}.svc.{domain}"))
+                .or_else(|| one(format!("{name}.{namespace}.svc.{domain}"))),
+            3 => in_svc
+                .then(|| one(format!("{name}.{domain}")))
+                .flatten()
+                .or_else(|| one(format!("{name}.svc.{domain}"))),
+            4 if in_svc => one(format!("{name}.{domain}")),
+            _ => None,
+        }
+    }
+
+    /// One candidate: the name itself, the pod of a headless service, the narrowest wildcard.
+    fn one(&self, name: &str) -> Option<Hit<'a>> {
+        let exactly = |service| Hit {
+            service,
+            pod: None,
+            by_wildcard: false,
+        };
+        self.service(name)
+            .map(exactly)
+            .or_else(|| self.pod(name))
+            .or_else(|| self.wildcard(name))
+    }
+
+    fn service(&self, host: &str) -> Option<&'a Service> {
+        self.table
+            .service_by_hostname_where(host, self.client.namespace, |service| {
+                !service.vips.is_empty() || self.is_headless(service)
+            })
+            .map(AsRef::as_ref)
+    }
+
+    fn is_headless(&self, service: &Service) -> bool {
+        service.vips.is_empty() && self.is_of_cluster(&service.hostname)
+    }
+
+    fn is_of_cluster(&self, host: &str) -> bool {
+        host.strip_suffix(self.client.domain)
+            .is_some_and(|rest| rest.ends_with(".svc."))
+    }
+
+    /// `db-0.db.shop.svc.cluster.local`: a pod of a StatefulSet, which has its name for good while
+    /// its address changes. Pods that others name are for the cluster's own DNS to know.
+    fn pod(&self, name: &str) -> Option<Hit<'a>> {
+        let (pod, host) = name.split_once('.')?;
+        if !self.is_of_cluster(host) {
+            return None;
+        }
+        let service = self
+            .service(host)
+            .filter(|service| self.is_headless(service))?;
+        let uid = format!(
+            "{}//Pod/{}/{pod}",
+            self.client.cluster_id, service.namespace
+        );
+        let workload = self.table.workload(&uid)?;
+        let ordinal = pod
+            .strip_prefix(workload.workload_name().as_str())?
+            .strip_prefix('-')?;
+        let is_replica = !ordinal.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit());
+        (is_replica && self.table.is_endpoint(service, workload)).then_some(Hit {
+            service,
+            pod: Some(workload),
+            by_wildcard: false,
+        })
+    }
+
+    fn wildcard(&self, name: &str) -> Option<Hit<'a>> {
+        if !self.table.has_wildcard_hosts() {
+            return None;
+        }
+        let mut pattern = String::with_capacity(name.len() + 2);
+        let mut rest = name;
+        while let Some((_, suffix)) = rest.split_once('.') {
+            pattern.clear();
+            pattern.push_str("*.");
+            pattern.push_str(suffix);
+            if let Some(service) = self.service(&pattern) {
+                return Some(Hit {
+                    service,
+                    pod: None,
+                    by_wildcard: true,
+                });
+            }
+            rest = suffix;
+        }
+        None
+    }
+
+    fn found(&self, hit: Hit<'a>, alias: Option<String>, family: Family) -> Found {
+        let service = hit.service;
+        let network = self.client.network;
+        let wanted =
+            |ip: &IpAddr| family.has(ip) && service.ip_families.is_none_or(|f| f.accepts(*ip));
+        let one = |workload: &ambit_route::WorkloadRef| {
+            let ours = *workload.network() == network;
+            let mut ips = workload.ips().iter().copied().filter(|_| ours);
+            ips.find(wanted)
+        };
+        let addresses: Vec<IpAddr> = match hit.pod {
+            Some(workload) => one(workload).into_iter().collect(),
+            None if service.vips.is_empty() => self
+                .table
+                .endpoint_workloads(service)
+                .filter_map(one)
+                .take(MAX_ADDRESSES)
+                .collect(),
+            None => service
+                .vips
+                .iter()
+                .filter(|vip| vip.network == network)
+                .map(|vip| vip.address)
+                .filter(wanted)
+                .take(MAX_ADDRESSES)
+                .collect(),
+        };
+        Found {
+            host: service.hostname.clone(),
+            alias,
+            addresses,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

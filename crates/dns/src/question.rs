@@ -1,0 +1,126 @@
+//! A question as it came, in wire form, and what of it matters here.
+
+use hickory_proto::{
+    op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode},
+    rr::{DNSClass, RecordType},
+    serialize::binary::{BinDecodable, BinDecoder},
+};
+
+use crate::lookup::Family;
+
+/// Bytes of a message's header.
+pub(crate) const HEADER: usize = 12;
+
+/// A query that can be answered or passed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    pub(crate) metadata: Metadata,
+    pub(crate) query: Query,
+    /// The whole message.
+    pub(crate) bytes: Vec<u8>,
+    /// Where the question section ends.
+    pub(crate) end: usize,
+}
+
+/// What is no such query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswerable {
+    /// Not even a header: there is nobody to answer.
+    Noise,
+    /// To be refused with this message.
+    Refused(Vec<u8>, ResponseCode),
+}
+
+impl Question {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// When it is not a query with exactly one question.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Unanswerable> {
+        let mut decoder = BinDecoder::new(bytes);
+        let Ok(Header { metadata, counts }) = Header::read(&mut decoder) else {
+            return Err(Unanswerable::Noise);
+        };
+        if metadata.message_type != MessageType::Query {
+            return Err(refused(&metadata, ResponseCode::FormErr));
+        }
+        if metadata.op_code != OpCode::Query {
+            return Err(refused(&metadata, ResponseCode::NotImp));
+        }
+        match Query::read(&mut decoder) {
+            Ok(query) if counts.queries == 1 => Ok(Self {
+                metadata,
+                query,
+                bytes: bytes.to_vec(),
+                end: decoder.index(),
+            }),
+            _ => Err(refused(&metadata, ResponseCode::FormErr)),
+        }
+    }
+
+    /// The name that is asked for, in lower case and without the final dot, if it can be a host's.
+    pub fn host(&self) -> Option<String> {
+        let mut host = String::with_capacity(self.query.name().len());
+        for label in self.query.name().iter() {
+            let is_plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+            if !label.iter().all(is_plain) {
+                return None;
+            }
+            if !host.is_empty() {
+                host.push('.');
+            }
+            host.extend(label.iter().map(|b| char::from(b.to_ascii_lowercase())));
+        }
+        Some(host).filter(|host| !host.is_empty())
+    }
+
+    /// The family of addresses that is asked for, if it is for addresses.
+    pub fn family(&self) -> Option<Family> {
+        match (self.query.query_class(), self.query.query_type()) {
+            (DNSClass::IN, RecordType::A) => Some(Family::V4),
+            (DNSClass::IN, RecordType::AAAA) => Some(Family::V6),
+            _ => None,
+        }
+    }
+
+    /// The type of record that is asked for.
+    pub fn kind(&self) -> RecordType {
+        self.query.query_type()
+    }
+
+    /// The name as it was written.
+    pub fn name(&self) -> &hickory_proto::rr::Name {
+        self.query.name()
+    }
+
+    /// The client's EDNS parameters.
+    pub(crate) fn edns(&self) -> Option<Edns> {
+        Message::from_vec(&self.bytes).ok()?.edns
+    }
+
+    /// A message that refuses the question.
+    pub fn refusal(&self, code: ResponseCode) -> Vec<u8> {
+        let mut message = response(&self.metadata, code);
+        message.add_query(self.query.clone());
+        // A name that was read can be written.
+        message.to_vec().unwrap_or_default()
+    }
+}
+
+pub(crate) fn response(request: &Metadata, code: ResponseCode) -> Message {
+    let mut message = Message::response(request.id, request.op_code);
+    message.metadata.recursion_desired = request.recursion_desired;
+    message.metadata.recursion_available = true;
+    message.metadata.response_code = code;
+    message
+}
+
+fn refused(request: &Metadata, code: ResponseCode) -> Unanswerable {
+    match response(request, code).to_vec() {
+        Ok(bytes) => Unanswerable::Refused(bytes, code),
+        Err(_) => Unanswerable::Noise,
+    }
+}
+
+#[cfg(test)]
+mod tests;

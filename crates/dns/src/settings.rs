@@ -1,0 +1,46 @@
+//! Where a server's sockets live, and what it spends on its clients.
+
+use std::{net::SocketAddr, time::Duration};
+
+use ambit_sys::netns::Netns;
+
+/// Where questions are passed on from.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// The pod's namespace; `None`: the caller's.
+    pub netns: Option<Netns>,
+    /// The mark by which the pod's redirection leaves the server's own sockets alone.
+    pub mark: Option<u32>,
+    /// Servers to ask when it cannot be learnt which one the client asked.
+    pub fallback: Vec<SocketAddr>,
+}
+
+/// Bounds on what clients may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Questions on their way at a time.
+    pub relayed: usize,
+    /// TCP connections at a time; more wait to be accepted.
+    pub connections: usize,
+    /// How long a TCP connection may be without a whole question.
+    pub idle: Duration,
+    /// How long one attempt at a server takes before the next.
+    pub attempt: Duration,
+    /// How long a question may be on its way altogether: less than clients wait.
+    pub patience: Duration,
+    /// After the end is announced: how long without a question until the socket is closed.
+    pub quiet: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            relayed: 256,
+            connections: 64,
+            idle: Duration::from_secs(5),
+            attempt: Duration::from_millis(1500),
+            patience: Duration::from_millis(4500),
+            quiet: Duration::from_secs(1),
+        }
+    }
+}

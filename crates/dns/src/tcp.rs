@@ -1,0 +1,85 @@
+//! Questions over connections, one after another on each.
+
+use std::{future::Future, net::SocketAddr, time::Duration};
+
+use ambit_sys::socket;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    question::{Question, Unanswerable},
+    server::{Host, Server, Step, Transport},
+};
+
+/// Answers one connection's questions until it has none for a while. More connections than the
+/// server's limit are closed at once.
+pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>) {
+    let Ok(_room) = server.connections.try_acquire() else {
+        return;
+    };
+    let asked = socket::original_dst(&stream).ok();
+    while let Some(bytes) = next(&mut stream, server.limits.idle).await {
+        let Some(answer) = answer(server, &bytes, asked).await else {
+            return;
+        };
+        // Longer than a message can be: none of ours is.
+        let Ok(len) = u16::try_from(answer.len()) else {
+            return;
+        };
+        let framed = [&len.to_be_bytes()[..], &answer].concat();
+        if within(server.limits.idle, stream.write_all(&framed))
+            .await
+            .is_none()
+        {
+            return;
+        }
+    }
+}
+
+/// The next message; `None` when the client has no more, or keeps us waiting.
+async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
+    let read = async {
+        let len = stream.read_u16().await?;
+        // Grows with what comes, not with what is promised.
+        let mut bytes = Vec::new();
+        stream.take(len.into()).read_to_end(&mut bytes).await?;
+        Ok((bytes.len() == usize::from(len)).then_some(bytes))
+    };
+    within(idle, read).await?
+}
+
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = std::io::Result<T>>,
+) -> Option<T> {
+    timeout(limit, work).await.ok()?.ok()
+}
+
+async fn answer<H: Host>(
+    server: &Server<H>,
+    bytes: &[u8],
+    asked: Option<SocketAddr>,
+) -> Option<Vec<u8>> {
+    let question = match Question::parse(bytes) {
+        Ok(question) => question,
+        Err(Unanswerable::Refused(refusal, _)) => return Some(refusal),
+        Err(Unanswerable::Noise) => return None,
+    };
+    Some(match server.begin(&question, Transport::Tcp) {
+        Step::Answer(answer) => answer,
+        Step::Later(later) => match server.room() {
+            None => server.refuse(&question, Transport::Tcp),
+            Some(_room) => {
+                server
+                    .finish(&question, Transport::Tcp, later, asked)
+                    .await
+            }
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Questions in datagrams.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_rt::{DrainMode, DrainWatcher};
+use ambit_sys::conntrack;
+use tokio::{net::UdpSocket, time::timeout};
+
+use crate::{
+    question::{Question, Unanswerable},
+    server::{Host, Later, Server, Step, Transport},
+};
+
+/// No question is longer; what is cut off makes it unreadable.
+const MAX_QUESTION: usize = 4096;
+/// After an error that is not a client's.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Answers datagrams until the drain begins, and then until no more come: a socket of the pod that
+/// was redirected stays so, as the kernel sees it, when the redirection has gone. In the end those
+/// are set free.
+pub async fn serve_datagrams<H: Host>(
+    socket: UdpSocket,
+    server: Arc<Server<H>>,
+    mut drain: DrainWatcher,
+) {
+    let socket = Arc::new(socket);
+    loop {
+        let mode = tokio::select! {
+            biased;
+            mode = drain.started() => Some(mode),
+            ready = socket.readable() => {
+                follow_up(ready).await;
+                None
+            }
+        };
+        match mode {
+            None if server.host.has_turn() => take_all(&socket, &server).await,
+            None => {
+                tokio::select! {
+                    _mode = drain.started() => {}
+                    () = server.host.turn() => {}
+                }
+            }
+            Some(DrainMode::Immediate) => return,
+            // Somebody else has the socket, too, and goes on.
+            Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
+            Some(DrainMode::Graceful { .. }) => {
+                return tokio::select! {
+                    () = run_out(&socket, &server) => {}
+                    () = drain.cut() => {}
+                };
+            }
+        }
+    }
+}
+
+async fn follow_up(ready: io::Result<()>) {
+    if let Err(error) = ready {
+        tracing::warn!(%error, "cannot wait for DNS questions");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
+    while let Ok(ready) = timeout(server.limits.quiet, socket.readable()).await {
+        follow_up(ready).await;
+        take_all(socket, server).await;
+    }
+    let forgotten = socket
+        .local_addr()
+        .and_then(|at| conntrack::forget_redirected(server.place.netns.as_ref(), at));
+    if let Err(error) = forgotten {
+        tracing::debug!(%error, "open sockets of the pod are redirected until the kernel forgets");
+    }
+}
+
+/// Takes what has come, without keeping others from the thread.
+async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
+    loop {
+        match receive(socket) {
+            Ok((bytes, client)) => take(socket, server, &bytes, client),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            // A client that did not wait for its answer; the socket goes on.
+            Err(error) => tracing::debug!(%error, "a DNS client has gone"),
+        }
+        tokio::task::consume_budget().await;
+    }
+}
+
+fn receive(socket: &UdpSocket) -> io::Result<(Vec<u8>, SocketAddr)> {
+    let mut buffer = [0; MAX_QUESTION];
+    let (len, client) = socket.try_recv_from(&mut buffer)?;
+    Ok((buffer.get(..len).unwrap_or_default().to_vec(), client))
+}
+
+fn take<H: Host>(
+    socket: &Arc<UdpSocket>,
+    server: &Arc<Server<H>>,
+    bytes: &[u8],
+    client: SocketAddr,
+) {
+    let question = match Question::parse(bytes) {
+        Ok(question) => question,
+        Err(Unanswerable::Refused(refusal, _)) => return send(socket, &refusal, client),
+        Err(Unanswerable::Noise) => return,
+    };
+    match server.begin(&question, Transport::Udp) {
+        Step::Answer(answer) => send(socket, &answer, client),
+        Step::Later(later) => {
+            let (socket, server) = (socket.clone(), server.clone());
+            ambit_rt::spawn("dns question", async move {
+                finish(&socket, &server, &question, later, client).await;
+            });
+        }
+    }
+}
+
+async fn finish<H: Host>(
+    socket: &UdpSocket,
+    server: &Server<H>,
+    question: &Question,
+    later: Later,
+    client: SocketAddr,
+) {
+    let answer = match server.room() {
+        None => server.refuse(question, Transport::Udp),
+        Some(_room) => {
+            let asked = asked(socket, server, client);
+            server
+                .finish(question, Transport::Udp, later, asked)
+                .await
+        }
+    };
+    send(socket, &answer, client);
+}
+
+/// The server that the client sent its question to.
+fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Option<SocketAddr> {
+    let at = socket.local_addr().ok()?;
+    let netns = server.place.netns.as_ref();
+    match conntrack::original_destination(netns, client, at) {
+        Ok(asked) => asked,
+        Err(error) => {
+            tracing::debug!(%error, "cannot learn which DNS server was asked");
+            None
+        }
+    }
+}
+
+fn send(socket: &UdpSocket, answer: &[u8], client: SocketAddr) {
+    // A full queue or a client that has gone: it asks again, or not.
+    if let Err(error) = socket.try_send_to(answer, client) {
+        tracing::debug!(%error, "a DNS answer was not sent");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! Passing a question on, from inside the pod's namespace: the network sees the pod asking.
+
+use std::{io, net::SocketAddr};
+
+use ambit_sys::{
+    datagram,
+    socket::{self, OutboundSpec, SocketError},
+};
+use hickory_proto::op::ResponseCode;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UdpSocket,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    relay::Relay,
+    server::Transport,
+    settings::{Limits, Place},
+};
+
+/// The port of captured questions.
+const PORT: u16 = 53;
+/// As many servers as resolvers usually look at.
+const MAX_SERVERS: usize = 3;
+
+/// A question that could not be passed on.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// Nobody to ask.
+    #[error("it is not known which server was asked, and the proxy has none of its own")]
+    NoServer,
+    /// The pod has too many questions on their way.
+    #[error("too many questions of the pod are waiting for their servers")]
+    TooMany,
+    /// Silence.
+    #[error("{0} did not answer in time")]
+    Silent(SocketAddr),
+    /// No socket.
+    #[error("cannot make a socket to ask {server}")]
+    Socket {
+        /// Whom to ask.
+        server: SocketAddr,
+        /// Why not.
+        #[source]
+        source: SocketError,
+    },
+    /// The exchange broke off.
+    #[error("cannot ask {server}")]
+    Exchange {
+        /// Whom.
+        server: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Asks the server that the client meant, or else those of the place in turn.
+pub(crate) async fn exchange(
+    place: &Place,
+    limits: &Limits,
+    asked: Option<SocketAddr>,
+    relay: &Relay,
+    transport: Transport,
+) -> Result<(Vec<u8>, ResponseCode), RelayError> {
+    let meant = asked.filter(is_server);
+    let servers = meant.as_slice();
+    let servers = if servers.is_empty() {
+        place.fallback.as_slice()
+    } else {
+        servers
+    };
+    let deadline = Instant::now() + limits.patience;
+    let mut left = servers.len().min(MAX_SERVERS);
+    let mut result = Err(RelayError::NoServer);
+    for server in servers.iter().take(MAX_SERVERS) {
+        left -= 1;
+        let attempt = Instant::now() + limits.attempt;
+        let until = if left == 0 { deadline } else { attempt.min(deadline) };
+        let one = async {
+            match transport {
+                Transport::Udp => by_datagram(place, *server, relay, attempt, until).await,
+                Transport::Tcp => by_connection(place, *server, relay).await,
+            }
+        };
+        result = timeout_at(until, one)
+            .await
+            .unwrap_or(Err(RelayError::Silent(*server)));
+        let is_final = |code| !matches!(code, ResponseCode::ServFail | ResponseCode::Refused);
+        if result.as_ref().is_ok_and(|(_, code)| is_final(*code)) {
+            break;
+        }
+    }
+    result
+}
+
+/// A destination that redirection can have taken a question from: never the pod itself, or the
+/// server would ask itself.
+fn is_server(asked: &SocketAddr) -> bool {
+    let ip = asked.ip();
+    asked.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+}
+
+async fn by_datagram(
+    place: &Place,
+    server: SocketAddr,
+    relay: &Relay,
+    repeat: Instant,
+    until: Instant,
+) -> Result<(Vec<u8>, ResponseCode), RelayError> {
+    let failed = |source| RelayError::Exchange { server, source };
+    let socket = datagram::outbound(place.netns.as_ref(), server, place.mark)
+        .map_err(|source| RelayError::Socket { server, source })?;
+    let socket = UdpSocket::from_std(socket).map_err(failed)?;
+    // The kernel picks a random port, and drops what comes from anybody else.
+    socket.connect(server).await.map_err(failed)?;
+    socket.send(relay.message()).await.map_err(failed)?;
+    let mut repeat = Some(repeat).filter(|repeat| *repeat < until);
+    loop {
+        let next = repeat.unwrap_or(until);
+        match timeout_at(next, socket.readable()).await {
+            Ok(ready) => ready.map_err(failed)?,
+            Err(_) if repeat.take().is_some() => {
+                socket.send(relay.message()).await.map_err(failed)?;
+                continue;
+            }
+            Err(_) => return Err(RelayError::Silent(server)),
+        }
+        match receive(&socket) {
+            Ok(bytes) => {
+                if let Some(answer) = relay.accept(bytes) {
+                    return Ok(answer);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// Takes a datagram that has come. A buffer for the longest is needed for this moment only.
+fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
+    let mut buffer = [0; 65_535];
+    let len = socket.try_recv(&mut buffer)?;
+    Ok(buffer.get(..len).unwrap_or_default().to_vec())
+}
+
+async fn by_connection(
+    place: &Place,
+    server: SocketAddr,
+    relay: &Relay,
+) -> Result<(Vec<u8>, ResponseCode), RelayError> {
+    let failed = |source| RelayError::Exchange { server, source };
+    let spec = OutboundSpec {
+        mark: place.mark,
+        ..OutboundSpec::default()
+    };
+    let socket = socket::outbound(place.netns.as_ref(), server, &spec)
+        .map_err(|source| RelayError::Socket { server, source })?;
+    let mut stream = socket.connect(server).await.map_err(failed)?;
+    let message = relay.message();
+    let len = u16::try_from(message.len()).unwrap_or(u16::MAX);
+    let framed = [&len.to_be_bytes()[..], message].concat();
+    stream.write_all(&framed).await.map_err(failed)?;
+    loop {
+        let len = stream.read_u16().await.map_err(failed)?;
+        let mut answer = vec![0; len.into()];
+        stream.read_exact(&mut answer).await.map_err(failed)?;
+        if let Some(answer) = relay.accept(answer) {
+            return Ok(answer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! UDP sockets of a pod: made inside its network namespace, used from outside, as those of
+//! [`crate::socket`].
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+};
+
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::{netns::Netns, socket::SocketError};
+
+/// A socket bound to the loopback address of a family in `netns` (or the caller's namespace), where
+/// redirected datagrams arrive; `None` where the namespace does not have the family.
+///
+/// # Errors
+/// When the socket cannot be made, marked or bound.
+pub fn listen(
+    netns: Option<&Netns>,
+    ipv6: bool,
+    port: u16,
+    mark: Option<u32>,
+    reuse_port: bool,
+) -> Result<Option<UdpSocket>, SocketError> {
+    let ip: IpAddr = if ipv6 {
+        Ipv6Addr::LOCALHOST.into()
+    } else {
+        Ipv4Addr::LOCALHOST.into()
+    };
+    let addr = SocketAddr::new(ip, port);
+    let socket = match make(netns, addr, mark) {
+        Err(SocketError::Create(error)) if is(&error, Errno::AFNOSUPPORT) => return Ok(None),
+        made => made?,
+    };
+    if reuse_port {
+        socket
+            .set_reuse_port(true)
+            .map_err(|source| SocketError::Option {
+                option: "SO_REUSEPORT",
+                source,
+            })?;
+    }
+    match socket.bind(&addr.into()) {
+        Ok(()) => Ok(Some(socket.into())),
+        // Disabled, so that loopback has no address of the family.
+        Err(error) if is(&error, Errno::ADDRNOTAVAIL) => Ok(None),
+        Err(source) => Err(SocketError::Bind { addr, source }),
+    }
+}
+
+/// A socket in `netns` (or the caller's namespace) that is ready to be connected to `peer`, from a
+/// port of the kernel's choosing.
+///
+/// # Errors
+/// When the socket cannot be made or marked.
+pub fn outbound(
+    netns: Option<&Netns>,
+    peer: SocketAddr,
+    mark: Option<u32>,
+) -> Result<UdpSocket, SocketError> {
+    make(netns, peer, mark).map(Into::into)
+}
+
+fn make(
+    netns: Option<&Netns>,
+    of_family: SocketAddr,
+    mark: Option<u32>,
+) -> Result<Socket, SocketError> {
+    let make = || {
+        let kind = Type::DGRAM.nonblocking().cloexec();
+        Socket::new(Domain::for_address(of_family), kind, Some(Protocol::UDP))
+    };
+    let socket = match netns {
+        Some(netns) => netns.run(make).map_err(SocketError::EnterNetns)?,
+        None => make(),
+    }
+    .map_err(SocketError::Create)?;
+    if let Some(mark) = mark {
+        socket
+            .set_mark(mark)
+            .map_err(|source| SocketError::Option {
+                option: "SO_MARK",
+                source,
+            })?;
+    }
+    Ok(socket)
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_that_is_switched_off_is_none() {
+        let without_loopback = std::thread::spawn(|| {
+            #[expect(
+                deprecated,
+                reason = "its successor is unsafe only for descriptor tables"
+            )]
+            rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+            Netns::current().unwrap()
+        })
+        .join()
+        .unwrap();
+        // Loopback is down in a fresh namespace: it has no address of either family.
+        let v6 = listen(Some(&without_loopback), true, 15053, None, false).unwrap();
+        assert!(v6.is_none());
+        let here = listen(None, false, 0, None, true).unwrap().unwrap();
+        let port = here.local_addr().unwrap().port();
+        let second = listen(None, false, port, None, true).unwrap().unwrap();
+        assert_eq!(second.local_addr().unwrap().port(), port);
+        assert!(matches!(
+            listen(None, false, port, None, false),
+            Err(SocketError::Bind { .. })
+        ));
+    }
+}

@@ -1,0 +1,96 @@
+//! Captured DNS as its server sees it: where a question was going, and what becomes of sockets that
+//! outlive the capture.
+
+use std::net::UdpSocket;
+
+use ambit_netplan::RedirectionSpec;
+use ambit_sys::{
+    conntrack, datagram,
+    redirection::{apply, release},
+};
+
+use super::{BACKENDS, with, world::*};
+
+const LOOPBACK: [(&str, &str); 2] = [("127.0.0.1", PEER4), ("::1", PEER6)];
+
+fn timed(socket: UdpSocket) -> UdpSocket {
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+#[test]
+fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
+    for backend in BACKENDS {
+        for (loopback, peer) in LOOPBACK {
+            let world = World::new();
+            let ipv6 = loopback == "::1";
+            let listen = |netns, port| {
+                let socket = datagram::listen(Some(netns), ipv6, port, Some(MARK), true);
+                timed(socket.unwrap().unwrap())
+            };
+            let server = listen(&world.pod, 15053);
+            let resolver = timed(
+                world
+                    .peer
+                    .run(|| UdpSocket::bind(address(peer, 53)))
+                    .unwrap()
+                    .unwrap(),
+            );
+            let client = world
+                .pod
+                .run(|| UdpSocket::bind(address(if ipv6 { "::" } else { "0.0.0.0" }, 0)))
+                .unwrap()
+                .unwrap();
+            let client = timed(client);
+            let captured = RedirectionSpec {
+                dns_capture: true,
+                ..with(backend)
+            };
+            let mut buffer = [0; 16];
+
+            // The first question is from before the capture; its answer comes after it.
+            client.send_to(b"0", address(peer, 53)).unwrap();
+            let (_, asked_by) = resolver.recv_from(&mut buffer).unwrap();
+            apply(&world.pod, &captured).unwrap();
+            resolver.send_to(b"0", asked_by).unwrap();
+            assert_eq!(client.recv_from(&mut buffer).unwrap().0, 1, "{backend}");
+
+            let client = world
+                .pod
+                .run(|| UdpSocket::bind(address(if ipv6 { "::" } else { "0.0.0.0" }, 0)))
+                .unwrap()
+                .unwrap();
+            let client = timed(client);
+            client.send_to(b"1", address(peer, 53)).unwrap();
+            let (_, from) = server.recv_from(&mut buffer).unwrap();
+            let at = server.local_addr().unwrap();
+            assert_eq!(
+                conntrack::original_destination(Some(&world.pod), from, at).unwrap(),
+                Some(address(peer, 53)),
+                "{backend}"
+            );
+            // Asked by nobody: a port that no flow has.
+            let nobody = std::net::SocketAddr::new(from.ip(), 9);
+            let unknown = conntrack::original_destination(Some(&world.pod), nobody, at);
+            assert_eq!(unknown.unwrap(), None, "{backend}");
+            server.send_to(b"1", from).unwrap();
+            assert_eq!(
+                client.recv_from(&mut buffer).unwrap().1,
+                address(peer, 53),
+                "{backend}"
+            );
+
+            // The pod leaves the mesh: translation of the open socket ends when it is told to.
+            release(&world.pod).unwrap();
+            client.send_to(b"2", address(peer, 53)).unwrap();
+            server.recv_from(&mut buffer).unwrap();
+            conntrack::forget_redirected(Some(&world.pod), at).unwrap();
+            client.send_to(b"3", address(peer, 53)).unwrap();
+            let (_, from) = resolver.recv_from(&mut buffer).unwrap();
+            assert_eq!(&buffer[..1], b"3", "{backend}");
+            resolver.send_to(b"3", from).unwrap();
+            assert_eq!(client.recv_from(&mut buffer).unwrap().0, 1, "{backend}");
+        }
+    }
+}

@@ -6,8 +6,10 @@ use ambit_lab::{IpFamily, PrimaryCni, Stage};
 use clap::{Parser, Subcommand};
 
 use crate::{
+    enrol::EnrolArgs,
     explain::ExplainArgs,
     inspect::{Inspect, LogLevel},
+    install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
     tool::Tool,
 };
@@ -22,6 +24,18 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Install the mesh into a cluster, or make it what is asked for
+    Install(InstallArgs),
+    /// Install this version over another one, with its values
+    Upgrade(UpgradeArgs),
+    /// Take the mesh out of a cluster
+    Uninstall(UninstallArgs),
+    /// Put namespaces into the mesh; their pods need no restart
+    #[command(alias = "enrol")]
+    Enroll(EnrolArgs),
+    /// Take namespaces out of the mesh; open connections go on
+    #[command(alias = "unenrol")]
+    Unenroll(EnrolArgs),
     /// Workloads that a node proxy or control plane knows
     #[command(alias = "workload")]
     Workloads(Inspect),

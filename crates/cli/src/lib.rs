@@ -7,13 +7,17 @@
 
 mod access_log;
 mod args;
+mod cluster;
 mod demo;
 mod dump;
+mod enrol;
 mod error;
 mod explain;
 mod http;
 mod inspect;
+mod install;
 mod lab;
+mod membership;
 mod output;
 mod source;
 mod tool;
@@ -43,6 +47,11 @@ pub fn main() -> ExitCode {
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args).map(done),
+        Command::Install(args) => install::install(&args).map(done),
+        Command::Upgrade(args) => install::upgrade(&args).map(done),
+        Command::Uninstall(args) => install::uninstall(&args).map(done),
+        Command::Enroll(args) => enrol::run(&args, true).map(done),
+        Command::Unenroll(args) => enrol::run(&args, false).map(done),
         Command::LabTool(tool) => return tool::run(&tool),
     };
     match result {

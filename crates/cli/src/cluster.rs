@@ -1,0 +1,72 @@
+//! Which cluster a command speaks to, and the way there.
+
+use std::{future::Future, path::PathBuf};
+
+use ambit_install::cluster::Cluster;
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+
+use crate::{CliError, ErrorKind};
+
+/// Sent as the user agent.
+const USER_AGENT: &str = concat!("ambit/", env!("CARGO_PKG_VERSION"));
+
+/// Which cluster, and where the mesh is in it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Target {
+    /// The kubeconfig file; otherwise $KUBECONFIG or ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig
+    #[arg(long)]
+    pub(crate) context: Option<String>,
+    /// The namespace of the mesh
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        default_value = "istio-system",
+        env = "AMBIT_NAMESPACE"
+    )]
+    pub(crate) mesh_namespace: String,
+}
+
+impl Target {
+    /// Connects.
+    pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
+        let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
+            CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
+                .because(error)
+                .hint("--kubeconfig FILE or $KUBECONFIG names one")
+        };
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| unusable(error.into()))?;
+                Config::from_custom_kubeconfig(file, &options)
+                    .await
+                    .map_err(|error| unusable(error.into()))?
+            }
+            None if self.context.is_some() => Config::from_kubeconfig(&options)
+                .await
+                .map_err(|error| unusable(error.into()))?,
+            None => Config::infer()
+                .await
+                .map_err(|error| unusable(error.into()))?,
+        };
+        let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
+        Ok(Cluster::new(
+            client.map_err(|error| unusable(error.into()))?,
+        ))
+    }
+}
+
+/// Runs a command that waits for the network.
+pub(crate) fn wait<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::new(ErrorKind::Failed, "cannot begin").because(error))?;
+    runtime.block_on(work)
+}

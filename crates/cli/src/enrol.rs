@@ -1,0 +1,247 @@
+//! `ambit enroll` and `unenroll`: a namespace's label, and the wait until its pods follow it.
+
+use std::time::{Duration, Instant};
+
+use ambit_install::{cluster::Cluster, object::ObjectRef, remove};
+use clap::{ArgAction, Args};
+use serde_json::Value;
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    install::{duration, failed, tell},
+    membership::{Captured, Rules, Wanted, captured, has_ended, text},
+    output::say,
+};
+
+/// Time between two looks at the pods.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EnrolArgs {
+    /// The namespaces
+    #[arg(required = true)]
+    namespaces: Vec<String>,
+    #[command(flatten)]
+    target: Target,
+    /// Wait until every pod has followed
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    wait: bool,
+    /// How long to wait, such as 90s or 5m
+    #[arg(long, default_value = "2m", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// Puts namespaces into the mesh, or takes them out.
+pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
+    wait(async {
+        let cluster = args.target.cluster().await?;
+        let rules = rules(&cluster, &args.target.mesh_namespace).await?;
+        for name in &args.namespaces {
+            if enrol && rules.excluded.contains(name) {
+                let what = format!(
+                    "the namespace {name} is kept out of the mesh by the value cni.excludeNamespaces"
+                );
+                return Err(CliError::new(ErrorKind::Failed, what)
+                    .hint("`ambit upgrade --set cni.excludeNamespaces={…}` changes it"));
+            }
+            namespace(&cluster, name).await?;
+            remove::label(&cluster, name, enrol).await.map_err(failed)?;
+        }
+        for name in &args.namespaces {
+            if args.wait {
+                let told = wait_for(&cluster, name, enrol, args.timeout).await?;
+                say(&told)?;
+            } else {
+                say(&format!(
+                    "namespace {name}: label {}",
+                    if enrol { "set" } else { "taken off" }
+                ))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What decides who belongs, from the agents' settings.
+pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
+    let name = ObjectRef {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        namespace: Some(mesh_namespace.to_owned()),
+        name: "ambit-agent-config".to_owned(),
+    };
+    let config = cluster
+        .get(&name)
+        .await
+        .map_err(|error| failed(error.into()))?;
+    Ok(Rules::of(config.as_ref()))
+}
+
+/// A namespace that must be there.
+pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Value, CliError> {
+    let reference = ObjectRef {
+        api_version: "v1".to_owned(),
+        kind: "Namespace".to_owned(),
+        namespace: None,
+        name: name.to_owned(),
+    };
+    let found = cluster
+        .get(&reference)
+        .await
+        .map_err(|error| failed(error.into()))?;
+    found.ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
+}
+
+/// Where the pods of a namespace stand.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Standing {
+    /// Where they should be.
+    right: usize,
+    /// Not yet: pod, node.
+    late: Vec<(String, String)>,
+    /// In the mesh or outside against the namespace's label, and why.
+    apart: Vec<(String, String)>,
+}
+
+impl Standing {
+    fn of(rules: &Rules, pods: &[Value], namespace: &Value, enrol: bool) -> Self {
+        let mut standing = Self::default();
+        for pod in pods {
+            let name = text(pod, "/metadata/name").to_owned();
+            let node = text(pod, "/spec/nodeName").to_owned();
+            // A pod that has not been given to a node starts as the label says.
+            if has_ended(pod) || node.is_empty() {
+                continue;
+            }
+            let is = captured(pod);
+            let leaving = pod.pointer("/metadata/deletionTimestamp").is_some();
+            match (rules.wanted(pod, namespace), enrol) {
+                (Wanted::Out(why), true) | (Wanted::In(why), false) => {
+                    standing.apart.push((name, why))
+                }
+                _ if is == (if enrol { Captured::Yes } else { Captured::No }) => {
+                    standing.right += 1
+                }
+                // Nothing is done to a pod that is ending.
+                _ if leaving => {}
+                _ => standing.late.push((name, node)),
+            }
+        }
+        standing
+    }
+}
+
+/// Waits until the pods of a namespace are captured or released, and says how it ended.
+pub(crate) async fn wait_for(
+    cluster: &Cluster,
+    name: &str,
+    enrol: bool,
+    timeout: Duration,
+) -> Result<String, CliError> {
+    let started = Instant::now();
+    let rules = Rules::default();
+    let done = if enrol { "captured" } else { "released" };
+    let mut last = usize::MAX;
+    loop {
+        let namespace = namespace(cluster, name).await?;
+        let pods = cluster.list("v1", "Pod", Some(name), None).await;
+        let pods = pods.map_err(|error| failed(error.into()))?;
+        let standing = Standing::of(&rules, &pods, &namespace, enrol);
+        if standing.late.is_empty() {
+            let mut text = format!("namespace {name}: {} pods {done}", standing.right);
+            for (pod, why) in &standing.apart {
+                let side = if enrol {
+                    "stays outside"
+                } else {
+                    "stays in the mesh"
+                };
+                text.push_str(&format!("\n  {pod} {side}: {why}"));
+            }
+            return Ok(text);
+        }
+        if started.elapsed() >= timeout {
+            let mut what = format!(
+                "namespace {name}: after {} s these pods are not {done}:",
+                timeout.as_secs()
+            );
+            for (pod, node) in &standing.late {
+                what.push_str(&format!("\n  {pod} on {node}"));
+            }
+            return Err(CliError::new(ErrorKind::Failed, what).hint(format!(
+                "`ambit pod NAME -n {name}` says what hinders one, `ambit status` how the nodes are"
+            )));
+        }
+        if standing.late.len() != last {
+            last = standing.late.len();
+            tell(&format!(
+                "namespace {name}: {} pods {done}, {last} to go",
+                standing.right
+            ));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, annotation: Option<&str>, more: &Value) -> Value {
+        let mut pod = json!({
+            "metadata": {"name": name, "labels": more.get("labels"), "annotations": {}},
+            "spec": {"nodeName": "n1", "hostNetwork": more.get("hostNetwork")},
+            "status": {"phase": more.get("phase")},
+        });
+        if let Some(annotation) = annotation {
+            pod["metadata"]["annotations"]["ambient.istio.io/redirection"] = json!(annotation);
+        }
+        pod
+    }
+
+    #[test]
+    fn pods_that_must_follow_are_told_from_those_that_need_not() {
+        let namespace =
+            json!({"metadata": {"name": "a", "labels": {"istio.io/dataplane-mode": "ambient"}}});
+        let pods = [
+            pod("in", Some("enabled"), &json!({})),
+            pod("doubt", Some("pending"), &json!({})),
+            pod("late", None, &json!({})),
+            pod("host", None, &json!({"hostNetwork": true})),
+            pod("ended", None, &json!({"phase": "Succeeded"})),
+        ];
+        let standing = Standing::of(&Rules::default(), &pods, &namespace, true);
+        assert_eq!(standing.right, 1);
+        let late: Vec<_> = standing
+            .late
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(late, ["doubt", "late"]);
+        let apart: Vec<_> = standing
+            .apart
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(apart, ["host"]);
+    }
+
+    #[test]
+    fn a_pod_with_a_label_of_its_own_stays_when_the_namespace_goes() {
+        let namespace = json!({"metadata": {"name": "a"}});
+        let own = json!({"labels": {"istio.io/dataplane-mode": "ambient"}});
+        let pods = [
+            pod("out", None, &json!({})),
+            pod("late", Some("enabled"), &json!({})),
+            pod("own", Some("enabled"), &own),
+        ];
+        let standing = Standing::of(&Rules::default(), &pods, &namespace, false);
+        assert_eq!(
+            (standing.right, standing.late.len(), standing.apart.len()),
+            (1, 1, 1)
+        );
+    }
+}

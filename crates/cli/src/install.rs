@@ -1,0 +1,390 @@
+//! `ambit install`, `upgrade` and `uninstall`.
+
+use std::{fs, io, path::PathBuf, time::Duration};
+
+use ambit_install::{
+    apply::{self, InstallError, Options, Plan},
+    cluster::{Cluster, ClusterError},
+    platform,
+    remove::{self, Removal},
+    render::{self, Release},
+    values::Overrides,
+};
+use clap::{ArgAction, Args};
+use serde_json::Value;
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    enrol,
+    output::say,
+};
+
+/// Which values the chart gets.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Values {
+    /// A file of values; later ones win
+    #[arg(short = 'f', long = "values", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A value, as path.to.value=value; several are separated by commas
+    #[arg(long, value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// A value that is a text even if it looks like a number
+    #[arg(long, value_name = "PATH=VALUE")]
+    set_string: Vec<String>,
+    /// gke, eks, aks, openshift, k3s, k3d, minikube, kind, talos, microk8s, none, or auto: what the nodes say
+    #[arg(long, default_value = "auto", value_parser = platform_name)]
+    platform: String,
+}
+
+/// See [`install`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct InstallArgs {
+    #[command(flatten)]
+    target: Target,
+    #[command(flatten)]
+    values: Values,
+    /// Print the manifests instead of applying them; needs no cluster if --platform is given
+    #[arg(long)]
+    dry_run: bool,
+    /// Wait until everything is ready
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    wait: bool,
+    /// How long to wait, such as 90s or 5m
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+    /// Take over fields that others set, for example Helm or kubectl
+    #[arg(long)]
+    force_conflicts: bool,
+}
+
+/// See [`upgrade`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UpgradeArgs {
+    #[command(flatten)]
+    install: InstallArgs,
+    /// Forget the values of the installation rather than lay the given ones over them
+    #[arg(long)]
+    reset_values: bool,
+}
+
+/// See [`uninstall`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UninstallArgs {
+    #[command(flatten)]
+    target: Target,
+    /// First take the label off the namespaces of the mesh, and wait until their pods are released
+    #[arg(long)]
+    unlabel: bool,
+    /// Go on although namespaces are labelled
+    #[arg(long)]
+    force: bool,
+    /// Also the definitions of Istio's kinds, if the installation made them, with all their objects
+    #[arg(long)]
+    crds: bool,
+    /// Also the namespace of the mesh, if the installation made it
+    #[arg(long)]
+    delete_namespace: bool,
+    /// How long to wait for pods to be released, such as 90s or 5m
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// Installs, or makes an installation exactly what is asked for.
+pub(crate) fn install(args: &InstallArgs) -> Result<(), CliError> {
+    wait(run(args, Overrides::default()))
+}
+
+/// Installs this version over another one, with its values.
+pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<(), CliError> {
+    wait(async {
+        let cluster = args.install.target.cluster().await?;
+        let namespace = &args.install.target.mesh_namespace;
+        let before = apply::installed(&cluster, namespace)
+            .await
+            .map_err(failed)?;
+        let before = before.ok_or_else(|| {
+            failed(InstallError::Absent(namespace.clone()))
+                .hint("`ambit install` installs; --mesh-namespace names another namespace")
+        })?;
+        let mut values = Overrides::default();
+        if !args.reset_values {
+            let text = before.values.to_string();
+            values
+                .file("the values of the installation", &text)
+                .map_err(|error| failed(error.into()))?;
+        }
+        run(&args.install, values).await
+    })
+}
+
+async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliError> {
+    overrides.extend(args.values.read()?);
+    let mut release = Release {
+        namespace: args.target.mesh_namespace.clone(),
+        ..Release::default()
+    };
+    // A dry run for a platform that is named needs no cluster.
+    if args.dry_run && args.values.platform != "auto" {
+        args.values
+            .choose_platform(&mut overrides, &args.values.platform)?;
+        return print(&Plan::new(release, overrides).map_err(failed)?);
+    }
+    let cluster = args.target.cluster().await?;
+    let (version, minor) = cluster
+        .version()
+        .await
+        .map_err(|error| failed(error.into()))?;
+    release.minor = minor;
+    let platform = args.values.platform_of(&cluster).await?;
+    args.values.choose_platform(&mut overrides, &platform)?;
+    let platform = overrides
+        .text(&["global", "platform"])
+        .unwrap_or_default()
+        .to_owned();
+    let plan = Plan::new(release, overrides).map_err(failed)?;
+    if args.dry_run {
+        return print(&plan);
+    }
+    let named = if platform.is_empty() {
+        String::new()
+    } else {
+        format!(" on {platform}")
+    };
+    tell(&format!("Kubernetes {version}{named}"));
+    let options = Options {
+        wait: args.wait.then_some(args.timeout),
+        force: args.force_conflicts,
+    };
+    apply::install(&cluster, &plan, options, &tell)
+        .await
+        .map_err(|error| {
+            let waiting = matches!(error, InstallError::NotReady(..));
+            let error = failed(error);
+            if waiting {
+                error.hint(
+                    "the same command goes on from here; `ambit check` looks for what hinders",
+                )
+            } else {
+                error
+            }
+        })?;
+    let complete = plan
+        .overrides
+        .complete()
+        .map_err(|error| failed(error.into()))?;
+    let notes = render::notes(&plan.release, &complete).map_err(|error| failed(error.into()))?;
+    say(&format!(
+        "Ambit {} is installed in {}.",
+        env!("CARGO_PKG_VERSION"),
+        plan.release.namespace
+    ))?;
+    // The first paragraph says what has just been said, the second what has just been done.
+    let rest: Vec<_> = notes.trim().split("\n\n").skip(2).collect();
+    say(&format!("\n{}", rest.join("\n\n")))
+}
+
+/// Takes the installation away.
+pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
+    wait(async {
+        let cluster = args.target.cluster().await?;
+        let namespace = &args.target.mesh_namespace;
+        if apply::installed(&cluster, namespace)
+            .await
+            .map_err(failed)?
+            .is_none()
+        {
+            return Err(failed(InstallError::Absent(namespace.clone())));
+        }
+        let enrolled = remove::enrolled_namespaces(&cluster)
+            .await
+            .map_err(failed)?;
+        if !enrolled.is_empty() && args.unlabel {
+            for name in &enrolled {
+                remove::label(&cluster, name, false).await.map_err(failed)?;
+                tell(&format!("namespace {name}: label taken off"));
+            }
+            for name in &enrolled {
+                enrol::wait_for(&cluster, name, false, args.timeout).await?;
+            }
+        } else if !enrolled.is_empty() && !args.force {
+            let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
+            return Err(CliError::new(ErrorKind::Failed, what)
+                .hint("--unlabel takes them out first; --force takes the mesh away regardless"));
+        }
+        let removal = Removal {
+            crds: args.crds,
+            namespace: args.delete_namespace,
+        };
+        remove::uninstall(&cluster, namespace, removal, &tell)
+            .await
+            .map_err(failed)?;
+        say("Ambit is gone.")
+    })
+}
+
+impl Values {
+    fn read(&self) -> Result<Overrides, CliError> {
+        let mut overrides = Overrides::default();
+        for path in &self.files {
+            let read = match path.to_str() {
+                Some("-") => io::read_to_string(io::stdin()),
+                _ => fs::read_to_string(path),
+            };
+            let text = read.map_err(|error| {
+                let what = format!("cannot read {}", path.display());
+                CliError::new(ErrorKind::NotFound, what).because(error)
+            })?;
+            overrides
+                .file(&path.display().to_string(), &text)
+                .map_err(|error| failed(error.into()))?;
+        }
+        for (settings, strings) in [(&self.set, false), (&self.set_string, true)] {
+            for setting in settings {
+                overrides
+                    .set(setting, strings)
+                    .map_err(|error| failed(error.into()))?;
+            }
+        }
+        Ok(overrides)
+    }
+
+    async fn platform_of(&self, cluster: &Cluster) -> Result<String, CliError> {
+        if self.platform != "auto" {
+            return Ok(self.platform.clone());
+        }
+        let nodes = cluster.list("v1", "Node", None, None).await;
+        let nodes = nodes.map_err(|error| failed(error.into()))?;
+        Ok(platform::detect(&nodes).to_owned())
+    }
+
+    /// What `--set global.platform` says wins over what was found, but not over what was asked for.
+    fn choose_platform(&self, overrides: &mut Overrides, platform: &str) -> Result<(), CliError> {
+        let set = overrides.text(&["global", "platform"]).is_some();
+        if set && self.platform == "auto" {
+            return Ok(());
+        }
+        let name = if platform == "none" { "" } else { platform };
+        overrides
+            .set(&format!("global.platform={name}"), true)
+            .map_err(|error| failed(error.into()))
+    }
+}
+
+fn print(plan: &Plan) -> Result<(), CliError> {
+    let namespace = plan.namespace();
+    let all = [&namespace]
+        .into_iter()
+        .chain(&plan.crds)
+        .chain(&plan.objects);
+    let mut text = String::new();
+    for object in all {
+        text.push_str("---\n");
+        text.push_str(&yaml(object)?);
+    }
+    say(text.trim_end())
+}
+
+fn yaml(object: &Value) -> Result<String, CliError> {
+    serde_saphyr::to_string(object).map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot print a manifest").because(error.to_string())
+    })
+}
+
+/// Progress is for people: it goes beside the output.
+#[expect(clippy::print_stderr, reason = "the command line speaks there")]
+pub(crate) fn tell(text: &str) {
+    eprintln!("{text}");
+}
+
+pub(crate) fn failed(error: InstallError) -> CliError {
+    let kind = match &error {
+        InstallError::Values(_) => ErrorKind::Usage,
+        InstallError::Absent(_) => ErrorKind::NotFound,
+        InstallError::Cluster(ClusterError::Api { source, .. })
+            if !matches!(source, kube::Error::Api(_)) =>
+        {
+            ErrorKind::Unreachable
+        }
+        _ => ErrorKind::Failed,
+    };
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text.push_str(&format!(": {more}"));
+        }
+        source = cause.source();
+    }
+    CliError::new(kind, text)
+}
+
+fn platform_name(text: &str) -> Result<String, String> {
+    if text == "auto" || text == "none" || platform::PLATFORMS.contains(&text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "known are auto, none, {}",
+            platform::PLATFORMS.join(", ")
+        ))
+    }
+}
+
+/// Reads `90s`, `5m`, `1h`, or seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, factor) = match text.char_indices().next_back() {
+        Some((at, 's')) => (text.get(..at), 1),
+        Some((at, 'm')) => (text.get(..at), 60),
+        Some((at, 'h')) => (text.get(..at), 3600),
+        _ => (Some(text), 1),
+    };
+    let seconds = number.and_then(|number| number.parse::<u64>().ok());
+    let seconds = seconds.and_then(|seconds| seconds.checked_mul(factor));
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("{text:?} is no time such as 90s, 5m or 1h"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
+        for wrong in ["", "m", "x", "5 m", "99999999999999999999h"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_platform_that_is_named_wins_over_one_that_is_set() {
+        let values = |platform: &str| Values {
+            files: vec![],
+            set: vec![],
+            set_string: vec![],
+            platform: platform.to_owned(),
+        };
+        for (given, set, found, expected) in [
+            ("auto", None, "gke", "gke"),
+            ("auto", Some("eks"), "gke", "eks"),
+            ("k3s", Some("eks"), "k3s", "k3s"),
+            ("none", None, "none", ""),
+        ] {
+            let mut overrides = Overrides::default();
+            if let Some(set) = set {
+                overrides
+                    .set(&format!("global.platform={set}"), false)
+                    .unwrap();
+            }
+            values(given)
+                .choose_platform(&mut overrides, found)
+                .unwrap();
+            assert_eq!(overrides.text(&["global", "platform"]), Some(expected));
+        }
+    }
+}

@@ -6,9 +6,11 @@
 #![expect(
     clippy::panic,
     clippy::expect_used,
+    clippy::indexing_slicing,
     reason = "only tests use this crate"
 )]
 
+mod api_server;
 pub mod build;
 mod csr_server;
 mod fake_ca;
@@ -16,6 +18,7 @@ pub mod h2_peer;
 mod pki;
 mod until;
 
+pub use api_server::{ApiRequest, ApiServer};
 pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
 pub use pki::Pki;

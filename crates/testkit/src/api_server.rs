@@ -1,0 +1,395 @@
+//! A Kubernetes API server in memory: objects of any kind, listed in pages, watched, created,
+//! replaced, patched and deleted, over HTTP on loopback. Its outages are the test's to order.
+//!
+//! It knows no schemas and no access rights. Every kind is found by its plural in the path; label
+//! and field selectors understand equality and existence. It holds tens of thousands of objects as well
+//! as a few.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt,
+    net::{SocketAddr, TcpListener},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+mod path;
+mod store;
+
+use path::Target;
+use store::{Change, Store};
+
+/// A request the server has taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiRequest {
+    /// Its method.
+    pub method: String,
+    /// Its path and query.
+    pub path: String,
+    /// Its body; null if there was none.
+    pub body: Value,
+}
+
+/// The server; it ends when this is dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    /// Ends the server's thread when dropped.
+    _end: mpsc::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Counts what every open connection must not survive.
+    cut: watch::Sender<u32>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    store: Store,
+    away: bool,
+    /// Statuses that the next requests are answered with.
+    failing: Vec<u16>,
+    requests: Vec<ApiRequest>,
+    watches: Vec<Watcher>,
+    reviews: HashMap<String, Review>,
+}
+
+/// Answers posts of objects that are asked about rather than kept.
+struct Review(Box<dyn Fn(&Value) -> Value + Send>);
+
+impl fmt::Debug for Review {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Review")
+    }
+}
+
+#[derive(Debug)]
+struct Watcher {
+    target: Target,
+    events: mpsc::UnboundedSender<Bytes>,
+}
+
+impl ApiServer {
+    /// On a free port of loopback.
+    pub fn start() -> Self {
+        Self::start_at(TcpListener::bind("127.0.0.1:0").expect("a free port"))
+    }
+
+    /// At a socket that is bound already, maybe in another network namespace.
+    pub fn start_at(listener: TcpListener) -> Self {
+        let address = listener.local_addr().expect("a bound listener");
+        listener.set_nonblocking(true).expect("a usable listener");
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            cut: watch::Sender::new(0),
+        });
+        let (end, mut ended) = mpsc::channel::<()>(1);
+        let served = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            let runtime = ambit_rt::current_thread().expect("a runtime");
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
+                tokio::select! {
+                    () = accept(listener, served) => {}
+                    _ = ended.recv() => {}
+                }
+            });
+        });
+        Self {
+            address,
+            shared,
+            _end: end,
+        }
+    }
+
+    /// `http://…`
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A kubeconfig that leads here.
+    pub fn kubeconfig(&self) -> String {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": self.url()}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        })
+        .to_string()
+    }
+
+    /// Puts an object there, new or changed. `collection` is the path of all objects of the kind,
+    /// for example `/api/v1/pods`.
+    pub fn put(&self, collection: &str, object: Value) {
+        let mut state = self.shared.state.lock();
+        let change = state.store.put(collection, object);
+        state.tell(&change);
+    }
+
+    /// Serves a kind of which there are no objects yet, so that discovery tells of it.
+    pub fn serve(&self, collection: &str, kind: &str) {
+        self.shared.state.lock().store.serve(collection, kind);
+    }
+
+    /// What is posted to `collection` is answered by `review` rather than kept: TokenReviews and
+    /// their like.
+    pub fn answer_posts(
+        &self,
+        collection: &str,
+        review: impl Fn(&Value) -> Value + Send + 'static,
+    ) {
+        let review = Review(Box::new(review));
+        let mut state = self.shared.state.lock();
+        state.reviews.insert(collection.to_owned(), review);
+    }
+
+    /// Takes an object away. Returns whether there was one.
+    pub fn delete(&self, collection: &str, namespace: &str, name: &str) -> bool {
+        let mut state = self.shared.state.lock();
+        let change = state.store.delete(collection, namespace, name);
+        if let Some(change) = &change {
+            state.tell(change);
+        }
+        change.is_some()
+    }
+
+    /// An object as it is now.
+    pub fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
+        let state = self.shared.state.lock();
+        let object = state.store.get(collection, namespace, name);
+        object.map(|object| Value::clone(object))
+    }
+
+    /// All objects of a kind.
+    pub fn list(&self, collection: &str) -> Vec<Value> {
+        self.shared.state.lock().store.list(collection)
+    }
+
+    /// From now on every connection is closed at once, or not any more.
+    pub fn set_away(&self, away: bool) {
+        self.shared.state.lock().away = away;
+        if away {
+            self.cut();
+        }
+    }
+
+    /// Cuts every connection; new ones are served.
+    pub fn cut(&self) {
+        self.shared.state.lock().watches.clear();
+        self.shared.cut.send_modify(|count| *count += 1);
+    }
+
+    /// Forgets what was: no watch can be resumed from a version given out so far.
+    pub fn compact(&self) {
+        self.shared.state.lock().store.compact();
+    }
+
+    /// Versions start again, as after the store came back from a backup.
+    pub fn restore(&self) {
+        self.shared.state.lock().store.restart_versions();
+    }
+
+    /// Answers the next requests with these statuses, in this order.
+    pub fn fail_next(&self, statuses: &[u16]) {
+        self.shared.state.lock().failing.extend(statuses);
+    }
+
+    /// The requests so far.
+    pub fn requests(&self) -> Vec<ApiRequest> {
+        self.shared.state.lock().requests.clone()
+    }
+}
+
+impl State {
+    fn tell(&mut self, change: &Change) {
+        self.watches.retain(|watcher| {
+            watcher
+                .target
+                .event(change)
+                .is_none_or(|event| watcher.events.send(event).is_ok())
+        });
+    }
+}
+
+async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        if shared.state.lock().away {
+            continue;
+        }
+        let mut cut = shared.cut.subscribe();
+        let shared = Arc::clone(&shared);
+        let service = hyper::service::service_fn(move |request| {
+            let shared = Arc::clone(&shared);
+            async move { Ok::<_, Infallible>(answer(&shared, request).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
+        ambit_rt::spawn("api server connection", async move {
+            tokio::select! {
+                // Clients may go as they like.
+                ended = connection => drop(ended),
+                _ = cut.changed() => {}
+            }
+        });
+    }
+}
+
+/// A body that may go on: a first part, then what comes.
+#[derive(Debug)]
+struct Answer {
+    first: Option<Bytes>,
+    more: Option<mpsc::UnboundedReceiver<Bytes>>,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        match &mut self.more {
+            Some(more) => more
+                .poll_recv(context)
+                .map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+fn respond(status: u16, body: &Value) -> Response<Answer> {
+    let answer = Answer {
+        first: Some(body.to_string().into()),
+        more: None,
+    };
+    let mut response = Response::new(answer);
+    *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+fn failure(status: u16, reason: &str) -> Response<Answer> {
+    respond(
+        status,
+        &json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": format!("{reason} (from a test)"), "reason": reason, "code": status,
+        }),
+    )
+}
+
+async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes());
+    let body = body
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or(Value::Null);
+    let mut state = shared.state.lock();
+    state.requests.push(ApiRequest {
+        method: head.method.to_string(),
+        path: head.uri.to_string(),
+        body: body.clone(),
+    });
+    if !state.failing.is_empty() {
+        return failure(state.failing.remove(0), "Injected");
+    }
+    let metadata_only = head
+        .headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
+    let Some(target) = Target::parse(&head.uri, metadata_only) else {
+        let resources = state.store.resources(head.uri.path());
+        return resources.map_or_else(|| failure(404, "NotFound"), |list| respond(200, &list));
+    };
+    match (&head.method, target.name.is_some()) {
+        (&Method::GET, false) if target.watch => open_watch(&mut state, target),
+        (&Method::GET, false) => {
+            let list = state.store.page(&target);
+            respond(200, &list)
+        }
+        (&Method::GET, true) => state
+            .store
+            .get(&target.collection, &target.namespace, target.name())
+            .map_or_else(
+                || failure(404, "NotFound"),
+                |object| respond(200, &target.shown(object)),
+            ),
+        (&Method::POST, false) if state.reviews.contains_key(&target.collection) => {
+            let review = state.reviews.get(&target.collection);
+            respond(201, &review.map_or(Value::Null, |review| (review.0)(&body)))
+        }
+        (&Method::POST, _) => write(&mut state, &target, |store| store.create(&target, body)),
+        (&Method::PUT, _) => write(&mut state, &target, |store| store.replace(&target, body)),
+        (&Method::PATCH, _) => write(&mut state, &target, |store| {
+            let apply = head
+                .headers
+                .get(header::CONTENT_TYPE)
+                .is_some_and(|kind| kind.as_bytes().starts_with(b"application/apply-patch"));
+            store.patch(&target, body, apply)
+        }),
+        (&Method::DELETE, true) => write(&mut state, &target, |store| {
+            store
+                .delete(&target.collection, &target.namespace, target.name())
+                .ok_or((404, "NotFound"))
+        }),
+        _ => failure(405, "MethodNotAllowed"),
+    }
+}
+
+fn write(
+    state: &mut State,
+    target: &Target,
+    change: impl FnOnce(&mut Store) -> Result<Change, (u16, &'static str)>,
+) -> Response<Answer> {
+    match change(&mut state.store) {
+        Ok(change) => {
+            state.tell(&change);
+            respond(200, &target.shown(&change.object))
+        }
+        Err((status, reason)) => failure(status, reason),
+    }
+}
+
+fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
+    let Some(since) = state.store.since(target.from_version) else {
+        return failure(410, "Expired");
+    };
+    let missed: Vec<u8> = since
+        .iter()
+        .filter_map(|change| target.event(change))
+        .flatten()
+        .collect();
+    let (events, more) = mpsc::unbounded_channel();
+    state.watches.push(Watcher { target, events });
+    let mut response = Response::new(Answer {
+        // An empty part would end it.
+        first: (!missed.is_empty()).then(|| missed.into()),
+        more: Some(more),
+    });
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}

@@ -1,0 +1,182 @@
+//! What a request is about.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::store::{Change, ChangeKind};
+
+/// A collection or an object of it, and how it is to be shown.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Target {
+    /// The path of all objects of the kind.
+    pub(super) collection: String,
+    /// Empty: of every namespace, or of the cluster.
+    pub(super) namespace: String,
+    pub(super) name: Option<String>,
+    pub(super) metadata_only: bool,
+    pub(super) watch: bool,
+    pub(super) from_version: u64,
+    pub(super) limit: usize,
+    /// Goes on with a list: its version, and namespace and name of the last object told.
+    pub(super) page: Option<(u64, (String, String))>,
+    terms: Vec<Term>,
+}
+
+/// One term of a selector.
+#[derive(Clone, Debug)]
+struct Term {
+    /// A dotted path.
+    path: String,
+    /// The value; `None` asks only whether there is one.
+    value: Option<String>,
+    /// Whether it must not be so.
+    negated: bool,
+}
+
+impl Term {
+    fn parse(prefix: &str, term: &str) -> Self {
+        let term = term.trim();
+        let (path, value, negated) = if let Some((path, value)) = term.split_once("!=") {
+            (path, Some(value), true)
+        } else if let Some((path, value)) = term.split_once('=') {
+            (path, Some(value.trim_start_matches('=')), false)
+        } else if let Some(path) = term.strip_prefix('!') {
+            (path, None, true)
+        } else {
+            (term, None, false)
+        };
+        Self {
+            path: format!("{prefix}{path}"),
+            value: value.map(str::to_owned),
+            negated,
+        }
+    }
+
+    fn holds(&self, object: &Value) -> bool {
+        let found = match self.path.strip_prefix("metadata.labels/") {
+            Some(label) => &object["metadata"]["labels"][label],
+            None => self
+                .path
+                .split('.')
+                .fold(object, |value, part| &value[part]),
+        };
+        let is_so = match &self.value {
+            Some(wanted) => found.as_str() == Some(wanted),
+            None => !found.is_null(),
+        };
+        is_so != self.negated
+    }
+}
+
+impl Target {
+    pub(super) fn parse(uri: &http::Uri, metadata_only: bool) -> Option<Self> {
+        let mut parts = uri.path().trim_matches('/').split('/');
+        let root = match parts.next()? {
+            "api" => format!("/api/{}", parts.next()?),
+            "apis" => format!("/apis/{}/{}", parts.next()?, parts.next()?),
+            _ => return None,
+        };
+        let rest: Vec<&str> = parts.collect();
+        let (namespace, plural, name) = match rest.as_slice() {
+            ["namespaces", namespace, plural, name, ..] if *plural != "status" => {
+                (*namespace, *plural, Some(*name))
+            }
+            ["namespaces", namespace, plural] if *plural != "status" => (*namespace, *plural, None),
+            [plural, name, ..] => ("", *plural, Some(*name)),
+            [plural] => ("", *plural, None),
+            [] => return None,
+        };
+        let mut target = Self {
+            collection: format!("{root}/{plural}"),
+            namespace: namespace.to_owned(),
+            name: name.map(str::to_owned),
+            metadata_only,
+            ..Self::default()
+        };
+        for (key, value) in pairs(uri.query().unwrap_or_default()) {
+            match key.as_str() {
+                "watch" => target.watch = value == "true" || value == "1",
+                "resourceVersion" => target.from_version = value.parse().unwrap_or(0),
+                "limit" => target.limit = value.parse().unwrap_or(0),
+                "continue" => target.page = page(&value),
+                "fieldSelector" => target.select("", &value),
+                "labelSelector" => target.select("metadata.labels/", &value),
+                _ => {}
+            }
+        }
+        Some(target)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    fn select(&mut self, prefix: &str, selector: &str) {
+        let terms = selector.split(',').filter(|term| !term.is_empty());
+        self.terms
+            .extend(terms.map(|term| Term::parse(prefix, term)));
+    }
+
+    pub(super) fn matches(&self, object: &Value) -> bool {
+        let of_namespace = self.namespace.is_empty()
+            || object["metadata"]["namespace"].as_str() == Some(&self.namespace);
+        of_namespace && self.terms.iter().all(|term| term.holds(object))
+    }
+
+    /// The object as asked for.
+    pub(super) fn shown(&self, object: &Value) -> Value {
+        if self.metadata_only {
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                   "metadata": object["metadata"]})
+        } else {
+            object.clone()
+        }
+    }
+
+    /// The line a watch of this gets for a change, if any.
+    pub(super) fn event(&self, change: &Change) -> Option<Bytes> {
+        if change.collection != self.collection || !self.matches(&change.object) {
+            return None;
+        }
+        let kind = match change.kind {
+            ChangeKind::Added => "ADDED",
+            ChangeKind::Modified => "MODIFIED",
+            ChangeKind::Deleted => "DELETED",
+        };
+        let line = json!({"type": kind, "object": self.shown(&change.object)});
+        Some(format!("{line}\n").into())
+    }
+}
+
+/// Reads what [`Store::page`](super::store::Store::page) gives to go on with.
+fn page(text: &str) -> Option<(u64, (String, String))> {
+    let mut parts = text.splitn(3, '/');
+    let version = parts.next()?.parse().ok()?;
+    Some((
+        version,
+        (parts.next()?.to_owned(), parts.next()?.to_owned()),
+    ))
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    query.split('&').filter_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        Some((key.to_owned(), decode(value)))
+    })
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex: String = rest.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&hex, 16).expect("a percent-encoded byte")
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).expect("UTF-8")
+}

@@ -1,0 +1,339 @@
+//! The objects, their versions, and what has changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+
+use super::path::Target;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChangeKind {
+    Added,
+    Modified,
+    Deleted,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) collection: String,
+    pub(super) kind: ChangeKind,
+    pub(super) object: Arc<Value>,
+}
+
+type Refused = (u16, &'static str);
+
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    version: u64,
+    /// Versions up to this one are forgotten.
+    compacted: u64,
+    uids: u64,
+    objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
+    /// Kinds that are served, by collection; others come with their first object.
+    kinds: BTreeMap<String, String>,
+    history: Vec<Change>,
+}
+
+impl Store {
+    pub(super) fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
+        let key = (namespace.to_owned(), name.to_owned());
+        self.objects.get(collection)?.get(&key)
+    }
+
+    pub(super) fn list(&self, collection: &str) -> Vec<Value> {
+        let objects = self.objects.get(collection).into_iter();
+        objects
+            .flat_map(BTreeMap::values)
+            .map(|object| Value::clone(object))
+            .collect()
+    }
+
+    /// A page of a list. All pages of it tell the version of the first: a watch from there on misses
+    /// nothing that changed in between.
+    pub(super) fn page(&self, target: &Target) -> Value {
+        let (version, after) = match &target.page {
+            Some((version, after)) => (*version, Bound::Excluded(after.clone())),
+            None => (self.version, Bound::Unbounded),
+        };
+        let mut items = Vec::new();
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        let of_kind = self.objects.get(&target.collection).into_iter();
+        let mut last: Option<&(String, String)> = None;
+        for (key, object) in of_kind.flat_map(|all| all.range((after.clone(), Bound::Unbounded))) {
+            if !target.matches(object) {
+                continue;
+            }
+            if let (true, Some((namespace, name))) = (items.len() == target.limit, last) {
+                metadata["continue"] = format!("{version}/{namespace}/{name}").into();
+                break;
+            }
+            items.push(target.shown(object));
+            last = Some(key);
+        }
+        json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items})
+    }
+
+    /// From now on the kind is there, with or without objects.
+    pub(super) fn serve(&mut self, collection: &str, kind: &str) {
+        self.kinds.insert(collection.to_owned(), kind.to_owned());
+    }
+
+    /// What discovery tells of a group's version; `None` if nothing of it is there.
+    pub(super) fn resources(&self, group_version: &str) -> Option<Value> {
+        let prefix = format!("{}/", group_version.trim_end_matches('/'));
+        let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
+            let kind = of_kind.values().next()?["kind"].as_str()?;
+            Some((collection.as_str(), kind))
+        });
+        let declared = self
+            .kinds
+            .iter()
+            .map(|(collection, kind)| (collection.as_str(), kind.as_str()));
+        let kinds: BTreeSet<_> = with_objects.chain(declared).collect();
+        let resources: Vec<_> = kinds
+            .into_iter()
+            .filter_map(|(collection, kind)| Some((collection.strip_prefix(&prefix)?, kind)))
+            .map(|(plural, kind)| {
+                json!({"name": plural, "singularName": kind.to_lowercase(), "kind": kind,
+                    "namespaced": true, "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]})
+            })
+            .collect();
+        let group_version = prefix
+            .trim_start_matches("/apis/")
+            .trim_start_matches("/api/");
+        (!resources.is_empty()).then(|| {
+            json!({"kind": "APIResourceList", "apiVersion": "v1", "resources": resources,
+                "groupVersion": group_version.trim_end_matches('/')})
+        })
+    }
+
+    pub(super) fn put(&mut self, collection: &str, mut object: Value) -> Change {
+        let metadata = &mut object["metadata"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let key = (text(&metadata["namespace"]), text(&metadata["name"]));
+        assert!(!key.1.is_empty(), "an object without a name");
+        self.version += 1;
+        metadata["resourceVersion"] = self.version.to_string().into();
+        let of_kind = self.objects.entry(collection.to_owned()).or_default();
+        if metadata["uid"].is_null() {
+            self.uids += 1;
+            metadata["uid"] = match of_kind.get(&key) {
+                Some(before) => before["metadata"]["uid"].clone(),
+                None => format!("00000000-0000-4000-8000-{:012}", self.uids).into(),
+            };
+        }
+        let object = Arc::new(object);
+        let before = of_kind.insert(key, Arc::clone(&object));
+        let change = Change {
+            version: self.version,
+            collection: collection.to_owned(),
+            kind: match before {
+                Some(_) => ChangeKind::Modified,
+                None => ChangeKind::Added,
+            },
+            object,
+        };
+        self.history.push(change.clone());
+        change
+    }
+
+    pub(super) fn delete(
+        &mut self,
+        collection: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Change> {
+        let key = (namespace.to_owned(), name.to_owned());
+        let object = self.objects.get_mut(collection)?.remove(&key)?;
+        self.version += 1;
+        let mut object = Arc::unwrap_or_clone(object);
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let change = Change {
+            version: self.version,
+            collection: collection.to_owned(),
+            kind: ChangeKind::Deleted,
+            object: Arc::new(object),
+        };
+        self.history.push(change.clone());
+        Some(change)
+    }
+
+    pub(super) fn create(&mut self, target: &Target, mut object: Value) -> Result<Change, Refused> {
+        let metadata = &mut object["metadata"];
+        if metadata["name"].is_null() {
+            let prefix = metadata["generateName"].as_str().unwrap_or_default();
+            metadata["name"] = format!("{prefix}{}", self.version + 1).into();
+        }
+        let name = metadata["name"].as_str().unwrap_or_default().to_owned();
+        if !target.namespace.is_empty() {
+            metadata["namespace"] = target.namespace.clone().into();
+        }
+        if self
+            .get(&target.collection, &target.namespace, &name)
+            .is_some()
+        {
+            return Err((409, "AlreadyExists"));
+        }
+        Ok(self.put(&target.collection, object))
+    }
+
+    pub(super) fn replace(&mut self, target: &Target, object: Value) -> Result<Change, Refused> {
+        let current = self
+            .get(&target.collection, &target.namespace, target.name())
+            .ok_or((404, "NotFound"))?;
+        let given = &object["metadata"]["resourceVersion"];
+        if !given.is_null() && *given != current["metadata"]["resourceVersion"] {
+            return Err((409, "Conflict"));
+        }
+        Ok(self.put(&target.collection, object))
+    }
+
+    /// A merge patch; with `apply` the object is made if it is not there.
+    pub(super) fn patch(
+        &mut self,
+        target: &Target,
+        patch: Value,
+        apply: bool,
+    ) -> Result<Change, Refused> {
+        let current = self.get(&target.collection, &target.namespace, target.name());
+        let mut object = match current.cloned() {
+            Some(current) => {
+                let wanted = &patch["metadata"]["uid"];
+                if !wanted.is_null() && *wanted != current["metadata"]["uid"] {
+                    return Err((409, "Conflict"));
+                }
+                Arc::unwrap_or_clone(current)
+            }
+            None if apply => json!({}),
+            None => return Err((404, "NotFound")),
+        };
+        merge(&mut object, patch);
+        Ok(self.put(&target.collection, object))
+    }
+
+    /// What has changed since; `None` if that is forgotten. A version still to come gets nothing.
+    pub(super) fn since(&self, version: u64) -> Option<Vec<Change>> {
+        (version >= self.compacted).then(|| {
+            let later = self.history.iter().filter(|of| of.version > version);
+            later.cloned().collect()
+        })
+    }
+
+    pub(super) fn compact(&mut self) {
+        self.version += 1;
+        self.compacted = self.version;
+        self.history.clear();
+    }
+
+    pub(super) fn restart_versions(&mut self) {
+        self.version = 0;
+        self.compacted = 0;
+        self.history.clear();
+    }
+}
+
+fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (key, value) in patch {
+        if value.is_null() {
+            if let Some(map) = target.as_object_mut() {
+                map.remove(&key);
+            }
+        } else {
+            merge(&mut target[key], value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PODS: &str = "/api/v1/pods";
+
+    fn store() -> Store {
+        let mut store = Store::default();
+        for (name, app) in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "x")] {
+            let labels = json!({"app": app});
+            let metadata = json!({"namespace": "ns", "name": name, "labels": labels});
+            store.put(PODS, json!({"kind": "Pod", "metadata": metadata}));
+        }
+        store
+    }
+
+    fn target(query: &str) -> Target {
+        Target::parse(&format!("{PODS}?{query}").parse().unwrap(), false).unwrap()
+    }
+
+    fn names(list: &Value) -> Vec<&str> {
+        let items = list["items"].as_array().unwrap();
+        items
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn pages_of_a_list_have_the_version_of_the_first_and_no_object_twice() {
+        let mut store = store();
+        let first = store.page(&target("limit=2&labelSelector=app%3Dx"));
+        assert_eq!(names(&first), ["a", "c"]);
+        store.delete(PODS, "ns", "a");
+        let next = first["metadata"]["continue"].as_str().unwrap();
+        let rest = store.page(&target(&format!(
+            "limit=2&labelSelector=app%3Dx&continue={next}"
+        )));
+        assert_eq!(names(&rest), ["d"]);
+        assert!(rest["metadata"]["continue"].is_null());
+        let version = |list: &Value| list["metadata"]["resourceVersion"].clone();
+        assert_eq!(version(&first), version(&rest));
+        let since = store.since(version(&rest).as_str().unwrap().parse().unwrap());
+        assert_eq!(
+            since.unwrap().len(),
+            1,
+            "the deletion in between is not missed"
+        );
+    }
+
+    #[test]
+    fn selectors_know_equal_unequal_and_existence() {
+        let store = store();
+        for (selector, found) in [
+            ("app%3D%3Dx", "acd"),
+            ("app!%3Dx", "b"),
+            ("app", "abcd"),
+            ("!app", ""),
+            ("app,app!%3Dy", "acd"),
+        ] {
+            let list = store.page(&target(&format!("labelSelector={selector}")));
+            assert_eq!(names(&list).concat(), found, "{selector}");
+        }
+        let list = store.page(&target("fieldSelector=metadata.name%3Db"));
+        assert_eq!(names(&list), ["b"]);
+    }
+
+    #[test]
+    fn discovery_tells_of_kinds_with_objects_and_of_declared_ones() {
+        let mut store = store();
+        store.serve("/apis/a.io/v1/things", "Thing");
+        let kinds = |store: &Store, group: &str| {
+            let list = store.resources(group)?;
+            assert_eq!(list["kind"], "APIResourceList");
+            Some(list["resources"][0]["kind"].as_str()?.to_owned())
+        };
+        assert_eq!(kinds(&store, "/api/v1").as_deref(), Some("Pod"));
+        assert_eq!(kinds(&store, "/apis/a.io/v1").as_deref(), Some("Thing"));
+        assert_eq!(kinds(&store, "/apis/a.io/v2"), None);
+    }
+}

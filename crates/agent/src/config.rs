@@ -9,6 +9,7 @@ use clap::{ArgAction, Parser, ValueEnum};
 use crate::{
     actions::KernelActions,
     enrolment::Settings,
+    install::options::InstallArgs,
     predicate::{Enablement, EnablementSelector, SelectorError},
 };
 
@@ -93,9 +94,12 @@ pub struct Args {
     /// Seconds between two comparisons of everything with the kernel.
     #[arg(long, env = "RECONCILE_SECONDS", default_value_t = 30)]
     pub reconcile_seconds: u64,
-    /// Take the node's probe rule away when ending.
+    /// Take the node's probe rule and the CNI plugin away when ending, whatever becomes of the agent.
     #[arg(long, env = "AMBIENT_DISABLE_SAFE_UPGRADE", action = ArgAction::Set, default_value_t = false)]
     pub clean_up_on_exit: bool,
+    /// Installation of the CNI plugin.
+    #[command(flatten)]
+    pub install: InstallArgs,
 }
 
 /// How the processes of running pods are recognised.

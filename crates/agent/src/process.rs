@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     io,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use crate::{
     config::{Args, ConfigError},
     enrolment::{Effect, Enrolment, Event, Reply, RequestId, Step, StepId, Wanted},
     membership,
+    install::{self, Installing},
     metrics::Metrics,
     plugin::{self, Call},
     source::{PodSource, manifests::ManifestSource},
@@ -109,6 +110,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let readiness = Readiness::default();
     let ready = readiness.pending("enrolment");
     let (drain, watcher) = drain::channel();
+    let installing = Installing::new(&args, &mut registry, &readiness);
     serve_admin(&args, registry, readiness, &watcher).await?;
 
     let status_dir = args.status_dir.as_ref();
@@ -143,9 +145,11 @@ pub async fn run_with<S: PodSource, A: Actions>(
         calls,
         Arc::clone(&actions),
         metrics.clone(),
-        watcher,
+        watcher.clone(),
     );
     let plugin = spawn("plugin socket", plugin);
+    install::plugin_log::start(&args.run_dir, watcher);
+    let (installing, shutdown, removed) = installing.until(shutdown);
     let agent = Agent {
         enrolment: Enrolment::new(settings),
         waiting: HashMap::new(),
@@ -169,14 +173,18 @@ pub async fn run_with<S: PodSource, A: Actions>(
             called,
             args.reconcile_every(),
             shutdown,
-            || ready.ready(),
+            || {
+                ready.ready();
+                // Not before: the plugin must find an agent that can answer.
+                installing.begin();
+            },
         )
         .await;
     drain.start(drain::DrainMode::Immediate);
     // The plugin's socket goes first: what comes now waits for the agent after us.
     plugin.await.ok();
     drop(server);
-    if args.clean_up_on_exit {
+    if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         let removed = spawn_blocking("clean up", move || actions.remove_host()).await;
         if let Ok(Err(error)) = removed {
             tracing::warn!(error = with_causes(&error), "the node's probe rule is left");

@@ -1,0 +1,56 @@
+//! Asks the API server for our `DaemonSet` and node, when this agent ends.
+
+use std::time::Duration;
+
+use ambit_kube_kit::client;
+use ambit_rt::ErrorChain;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use kube::{Api, Client};
+
+use super::uninstall::Lookup;
+
+/// Tries, each as long, before the API server counts as unreachable: well within the time a pod has to
+/// end.
+const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
+
+/// Looks the set and the node up.
+pub async fn look_up(namespace: &str, name: &str, node: &str) -> Lookup {
+    let mut last = String::new();
+    for _ in 0..TRIES.0 {
+        let asked = tokio::time::timeout(TRIES.1, ask(namespace, name, node)).await;
+        match asked {
+            Ok(Lookup::Unreachable(why)) => {
+                last = why;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Ok(known) => return known,
+            Err(_) => last = "it did not answer in time".to_owned(),
+        }
+    }
+    Lookup::Unreachable(last)
+}
+
+async fn ask(namespace: &str, name: &str, node: &str) -> Lookup {
+    // A client of its own: the token of an agent that ran for long has been renewed on disk since.
+    let client = match client(None, "ambit-agent").await {
+        Ok(client) => client,
+        Err(error) => return Lookup::Unreachable(ErrorChain(&error).to_string()),
+    };
+    look_up_with(client, namespace, name, node).await
+}
+
+async fn look_up_with(client: Client, namespace: &str, name: &str, node: &str) -> Lookup {
+    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
+    match sets.get_opt(name).await {
+        Ok(Some(set)) => {
+            let nodes: Api<Node> = Api::all(client);
+            let node = nodes.get_opt(node).await.ok().flatten();
+            Lookup::Found(Box::new(set), node.map(Box::new))
+        }
+        Ok(None) => Lookup::Absent,
+        Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
+            Lookup::Refused(status.code)
+        }
+        Err(error) => Lookup::Unreachable(ErrorChain(&error).to_string()),
+    }
+}

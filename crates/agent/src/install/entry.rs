@@ -1,0 +1,139 @@
+//! What the plugin is told: its entry in a list, and configurations that are wholly ours.
+//!
+//! It holds no credential and names no kubeconfig: the plugin asks this agent over a socket that only
+//! root may open, so nothing in it expires, and whoever reads it learns nothing.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use ambit_cni_conf::{MARK, Network, PLUGIN, json, json::Object};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::membership_copy;
+
+/// What a runtime may hand to plugins that ask for it. All of it is asked for, so that a primary CNI
+/// that begins to want one of them gets it before our file is written again.
+const CAPABILITIES: [&str; 10] = [
+    "aliases",
+    "bandwidth",
+    "cgroupPath",
+    "deviceID",
+    "dns",
+    "infinibandGUID",
+    "io.kubernetes.cri.pod-annotations",
+    "ipRanges",
+    "ips",
+    "mac",
+];
+
+/// What a runtime may hand to plugins too, and the one everybody has.
+const PORT_MAPPINGS: &str = "portMappings";
+
+/// What the plugin is told.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What is worth a line.
+    pub log_level: String,
+    /// This agent's run directory, the same here and on the node.
+    pub run_dir: PathBuf,
+    /// Namespaces outside the mesh whatever the agent says.
+    pub exclude_namespaces: Vec<String>,
+    /// Where this agent's own pods are, which must not wait for it.
+    pub pod_namespace: String,
+    /// How long a pod waits for an agent that is away.
+    pub wait_seconds: u64,
+    /// The directory of configurations on the node.
+    pub net_dir: PathBuf,
+    /// Where the plugin remembers what it called, on the node.
+    pub state_dir: PathBuf,
+}
+
+impl Entry {
+    /// The entry in a list of the primary's.
+    pub(super) fn chained(&self) -> Value {
+        json!({
+            "type": PLUGIN,
+            "plugin_log_level": self.log_level,
+            "cni_agent_run_dir": self.run_dir,
+            "ambient_enabled": true,
+            "exclude_namespaces": self.exclude_namespaces,
+            "pod_namespace": self.pod_namespace,
+            "agent_wait_seconds": self.wait_seconds,
+            "membership": self.net_dir.join(membership_copy::FILE),
+        })
+    }
+
+    /// A configuration that calls `primary`'s plugins. It goes by the same network name, since runtimes
+    /// and plugins file what they remember of a pod under it, before and after the installation; and by
+    /// the same versions, so that a runtime uses no command that the primary's plugins do not know.
+    pub(super) fn owned(
+        &self,
+        file: &str,
+        text: &str,
+        primary: &Network,
+        pinned: Option<&str>,
+    ) -> Result<String, serde_json::Error> {
+        let mut entry = self.chained();
+        let wanted = primary.capabilities();
+        let wanted = wanted.iter().map(String::as_str);
+        let capabilities: BTreeMap<_, _> = CAPABILITIES
+            .into_iter()
+            .chain([PORT_MAPPINGS])
+            .chain(wanted)
+            .map(|name| (name, true))
+            .collect();
+        if let Some(entry) = entry.as_object_mut() {
+            entry.insert("capabilities".to_owned(), json!(capabilities));
+            let mut delegate = json!({ "netDir": self.net_dir, "stateDir": self.state_dir });
+            if let (Some(delegate), Some(pinned)) = (delegate.as_object_mut(), pinned) {
+                delegate.insert("primary".to_owned(), pinned.into());
+            }
+            entry.insert("delegate".to_owned(), delegate);
+        }
+        around(text, file, "calls", &[json::raw(&entry)?])
+    }
+
+    /// A list of a single plugin of the primary's and ours: a file in the old form has no room for two.
+    pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
+        let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
+        around(
+            text,
+            file,
+            "copies",
+            &[single.to_owned(), json::raw(&self.chained())?],
+        )
+    }
+
+    /// A configuration for whoever calls the plugin by it alone.
+    pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
+        let mut entry = self.chained();
+        if let Some(entry) = entry.as_object_mut() {
+            entry.insert("name".to_owned(), PLUGIN.into());
+            entry.insert("cniVersion".to_owned(), "0.3.1".into());
+        }
+        pretty(&entry)
+    }
+}
+
+/// A list of `plugins` that keeps what `text` says of the network.
+fn around(
+    text: &str,
+    file: &str,
+    relation: &str,
+    plugins: &[Box<serde_json::value::RawValue>],
+) -> Result<String, serde_json::Error> {
+    let primary = Object::parse(text)?;
+    let kept = ["cniVersion", "cniVersions", "name", "disableCheck", "disableGC"];
+    let mut members: Vec<_> = kept
+        .into_iter()
+        .filter_map(|key| Some((key, primary.get(key)?.to_owned())))
+        .collect();
+    members.push((MARK, json::raw(&json!({ relation: file }))?));
+    members.push(("plugins", json::raw(plugins)?));
+    let whole: Value = serde_json::from_str(&json::with_members("{}", &members)?)?;
+    pretty(&whole)
+}
+
+fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}

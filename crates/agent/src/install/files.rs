@@ -1,0 +1,239 @@
+//! Writing on the node: whole, at once, and only over what was read.
+
+use std::{
+    fs, io,
+    io::Read,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use ambit_cni_conf::PLUGIN;
+use rustix::fs::RenameFlags;
+
+use super::plan::Action;
+
+/// What is still being written carries this name and a number; runtimes look at none of them.
+const TEMPORARY: &str = ".ambit-cni.tmp.";
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {path}{}", hint(source))]
+pub struct FileError {
+    what: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            ": on this platform the directory is elsewhere; set global.platform, or cni.cniBinDir and \
+             cni.cniConfDir"
+        }
+        io::ErrorKind::PermissionDenied => {
+            ": SELinux or AppArmor may forbid it; set global.platform, or cni.seLinuxOptions"
+        }
+        _ => "",
+    }
+}
+
+fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
+    let path = path.to_owned();
+    move |source| FileError {
+        what,
+        path: path.clone(),
+        source,
+    }
+}
+
+/// Carries an action out in `directory`. False when the file no longer holds what it was read to
+/// hold: then there is a new plan to be made.
+///
+/// # Errors
+/// When the directory cannot be written.
+pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, FileError> {
+    match action {
+        Action::Remove { name } => {
+            let path = directory.join(name);
+            remove(&path).map(|()| true)
+        }
+        Action::Write {
+            name,
+            text,
+            expected,
+        } => {
+            let path = directory.join(name);
+            replace(&path, text, expected.as_deref(), mode).map_err(failed("write", &path))
+        }
+    }
+}
+
+/// Removes what a writer that was killed has left.
+pub fn remove_stale(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
+/// Makes `path` hold `text`, if it is to be so and is not.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
+    if fs::read(path).is_ok_and(|held| held == text) {
+        return Ok(false);
+    }
+    let write = || {
+        let temporary = Temporary::create(path, 0o600)?;
+        temporary.fill(&mut &*text)?;
+        temporary.rename_to(path)
+    };
+    write().map_err(failed("write", path)).map(|()| true)
+}
+
+/// Makes the plugin in `target` the one in `source`. Running ones keep the file they were started from.
+/// True when it was another.
+///
+/// # Errors
+/// When it is not there, or cannot be written.
+pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
+    let from = source.join(PLUGIN);
+    let to = target.join(PLUGIN);
+    let open = || Ok((fs::File::open(&from)?, fs::metadata(&from)?));
+    let (mut binary, metadata) = open().map_err(failed("read the plugin", &from))?;
+    let same = same_bytes(&mut binary, &to).map_err(failed("compare the plugin", &to))?;
+    if same {
+        return Ok(false);
+    }
+    let copy = || {
+        let temporary = Temporary::create(&to, metadata.mode() & 0o777 | 0o500)?;
+        temporary.fill(&mut fs::File::open(&from)?)?;
+        temporary.rename_to(&to)
+    };
+    copy().map_err(failed("install the plugin as", &to)).map(|()| true)
+}
+
+fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
+    let mut b = match fs::File::open(b) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let (of_a, of_b) = (a.metadata()?, b.metadata()?);
+    if of_a.len() != of_b.len() || of_b.mode() & 0o100 == 0 {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    loop {
+        let read = a.read(&mut left)?;
+        let (left, right) = (left.get(..read), right.get_mut(..read));
+        let (Some(left), Some(right)) = (left, right) else {
+            return Ok(false);
+        };
+        if left.is_empty() {
+            return Ok(true);
+        }
+        b.read_exact(right)?;
+        if left != right {
+            return Ok(false);
+        }
+    }
+}
+
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn remove(path: &Path) -> Result<(), FileError> {
+    unlink(path).map_err(failed("remove", path))
+}
+
+fn unlink(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a file. `expected` makes sure that what its owner wrote in the meantime is not lost.
+fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
+    // What a link leads to is replaced, not the link.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let there = fs::metadata(path).ok();
+    let temporary = Temporary::create(path, mode)?;
+    if let Some(there) = &there {
+        let permissions = fs::Permissions::from_mode(there.mode() & 0o7777);
+        std::os::unix::fs::fchown(&temporary.file, Some(there.uid()), Some(there.gid()))?;
+        temporary.file.set_permissions(permissions)?;
+    }
+    temporary.fill(&mut text.as_bytes())?;
+    let Some(expected) = expected else {
+        return temporary.rename_to(path).map(|()| true);
+    };
+    let here = rustix::fs::CWD;
+    // Exchanged, so that what was there until this very moment can be looked at.
+    match rustix::fs::renameat_with(here, &temporary.path, here, path, RenameFlags::EXCHANGE) {
+        Ok(()) if fs::read(&temporary.path)? == expected.as_bytes() => Ok(true),
+        Ok(()) => {
+            rustix::fs::renameat_with(here, &temporary.path, here, path, RenameFlags::EXCHANGE)?;
+            Ok(false)
+        }
+        Err(rustix::io::Errno::NOENT) => Ok(false),
+        // Not every file system can.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            let unchanged = fs::read(path)? == expected.as_bytes();
+            if unchanged {
+                temporary.rename_to(path)?;
+            }
+            Ok(unchanged)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A file beside the one it is to become. Removed when dropped.
+struct Temporary {
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Temporary {
+    fn create(beside: &Path, mode: u32) -> io::Result<Self> {
+        let directory = beside.parent().unwrap_or(Path::new("."));
+        let path = directory.join(format!("{TEMPORARY}{}", std::process::id()));
+        unlink(&path)?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&path)?;
+        // Whatever the mask of the process.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        Ok(Self { path, file })
+    }
+
+    fn fill(&self, from: &mut impl Read) -> io::Result<()> {
+        io::copy(from, &mut &self.file)?;
+        self.file.sync_all()
+    }
+
+    fn rename_to(self, path: &Path) -> io::Result<()> {
+        fs::rename(&self.path, path)?;
+        if let Some(directory) = path.parent() {
+            fs::File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        fs::remove_file(&self.path).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! From the agent's start to its end: when the installation begins, and what becomes of it.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use ambit_rt::{Readiness, ReadyTask, Shutdown, spawn};
+use prometheus_client::registry::Registry;
+
+use super::{
+    Installation, daemonset,
+    metrics::InstallMetrics,
+    uninstall::{Decision, decide},
+};
+use crate::config::Args;
+
+/// An installation that begins when the agent can answer the plugin.
+#[derive(Clone, Debug)]
+pub struct Installing {
+    args: Arc<Args>,
+    stage: Arc<Mutex<Stage>>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Nothing is to be installed.
+    Off,
+    Prepared(InstallMetrics, ReadyTask),
+    Running(Installation),
+    Ended,
+}
+
+impl Installing {
+    /// Prepares it, as the settings have it. Until the plugin is in force the agent is not ready.
+    pub fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
+        let stage = if args.install.install_cni {
+            let ready = readiness.pending("CNI plugin");
+            Stage::Prepared(InstallMetrics::new(registry), ready)
+        } else {
+            Stage::Off
+        };
+        Self {
+            args: Arc::new(args.clone()),
+            stage: Arc::new(Mutex::new(stage)),
+        }
+    }
+
+    /// Begins, the first time it is called.
+    pub fn begin(&self) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Prepared(..) = &*stage
+            && let Stage::Prepared(metrics, ready) = std::mem::replace(&mut *stage, Stage::Ended)
+        {
+            *stage = Stage::Running(Installation::start(
+                &self.args.install,
+                self.args.run_dir.clone(),
+                &self.args.exclude_namespaces,
+                metrics,
+                ready,
+            ));
+        }
+    }
+
+    /// Puts the removal, if it is one, between the order to end and the end: the agent still answers
+    /// the plugin while the last pods reach it. Tells afterwards whether the agent was removed.
+    pub fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
+        let ended = Shutdown::manual();
+        let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
+        let (installing, is_removed) = (self.clone(), Arc::clone(&removed));
+        spawn("end of the installation", async move {
+            let cause = ordered.wait().await;
+            is_removed.store(installing.end().await, Ordering::Relaxed);
+            trigger.shut_down(cause);
+        });
+        (self, ended, removed)
+    }
+
+    /// Whether the agent is removed, and the plugin with it.
+    async fn end(&self) -> bool {
+        let stage = {
+            let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *stage, Stage::Ended)
+        };
+        if matches!(stage, Stage::Off) {
+            return false;
+        }
+        let decision = if self.args.clean_up_on_exit {
+            Decision::Remove("the settings say so".to_owned())
+        } else {
+            let install = &self.args.install;
+            let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
+            decide(&daemonset::look_up(namespace, name, &self.args.node).await)
+        };
+        match decision {
+            Decision::Keep(why) => {
+                tracing::info!(why, "the CNI plugin stays for the next agent");
+                false
+            }
+            Decision::Remove(why) => {
+                tracing::info!(why, "the CNI plugin is removed");
+                if let Stage::Running(installation) = stage {
+                    installation.remove().await;
+                }
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The copy of `membership.json` that outlives a reboot, beside the network configurations: until the
+//! agent is there again it lets pods start that were outside the mesh.
+
+use std::{fs, path::Path};
+
+use super::files::{self, FileError};
+use crate::membership;
+
+/// Its name; runtimes take it for no configuration.
+pub const FILE: &str = "ambit-cni.membership";
+
+/// Makes the copy equal, if there is something to copy.
+///
+/// # Errors
+/// When the directory cannot be written.
+pub fn refresh(run_dir: &Path, net_dir: &Path) -> Result<bool, FileError> {
+    // An agent that has not heard of any namespace yet has no file: the copy of before stays.
+    match fs::read(run_dir.join(membership::FILE)) {
+        Ok(text) => files::keep(&net_dir.join(FILE), &text),
+        Err(_) => Ok(false),
+    }
+}

@@ -1,0 +1,294 @@
+//! What the directory of network configurations is to hold, and the changes that lead there. Pure.
+//!
+//! Every pass compares the whole directory with what it should be, and remembers nothing of the passes
+//! before: our files and entries are known by what is in them. So an agent that was replaced, killed in
+//! the middle or given another mode goes on from whatever it finds.
+//!
+//! - *Owned*: one list of ours that sorts before the primary's file. Nobody else's file is touched.
+//! - *Chained*: our entry last in the primary's list, in no other list. A primary in the old form (one
+//!   plugin, no list) stays as it is: a list of ours that sorts before it holds a copy of it and our
+//!   entry. Renaming it would break whoever looks for it.
+//! - *Standalone*: one file of ours.
+
+use std::time::Duration;
+
+use ambit_cni_conf::{
+    ConfFile, Network, Primary,
+    directory::{self, SETTLES_WITHIN},
+    edit,
+};
+
+use super::{entry::Entry, options::Mode};
+
+/// How long a configuration of ours outlives the primary's. Some CNIs take theirs away for the time
+/// they restart: pods wait in the plugin then. Longer, the node must not look as if it had a network.
+pub const OUTLIVES: Duration = Duration::from_secs(30);
+
+/// Names of our own configuration, in order of preference: one must come before the primary's.
+const NAMES: [&str; 4] = [
+    "02-ambit-cni.conflist",
+    "00-ambit-cni.conflist",
+    "0-ambit-cni.conflist",
+    "!ambit-cni.conflist",
+];
+
+/// Name of our own configuration when it stands alone.
+const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
+
+/// Plugins that take their configuration from the directory they are configured in: an owned
+/// configuration could come to call itself through them.
+const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
+
+/// What the directory is to hold.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// How the plugin is reached.
+    pub mode: Mode,
+    /// The only file to take for the primary's.
+    pub primary: Option<String>,
+    /// The name of our own configuration, if it must be a certain one.
+    pub own_name: Option<String>,
+    /// Permissions of our own configuration.
+    pub file_mode: u32,
+    /// What the plugin is told.
+    pub entry: Entry,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make the file hold this text. One that is there keeps its owner and permissions, and stays if it
+    /// no longer holds `expected`.
+    Write {
+        /// Its name.
+        name: String,
+        /// What it is to hold.
+        text: String,
+        /// What it was read to hold.
+        expected: Option<String>,
+    },
+    /// Remove the file.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What a pass has found and wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// In order.
+    pub actions: Vec<Action>,
+    /// What holds once they are done.
+    pub state: State,
+    /// When to look again even if nothing happens.
+    pub look_again: Option<Duration>,
+}
+
+/// Whether pods that start now reach the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// They do.
+    Installed {
+        /// How: never `Auto`.
+        mode: Mode,
+        /// The primary's file, or ours when standing alone.
+        file: String,
+    },
+    /// They do not.
+    Waiting(String),
+    /// A file is being written; what held before goes on.
+    Settling,
+}
+
+/// Compares the directory with what is wanted. `absent` tells since when there has been no primary
+/// configuration.
+pub fn plan(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
+    if wanted.mode == Mode::Standalone {
+        return standalone(files, wanted);
+    }
+    match directory::primary(files, wanted.primary.as_deref()) {
+        Primary::Found(file, network) => with_primary(files, wanted, file, &network),
+        Primary::Settling(file, _) => Plan {
+            actions: Vec::new(),
+            state: State::Settling,
+            look_again: Some(SETTLES_WITHIN.saturating_sub(file.age)),
+        },
+        Primary::None => without_primary(files, wanted, absent),
+    }
+}
+
+/// The changes that take everything of ours out of the directory.
+pub fn removal(files: &[ConfFile]) -> Vec<Action> {
+    tidy(files, None, None)
+}
+
+fn with_primary(
+    files: &[ConfFile],
+    wanted: &Wanted,
+    primary: &ConfFile,
+    network: &Network,
+) -> Plan {
+    let mode = match wanted.mode {
+        Mode::Auto if reads_directory(network) => Mode::Chained,
+        Mode::Auto => Mode::Owned,
+        mode => mode,
+    };
+    let waiting = |why: String| Plan {
+        actions: Vec::new(),
+        state: State::Waiting(why),
+        look_again: None,
+    };
+    let text = primary.text.as_deref().unwrap_or_default();
+    let unusable = |error: serde_json::Error| format!("{} cannot be used: {error}", primary.name);
+    let installed = State::Installed {
+        mode,
+        file: primary.name.clone(),
+    };
+    let in_list = mode == Mode::Chained && network.is_list;
+    if in_list {
+        let entry = wanted.entry.chained().to_string();
+        return match edit::chain(text, &entry) {
+            Ok(changed) => {
+                let write = changed.map(|changed| write(primary, changed));
+                let mut actions: Vec<_> = write.into_iter().collect();
+                actions.extend(tidy(files, Some(&primary.name), None));
+                Plan {
+                    actions,
+                    state: installed,
+                    look_again: None,
+                }
+            }
+            Err(error) => waiting(unusable(error)),
+        };
+    }
+    let own = if mode == Mode::Owned {
+        let pinned = wanted.primary.as_deref();
+        wanted.entry.owned(&primary.name, text, network, pinned)
+    } else {
+        wanted.entry.list_of(&primary.name, text)
+    };
+    let own = match own {
+        Ok(own) => own,
+        Err(error) => return waiting(unusable(error)),
+    };
+    let Some(name) = own_name(files, wanted, &primary.name) else {
+        return waiting(format!(
+            "no configuration of ours can come before {}: rename it, or choose the chained mode",
+            primary.name
+        ));
+    };
+    let mut actions = own_file(files, &name, own);
+    actions.extend(tidy(files, None, Some(&name)));
+    Plan {
+        actions,
+        state: installed,
+        look_again: None,
+    }
+}
+
+/// Ours stay for a while, and keep nobody from starting the node's network anew.
+fn without_primary(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
+    let why = match &wanted.primary {
+        Some(name) => format!("there is no usable network configuration {name}"),
+        None => "the primary CNI has not written a usable network configuration".to_owned(),
+    };
+    let actions = removal(files);
+    let left = OUTLIVES.saturating_sub(absent);
+    let wait = !actions.is_empty() && !left.is_zero();
+    Plan {
+        actions: if wait { Vec::new() } else { actions },
+        state: State::Waiting(why),
+        look_again: wait.then_some(left),
+    }
+}
+
+fn standalone(files: &[ConfFile], wanted: &Wanted) -> Plan {
+    let named = wanted.primary.as_ref().or(wanted.own_name.as_ref());
+    let name = named.map_or(STANDALONE_NAME, String::as_str).to_owned();
+    let text = match wanted.entry.standalone() {
+        Ok(text) => text,
+        Err(error) => {
+            return Plan {
+                actions: Vec::new(),
+                state: State::Waiting(error.to_string()),
+                look_again: None,
+            };
+        }
+    };
+    let mut actions = own_file(files, &name, text);
+    actions.extend(tidy(files, None, Some(&name)));
+    Plan {
+        actions,
+        state: State::Installed {
+            mode: Mode::Standalone,
+            file: name,
+        },
+        look_again: None,
+    }
+}
+
+fn reads_directory(network: &Network) -> bool {
+    let mut kinds = network.plugins.iter().map(|plugin| plugin.kind.as_str());
+    kinds.any(|kind| READS_DIRECTORY.contains(&kind))
+}
+
+/// A name that comes before the primary's and is nobody else's.
+fn own_name(files: &[ConfFile], wanted: &Wanted, primary: &str) -> Option<String> {
+    let is_foreign = |name: &str| {
+        let there = files.iter().find(|file| file.name == name);
+        there.is_some_and(|file| !file.network().is_ok_and(|network| network.is_ours()))
+    };
+    let chosen = wanted.own_name.as_deref().filter(|name| name.ends_with(".conflist"));
+    let mut names = chosen.into_iter().chain(NAMES);
+    names
+        .find(|name| *name < primary && !is_foreign(name))
+        .map(ToOwned::to_owned)
+}
+
+fn own_file(files: &[ConfFile], name: &str, text: String) -> Vec<Action> {
+    let there = files.iter().find(|file| file.name == name);
+    let held = there.and_then(|file| file.text.as_ref().ok());
+    if held == Some(&text) {
+        return Vec::new();
+    }
+    vec![Action::Write {
+        name: name.to_owned(),
+        text,
+        expected: None,
+    }]
+}
+
+fn write(file: &ConfFile, text: String) -> Action {
+    Action::Write {
+        name: file.name.clone(),
+        text,
+        expected: file.text.clone().ok(),
+    }
+}
+
+/// Takes our entry out of every list but `chained`, and removes every file of ours but `own`.
+fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for file in files {
+        let Ok(text) = &file.text else {
+            continue;
+        };
+        if file.network().is_ok_and(|network| network.is_ours()) {
+            if own != Some(&file.name) {
+                actions.push(Action::Remove {
+                    name: file.name.clone(),
+                });
+            }
+        } else if chained != Some(&file.name)
+            && file.name.ends_with(".conflist")
+            && let Ok(Some(changed)) = edit::unchain(text)
+        {
+            actions.push(write(file, changed));
+        }
+    }
+    actions
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! When to make the next change: at once as a rule, ever later when somebody undoes each of them.
+
+use std::time::{Duration, Instant};
+
+/// Changes within this time count as a quarrel.
+const WINDOW: Duration = Duration::from_secs(10);
+/// So many are ordinary: a CNI that starts writes its configuration more than once.
+const ORDINARY: u32 = 5;
+/// First and longest pause in a quarrel.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// The changes made lately.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    last: Option<Instant>,
+    in_a_row: u32,
+}
+
+impl Throttle {
+    /// When a change may be made.
+    pub fn not_before(&self) -> Option<Instant> {
+        let quarrel = self.in_a_row.checked_sub(ORDINARY)?;
+        let pause = PAUSE.0 * 2u32.saturating_pow(quarrel.min(10));
+        Some(self.last? + pause.min(PAUSE.1))
+    }
+
+    /// A change was made. True when it is the one that makes it a quarrel.
+    pub fn changed(&mut self, now: Instant) -> bool {
+        let pause = self.not_before().zip(self.last);
+        let pause = pause.map_or(Duration::ZERO, |(until, last)| until - last);
+        let calm = self.last.is_none_or(|last| now > last + pause + WINDOW);
+        self.in_a_row = if calm { 1 } else { self.in_a_row + 1 };
+        self.last = Some(now);
+        self.in_a_row == ORDINARY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarrel_is_fought_ever_slower_and_forgotten_in_time() {
+        let mut throttle = Throttle::default();
+        let mut now = Instant::now();
+        let mut told = 0;
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            now = throttle.not_before().unwrap_or(now).max(now);
+            told += u32::from(throttle.changed(now));
+            pauses.push(throttle.not_before().map_or(0, |at| (at - now).as_secs()));
+        }
+        assert_eq!(told, 1);
+        assert_eq!(pauses, [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30, 30]);
+        now += Duration::from_secs(60);
+        assert!(!throttle.changed(now));
+        assert_eq!(throttle.not_before(), None);
+    }
+}

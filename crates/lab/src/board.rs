@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use ambit_netlab::Netns;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
 use crate::{
     Options, Place,
     cluster::{Observed, PodPlan},
     containers,
+    daemon::Replace,
     fabric::Node,
     layout::Layout,
     protocol::{ContainerStatus, DaemonStatus, NodeStatus, PodStatus, Status},
@@ -31,6 +33,7 @@ pub(crate) struct Board {
 struct Inner {
     pods: BTreeMap<String, PodEntry>,
     daemons: Vec<DaemonStatus>,
+    replace: Vec<(String, Option<String>, mpsc::Sender<Replace>)>,
     problems: Vec<String>,
 }
 
@@ -101,6 +104,30 @@ impl Board {
             Some(known) => *known = status,
             None => inner.daemons.push(status),
         }
+    }
+
+    /// A daemon can be replaced by a second process of itself.
+    pub(crate) fn daemon_replaceable(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        replace: mpsc::Sender<Replace>,
+    ) {
+        let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
+        self.inner.lock().replace.push((name, node, replace));
+    }
+
+    /// Whom to ask for a daemon's replacement.
+    pub(crate) fn replacing(
+        &self,
+        name: &str,
+        node: Option<&str>,
+    ) -> Option<mpsc::Sender<Replace>> {
+        let inner = self.inner.lock();
+        let mut known = inner.replace.iter();
+        known
+            .find(|(of, at, _)| of == name && at.as_deref() == node)
+            .map(|(_, _, replace)| replace.clone())
     }
 
     pub(crate) fn problems(&self, problems: Vec<String>) {

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::{
     Capture, LogSource, Place, StateDir, StateError, Status,
-    protocol::{self, Reply, Request},
+    protocol::{self, Replacement, Reply, Request},
 };
 
 /// How long a lab may take to end by itself before its first process is killed.
@@ -205,13 +205,30 @@ impl Client {
         Ok(Capture::start(self.ask_fd(&Request::Capture)?, markers)?)
     }
 
-    /// Kills a daemon's process (SIGKILL); the lab starts it again.
+    /// Kills a daemon's process (SIGKILL); the lab starts it again. `proxy-worker` is the process
+    /// that a node proxy keeps itself.
     ///
     /// # Errors
     /// When there is none.
     pub fn kill(&self, name: &str, node: Option<&str>) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
         self.ask(&Request::Kill { name, node }, &[]).map(drop)
+    }
+
+    /// Replaces a daemon's process by a new one, as an upgrade does; the old one ends (SIGTERM) in
+    /// its own time. Returns when both have been started and told.
+    ///
+    /// # Errors
+    /// When there is none, or the new one does not become ready.
+    pub fn replace(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        how: Replacement,
+    ) -> Result<(), ClientError> {
+        let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
+        self.ask(&Request::Replace { name, node, how }, &[])
+            .map(drop)
     }
 
     /// Ends the lab and waits until nothing is left of it.

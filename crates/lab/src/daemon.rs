@@ -1,7 +1,7 @@
-//! A process of the mesh that is started again whenever it ends.
+//! A process of the mesh that is started again whenever it ends, and may be replaced by a second one.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     path::PathBuf,
     process::{Command, Stdio},
@@ -10,14 +10,35 @@ use std::{
 };
 
 use ambit_netlab::Netns;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    process::Child,
+    sync::{mpsc, oneshot},
+};
 
-use crate::{board::Board, protocol::DaemonStatus, shim::Shim};
+use crate::{
+    board::Board,
+    protocol::{DaemonStatus, Replacement},
+    shim::Shim,
+};
 
 /// The first wait before a restart; doubled each time up to [`SLOWEST`].
 const FASTEST: Duration = Duration::from_millis(20);
 const SLOWEST: Duration = Duration::from_secs(2);
 /// A process that lived this long is started again at once.
 const STABLE: Duration = Duration::from_secs(2);
+
+/// A replaced process that was told to end and a new one that is to be ready: neither is waited for
+/// longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Somebody wants a second process in place of the first.
+#[derive(Debug)]
+pub(crate) struct Replace {
+    pub(crate) how: Replacement,
+    pub(crate) done: oneshot::Sender<Result<(), String>>,
+}
 
 /// What to run, and where.
 #[derive(Clone, Debug)]
@@ -28,6 +49,8 @@ pub(crate) struct Daemon {
     pub(crate) shim: Shim,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) log: PathBuf,
+    /// What its log says when it is ready, if it may be replaced.
+    pub(crate) ready: Option<&'static str>,
 }
 
 impl Daemon {
@@ -39,16 +62,27 @@ impl Daemon {
     async fn run(self, board: Arc<Board>) {
         let mut restarts = 0;
         let mut wait = FASTEST;
+        let (asking, mut asked) = mpsc::channel(1);
+        if self.ready.is_some() {
+            board.daemon_replaceable(&self.name, self.node.as_deref(), asking);
+        }
         loop {
             let started = Instant::now();
             let message = match self.start(&board) {
-                Ok(mut child) => {
+                Ok(mut child) => loop {
                     board.daemon(self.status(child.id(), restarts, None));
-                    match child.wait().await {
-                        Ok(status) => status.to_string(),
-                        Err(error) => error.to_string(),
+                    tokio::select! {
+                        ended = child.wait() => break match ended {
+                            Ok(status) => status.to_string(),
+                            Err(error) => error.to_string(),
+                        },
+                        Some(Replace { how, done }) = asked.recv() => {
+                            let outcome = self.replace(&board, &mut child, how).await;
+                            // Whoever asked may be gone.
+                            let _unheard = done.send(outcome.map_err(|error| error.to_string()));
+                        }
                     }
-                }
+                },
                 Err(error) => error.to_string(),
             };
             tracing::warn!(
@@ -68,7 +102,49 @@ impl Daemon {
         }
     }
 
-    fn start(&self, board: &Board) -> io::Result<tokio::process::Child> {
+    /// Puts a new process in the place of `child`; the old one goes on until it ends.
+    async fn replace(&self, board: &Board, child: &mut Child, how: Replacement) -> io::Result<()> {
+        let said = fs::metadata(&self.log)?.len();
+        let tell_old = |old: &Child| {
+            let pid = old.id().and_then(|pid| i32::try_from(pid).ok());
+            let pid = pid.and_then(Pid::from_raw);
+            pid.map_or(Ok(()), |pid| kill_process(pid, Signal::TERM))
+        };
+        if how == Replacement::OldFirst {
+            tell_old(child)?;
+        }
+        let new = self.start(board)?;
+        let mut old = std::mem::replace(child, new);
+        let ready = self.until_ready(said).await;
+        if how == Replacement::NewFirst {
+            tell_old(&old)?;
+        }
+        drop(ambit_rt::spawn("replaced daemon", async move {
+            let _any_end_will_do = old.wait().await;
+        }));
+        ready
+    }
+
+    /// Waits until the log says, after so many bytes, that the process is ready.
+    async fn until_ready(&self, from: u64) -> io::Result<()> {
+        let Some(ready) = self.ready else {
+            return Ok(());
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = fs::read(&self.log)?;
+            let new = usize::try_from(from).ok().and_then(|from| text.get(from..));
+            if String::from_utf8_lossy(new.unwrap_or_default()).contains(ready) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn start(&self, board: &Board) -> io::Result<Child> {
         let log = File::options().create(true).append(true).open(&self.log)?;
         let mut command: Command = self.shim.command(&board.options.ambit)?;
         command

@@ -37,7 +37,7 @@ pub use cni_plugin::{PLUGIN_NAME, run_plugin};
 pub use launch::{LaunchError, Stage, launch, run_stage};
 pub use options::{IpFamily, Options, PrimaryCni};
 pub use protocol::{
-    ContainerStatus, DaemonStatus, LogSource, NodeStatus, Place, PodStatus, Status,
+    ContainerStatus, DaemonStatus, LogSource, NodeStatus, Place, PodStatus, Replacement, Status,
 };
 pub use shim::run_shim;
 pub use state_dir::{StateDir, StateError, base_directory};

@@ -184,6 +184,7 @@ fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
         shim,
         env: environment(board, &[]),
         log: layout.daemon_log("control", None),
+        ready: None,
     })
 }
 
@@ -243,13 +244,11 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
         ("IPV6_ENABLED", "true".into()),
         ("RUST_LOG", "info".into()),
     ];
-    daemon(
-        board,
-        node,
-        "proxy",
-        vec![program, "proxy".into(), "ztunnel".into()],
-        &variables,
-    )
+    let command = vec![program, "proxy".into(), "ztunnel".into()];
+    Daemon {
+        ready: Some("taking connections"),
+        ..daemon(board, node, "proxy", command, &variables)
+    }
 }
 
 fn daemon(
@@ -271,6 +270,7 @@ fn daemon(
         },
         env: environment(board, variables),
         log: board.layout.daemon_log(name, Some(&node.name)),
+        ready: None,
     }
 }
 

@@ -58,6 +58,16 @@ pub enum LogSource {
     Lab,
 }
 
+/// In which order a daemon's old and new process end and begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Replacement {
+    /// As a rollout with a surge: the old one is told to end once the new one is ready.
+    NewFirst,
+    /// As a deletion: the new one starts after the old one has been told to end.
+    OldFirst,
+}
+
 /// What a client asks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -78,6 +88,12 @@ pub(crate) enum Request {
     Capture,
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
+    /// A daemon is to be replaced by a second process of itself.
+    Replace {
+        name: String,
+        node: Option<String>,
+        how: Replacement,
+    },
     /// End the lab.
     Down,
 }

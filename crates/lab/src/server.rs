@@ -24,8 +24,14 @@ use crate::{
     board::Board,
     capture,
     containers::exit_code,
-    protocol::{self, Reply, Request},
+    daemon::Replace,
+    protocol::{self, Replacement, Reply, Request},
 };
+
+/// After a daemon's name: the process that it has started itself.
+const WORKER: &str = "-worker";
+/// How long a killed process may take to be gone.
+const GONE: Duration = Duration::from_secs(5);
 
 /// How long a connection made for a client may take.
 const DIAL: Duration = Duration::from_secs(10);
@@ -104,6 +110,10 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
         },
+        Request::Replace { name, node, how } => match replace(board, &name, node.as_deref(), how) {
+            Ok(()) => protocol::send(stream, &Reply::Done, &[]),
+            Err(text) => error(text),
+        },
         Request::Down => {
             protocol::send(stream, &Reply::Done, &[])?;
             let _it_goes_already = down.blocking_send(());
@@ -167,7 +177,34 @@ fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
     Ok(exit_code(&status))
 }
 
+fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> Result<(), String> {
+    let ask = board
+        .replacing(name, node)
+        .ok_or_else(|| format!("{name} cannot be replaced"))?;
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    let gone = |_| format!("{name} is not kept any more");
+    ask.blocking_send(Replace { how, done })
+        .map_err(|_closed| format!("{name} is not kept any more"))?;
+    outcome.blocking_recv().map_err(gone)?
+}
+
+/// The process that a daemon has started: of a node proxy, the one that carries the connections.
+fn child_of(pid: Pid) -> Result<Pid, String> {
+    let pid = pid.as_raw_nonzero();
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let first = children.split_whitespace().next();
+    first
+        .and_then(|child| child.parse().ok())
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| "it has no process of its own".to_owned())
+}
+
 fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
+    let (name, worker) = match name.strip_suffix(WORKER) {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
     let all = board.daemons();
     let found = all
         .iter()
@@ -177,8 +214,17 @@ fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
         .pid
         .and_then(|pid| i32::try_from(pid).ok())
         .and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| format!("{name} does not run"))?;
-    rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())
+    let mut pid = pid.ok_or_else(|| format!("{name} does not run"))?;
+    if worker {
+        pid = child_of(pid)?;
+    }
+    rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
+    // Who asked wants to see what is without it, not what it does while it dies.
+    let killed = std::time::Instant::now();
+    while rustix::process::test_kill_process(pid).is_ok() && killed.elapsed() < GONE {
+        thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
 }
 
 fn logs(

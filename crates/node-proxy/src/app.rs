@@ -1,12 +1,17 @@
 //! The process: puts the parts together, runs them, and ends them in order.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ambit_rt::{
     DrainMode, Env, Readiness, Shutdown, drain,
     http::{self, ServerOptions},
     logging::{self, LogHandle},
 };
+use ambit_sys::privileges::{self, Capability};
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::{
     CallHeaders, Certificates, CertificatesOptions, Crls, CsrClient, CsrClientOptions, RootCa,
@@ -17,29 +22,49 @@ use ambit_xds::{Ending, Handler, NodeInfo};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     admin::{Admin, respond_metrics, respond_readiness},
     config::{Config, LocalXds, Upstream},
+    gate::Gate,
+    held::{Accept, Held},
+    keeper::{self, Keeper},
     local_xds,
     pod::Proxy,
     pods::{Enrolment, Served},
+    rollout::{Turn, succeeded},
     state::{AddressDemand, IdentityEvent, SharedState, StateConfig, follow_identities},
     workers::Workers,
 };
+
+/// How often a port that is still the old proxy's is tried.
+const PORT_RETRY: Duration = Duration::from_millis(50);
+
+/// Who started the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartedBy {
+    /// A user, or a test.
+    Anyone,
+    /// A supervisor: standard input is the line to it.
+    Supervisor,
+}
 
 /// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
 ///
 /// # Errors
 /// When the process cannot start; what fails later is retried and logged.
-pub fn run(env: &Env) -> anyhow::Result<()> {
+pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
+    if by == StartedBy::Supervisor {
+        keeper::end_with_supervisor().context("cannot follow the supervisor's end")?;
+    }
     let logs = logging::init(env).context("cannot set up logging")?;
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     check_privileges(&config)?;
+    drop_privileges();
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, logs));
+    let result = runtime.block_on(run_with(env, config, logs, by));
     // A blocking task, a DNS lookup for instance, must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
@@ -61,12 +86,25 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<()> {
+/// Keeps what entering pods and opening their sockets takes. Before any thread is made: each has its
+/// own.
+fn drop_privileges() {
+    if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
+        tracing::warn!(%error, "cannot drop the capabilities that are not needed");
+    }
+}
+
+async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
+    let (keeper, held) = match by {
+        StartedBy::Supervisor => Keeper::connect().await?,
+        StartedBy::Anyone => (Keeper::none(), Held::default()),
+    };
     let readiness = Readiness::new();
     let state_ready = readiness.pending("state manager");
     let proxy_ready = readiness.pending("proxy");
     let pods_ready = readiness.pending("workload proxy manager");
+    let taking_over = readiness.pending("taking over");
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(
         &mut registry,
@@ -78,7 +116,11 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     let static_config = load_local(&config, &state)?;
     let certificates = certificates(env, &config)?;
     ambit_rt::spawn("identities", prefetch(state.clone(), certificates.clone()));
-    let synced = move || state_ready.ready();
+    let (known, mesh_known) = watch::channel(false);
+    let synced = move || {
+        state_ready.ready();
+        known.send_replace(true);
+    };
     if config.local_xds.is_some() || config.xds.address.is_none() {
         state.mark_addresses_known();
         state.mark_policies_known();
@@ -95,14 +137,27 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    let (gate_keeper, gate) = Gate::closed();
     let proxy = Arc::new(Proxy {
         config,
         state,
         certificates,
         metrics,
+        gate,
     });
-    let enrolment = Enrolment::new(proxy.clone(), workers.clone(), pods_ready);
+    let mut enrolment = Enrolment::new(proxy.clone(), workers.clone(), keeper.clone(), pods_ready);
     let served = enrolment.served();
+    for (uid, pod) in held.into_pods() {
+        enrolment.restore(uid, pod);
+    }
+    let turn = Turn {
+        proxy: proxy.clone(),
+        served: served.clone(),
+        keeper: keeper.clone(),
+        gate: gate_keeper,
+        ready: taking_over,
+    };
+    ambit_rt::spawn("taking turns", turn.follow(mesh_known));
     let admin = Admin {
         proxy: proxy.clone(),
         served: served.clone(),
@@ -111,15 +166,19 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
         static_config,
     };
     let (servers, watcher) = drain::channel();
-    serve_http(admin, registry, readiness, &watcher).await?;
+    let following = *keeper.accept().borrow() == Accept::WhenReady;
+    serve_http(admin, registry, readiness, &watcher, following).await?;
+    keeper.started();
     let enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
     proxy_ready.ready();
     tracing::info!(workers = workers.count(), node = %proxy.config.local_node, "serving");
 
     let cause = shutdown.wait().await;
+    let ends = Instant::now() + deadline;
+    succeeded(&keeper, &served, deadline).await;
     tracing::info!(cause, ?deadline, "draining");
     drop(enrolment);
-    drain_pods(&served, deadline).await;
+    drain_pods(&served, ends.saturating_duration_since(Instant::now())).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
 }
@@ -287,6 +346,7 @@ async fn serve_http(
     registry: Registry,
     readiness: Readiness,
     drain: &ambit_rt::DrainWatcher,
+    following: bool,
 ) -> anyhow::Result<()> {
     let config = &admin.proxy.config;
     let any = |port| -> SocketAddr {
@@ -297,52 +357,83 @@ async fn serve_http(
         };
         (ip, port).into()
     };
-    let admin_listener = http::bind(([127, 0, 0, 1], config.admin_port).into(), "admin").await?;
-    let stats_listener = http::bind(any(config.stats_port), "metrics").await?;
-    let readiness_listener = http::bind(any(config.readiness_port), "readiness").await?;
+    let admin_port = ([127, 0, 0, 1], config.admin_port).into();
+    let (stats_port, readiness_port) = (any(config.stats_port), any(config.readiness_port));
+    let server = |purpose, address, options| Server {
+        purpose,
+        address,
+        options,
+        drain: drain.clone(),
+        wait_for_port: following,
+    };
     let admin = Arc::new(admin);
     let registry = Arc::new(registry);
-    ambit_rt::spawn(
-        "admin server",
-        http::serve(
-            "admin",
-            admin_listener,
-            ServerOptions::loopback(),
-            drain.clone(),
-            move |r| {
-                let admin = admin.clone();
-                async move { admin.respond(&r) }
-            },
-        ),
-    );
+    server("admin", admin_port, ServerOptions::loopback())
+        .serve(move |r| {
+            let admin = admin.clone();
+            async move { admin.respond(&r) }
+        })
+        .await?;
     let options = ServerOptions::default();
-    ambit_rt::spawn(
-        "metrics server",
-        http::serve(
-            "metrics",
-            stats_listener,
-            options,
-            drain.clone(),
-            move |r| {
-                let registry = registry.clone();
-                async move { respond_metrics(&registry, &r) }
-            },
-        ),
-    );
-    ambit_rt::spawn(
-        "readiness server",
-        http::serve(
-            "readiness",
-            readiness_listener,
-            options,
-            drain.clone(),
-            move |r| {
-                let readiness = readiness.clone();
-                async move { respond_readiness(&readiness, &r) }
-            },
-        ),
-    );
+    server("metrics", stats_port, options)
+        .serve(move |r| {
+            let registry = registry.clone();
+            async move { respond_metrics(&registry, &r) }
+        })
+        .await?;
+    server("readiness", readiness_port, options)
+        .serve(move |r| {
+            let readiness = readiness.clone();
+            async move { respond_readiness(&readiness, &r) }
+        })
+        .await?;
     Ok(())
+}
+
+/// An HTTP server to be.
+struct Server {
+    purpose: &'static str,
+    address: SocketAddr,
+    options: ServerOptions,
+    drain: ambit_rt::DrainWatcher,
+    /// The port may be the old proxy's for a while, when both have one network.
+    wait_for_port: bool,
+}
+
+impl Server {
+    async fn serve<H, F>(self, handler: H) -> anyhow::Result<()>
+    where
+        H: Fn(http::Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = http::Response> + Send + 'static,
+    {
+        let Self {
+            purpose,
+            address,
+            options,
+            drain,
+            wait_for_port,
+        } = self;
+        let listener = match http::bind(address, purpose).await {
+            Ok(listener) => Some(listener),
+            Err(error) if wait_for_port && error.source.kind() == std::io::ErrorKind::AddrInUse => {
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        ambit_rt::spawn("http server", async move {
+            let listener = match listener {
+                Some(listener) => listener,
+                None => loop {
+                    tokio::time::sleep(PORT_RETRY).await;
+                    if let Ok(listener) = http::bind(address, purpose).await {
+                        break listener;
+                    }
+                },
+            };
+            http::serve(purpose, listener, options, drain, handler).await;
+        });
+        Ok(())
+    }
 }
 
 /// Lets all pods' connections finish, each until the deadline.

@@ -47,6 +47,12 @@ pub enum ConfigError {
         /// Its text.
         address: String,
     },
+    /// Names are looked up among all that exist.
+    #[error(
+        "XDS_ON_DEMAND=true needs ISTIO_META_DNS_CAPTURE=false: captured DNS questions are answered \
+         from all services, which are not known on demand"
+    )]
+    OnDemandDns,
     /// Nothing to do.
     #[error("ENABLE_PROXY=false leaves nothing to run")]
     NothingToRun,
@@ -114,6 +120,9 @@ pub struct Config {
     pub auth_token: Option<String>,
     /// `XDS_ON_DEMAND`.
     pub xds_on_demand: bool,
+    /// `ISTIO_META_DNS_CAPTURE`: answer the DNS questions of captured pods. On unless it says other
+    /// than `true`.
+    pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
     pub local_xds: Option<LocalXds>,
     /// `SECRET_TTL`.
@@ -187,9 +196,7 @@ impl Config {
                 .get("PREFERED_SERVICE_NAMESPACE")
                 .filter(|text| !text.is_empty())
                 .map(Into::into),
-            inpod_uds: env
-                .text("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
-                .into(),
+            inpod_uds: inpod_uds(env),
             inpod_port_reuse: env.flag("INPOD_PORT_REUSE")?.unwrap_or(true),
             packet_mark: Some(env.parse("PACKET_MARK", "a number")?.unwrap_or(PROXY_MARK)),
             ipv6_enabled: env.flag("IPV6_ENABLED")?.unwrap_or(true),
@@ -201,7 +208,8 @@ impl Config {
             xds: upstream(env, "XDS", mesh.discovery_address.as_deref())?,
             ca: upstream(env, "CA", mesh.discovery_address.as_deref())?,
             auth_token: auth_token(env),
-            xds_on_demand: env.flag("XDS_ON_DEMAND")?.unwrap_or(false),
+            xds_on_demand: on_demand(env)?,
+            dns_proxy: dns_proxy(env),
             local_xds,
             secret_ttl: env
                 .duration("SECRET_TTL")?
@@ -230,6 +238,12 @@ impl Config {
     }
 }
 
+/// Where the node agent listens.
+pub(crate) fn inpod_uds(env: &Env) -> PathBuf {
+    env.text("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
+        .into()
+}
+
 fn check_mode(env: &Env) -> Result<(), ConfigError> {
     match env.get("PROXY_MODE") {
         None | Some("" | "shared") => {}
@@ -246,6 +260,19 @@ fn check_mode(env: &Env) -> Result<(), ConfigError> {
         return Err(ConfigError::NothingToRun);
     }
     Ok(())
+}
+
+fn dns_proxy(env: &Env) -> bool {
+    env.get("ISTIO_META_DNS_CAPTURE")
+        .is_none_or(|text| text == "true")
+}
+
+fn on_demand(env: &Env) -> Result<bool, ConfigError> {
+    let on_demand = env.flag("XDS_ON_DEMAND")?.unwrap_or(false);
+    if on_demand && dns_proxy(env) {
+        return Err(ConfigError::OnDemandDns);
+    }
+    Ok(on_demand)
 }
 
 fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {

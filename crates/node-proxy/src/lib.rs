@@ -1,6 +1,7 @@
 //! The node proxy: one proxy instance a pod, mTLS tunnels, L4 authorization.
 //!
-//! The main thread follows the control plane and the node agent, keeps certificates, and answers
+//! A tiny [`supervisor`] process holds the pods' sockets and runs the proxy proper as its worker. In
+//! the worker, the main thread follows the control plane and the node agent, keeps certificates, and answers
 //! admin requests; the worker threads carry connections. Never talks to the Kubernetes API.
 #![forbid(unsafe_code)]
 
@@ -10,14 +11,20 @@ pub mod config;
 pub mod config_dump;
 pub mod connections;
 mod dns;
+pub mod dns_capture;
 mod double;
+pub mod gate;
+pub mod held;
 mod inbound;
+pub mod keeper;
 pub mod local_xds;
 mod outbound;
 mod plaintext;
 pub mod pod;
 pub mod pods;
 pub mod report;
+mod rollout;
 mod shard;
 pub mod state;
+pub mod supervisor;
 pub mod workers;

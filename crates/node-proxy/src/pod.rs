@@ -1,6 +1,11 @@
 //! One pod's proxy: who the pod is, what all its workers share.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use ambit_codec::Baggage;
 use ambit_model::{
@@ -9,7 +14,7 @@ use ambit_model::{
 use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use ambit_sys::{
     netns::Netns,
-    socket::{self, ListenSpec, OutboundSpec, SocketError, Tuning},
+    socket::{self, ListenSpec, Listening, OutboundSpec, SocketError, SocketKind, Tuning},
 };
 use ambit_telemetry::{Metrics, Party};
 use ambit_tls::Certificates;
@@ -20,6 +25,8 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     config::Config,
     connections::{Connections, Cut},
+    dns_capture::DnsSockets,
+    gate::Gate,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
 };
 
@@ -34,6 +41,8 @@ pub struct Proxy {
     pub certificates: Certificates,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Whether connections are taken now.
+    pub gate: Gate,
 }
 
 /// The pod as its own proxy knows it.
@@ -77,6 +86,51 @@ pub struct PodListeners {
     pub plaintext: std::net::TcpListener,
     /// 15008.
     pub hbone: std::net::TcpListener,
+    /// 15053, in one of the sets.
+    pub dns: Option<DnsSockets>,
+}
+
+impl PodListeners {
+    /// Their descriptors.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.outbound, &self.plaintext, &self.hbone]
+            .into_iter()
+            .map(AsFd::as_fd)
+            .chain(self.dns.iter().flat_map(DnsSockets::descriptors))
+    }
+}
+
+/// Listeners of a pod that were opened before this process, by port.
+#[derive(Debug, Default)]
+struct Inherited(Vec<(u16, std::net::TcpListener)>);
+
+impl Inherited {
+    fn sort(sockets: Vec<OwnedFd>) -> Self {
+        let listener = |socket: OwnedFd| match socket::kind_of(&socket) {
+            Ok(SocketKind::Listener(at)) => Some((at.port(), std::net::TcpListener::from(socket))),
+            Ok(SocketKind::Datagram(_)) => None,
+            Err(error) => {
+                tracing::warn!(%error, "a socket that was handed over cannot be used");
+                None
+            }
+        };
+        Self(sockets.into_iter().filter_map(listener).collect())
+    }
+
+    fn take(&mut self, port: u16) -> Option<std::net::TcpListener> {
+        let index = self.0.iter().position(|(of, _)| *of == port)?;
+        Some(self.0.swap_remove(index).1)
+    }
+
+    /// How many there are of the port that has most.
+    fn sets(&self) -> usize {
+        let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
+        [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
+            .map(of)
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    }
 }
 
 /// One pod's proxy. Its tasks run on the workers; this is what they share.
@@ -101,7 +155,8 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Opens the pod's listeners, one set a worker, and makes its proxy.
+    /// Opens the pod's listeners, one set a worker, and makes its proxy. Listeners among `inherited`
+    /// are used as they are, also surplus ones: connections may wait in any of them.
     ///
     /// # Errors
     /// When any listener cannot be opened; none is left open then.
@@ -111,31 +166,48 @@ impl Pod {
         name: PodName,
         addresses: Vec<IpAddr>,
         netns: Netns,
+        mut inherited: Vec<OwnedFd>,
         workers: usize,
     ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
         let config = &proxy.config;
+        let dns = DnsSockets::open(config, &netns, &mut inherited)?;
         let mut spoofs = true;
-        let mut open = |port| {
-            let spec = ListenSpec {
-                ipv6: config.ipv6_enabled,
-                reuse_port: config.inpod_port_reuse || workers > 1,
-                transparent: config.original_source,
-                tuning: config.tuning,
-                ..ListenSpec::of_pod(port, config.packet_mark)
-            };
-            let listening = socket::listen(Some(&netns), &spec)?;
-            spoofs &= listening.transparent;
-            Ok(listening.listener)
+        let spec_of = |port| ListenSpec {
+            ipv6: config.ipv6_enabled,
+            reuse_port: config.inpod_port_reuse || workers > 1,
+            transparent: config.original_source,
+            tuning: config.tuning,
+            ..ListenSpec::of_pod(port, config.packet_mark)
         };
-        let listeners = (0..workers.max(1))
+        let mut inherited = Inherited::sort(inherited);
+        let sets = inherited.sets().max(workers.max(1));
+        let mut open = |port| {
+            let Listening {
+                listener,
+                transparent,
+            } = if let Some(listener) = inherited.take(port) {
+                socket::adopt(listener, &config.tuning)?
+            } else {
+                socket::listen(Some(&netns), &spec_of(port))?
+            };
+            spoofs &= transparent;
+            Ok(listener)
+        };
+        let mut listeners = (0..sets)
             .map(|_| {
                 Ok(PodListeners {
                     outbound: open(OUTBOUND_PORT)?,
                     plaintext: open(INBOUND_PLAINTEXT_PORT)?,
                     hbone: open(HBONE_PORT)?,
+                    dns: None,
                 })
             })
             .collect::<Result<Vec<_>, SocketError>>()?;
+        // Pods differ in which worker has their DNS.
+        let turn = usize::try_from(netns.id().ino).unwrap_or_default() % sets;
+        if let Some(set) = listeners.get_mut(turn) {
+            set.dns = dns;
+        }
         let identity = Identity {
             trust_domain: config.trust_domain.clone(),
             namespace: name.namespace.clone(),

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -23,7 +24,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
-    pod::{Pod, Proxy},
+    held::HeldPod,
+    keeper::Keeper,
+    pod::{Pod, PodListeners, Proxy},
     report::chain,
     workers::Workers,
 };
@@ -49,6 +52,11 @@ impl Served {
             .collect()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().up.is_empty()
+    }
+
     /// `workloadState` of a dump: by pod uid.
     pub fn dump(&self) -> Value {
         let inner = self.0.lock();
@@ -72,6 +80,7 @@ impl Served {
 pub struct Enrolment {
     proxy: Arc<Proxy>,
     workers: Arc<Workers>,
+    keeper: Keeper,
     side: ProxySide<Netns>,
     served: Served,
     ready: ReadyTask,
@@ -97,11 +106,12 @@ enum LinkError {
 
 impl Enrolment {
     /// Serves nothing yet. `ready` follows whether all pods of a complete snapshot are served.
-    pub fn new(proxy: Arc<Proxy>, workers: Arc<Workers>, ready: ReadyTask) -> Self {
+    pub fn new(proxy: Arc<Proxy>, workers: Arc<Workers>, keeper: Keeper, ready: ReadyTask) -> Self {
         let path = proxy.config.inpod_uds.clone();
         Self {
             proxy,
             workers,
+            keeper,
             side: ProxySide::new(),
             served: Served::default(),
             ready,
@@ -112,6 +122,27 @@ impl Enrolment {
     /// What is served.
     pub fn served(&self) -> Served {
         self.served.clone()
+    }
+
+    /// Serves a pod from before this process, from the sockets it had. The agent's snapshot decides
+    /// whether it stays.
+    pub fn restore(&mut self, uid: PodUid, pod: HeldPod<OwnedFd>) {
+        let HeldPod {
+            info,
+            netns,
+            sockets,
+        } = pod;
+        let netns = match Netns::from_fd(netns) {
+            Ok(netns) => netns,
+            Err(error) => {
+                tracing::warn!(pod = %info.pod, %uid, %error, "the pod's namespace was not handed over");
+                self.keeper.release(&uid);
+                return;
+            }
+        };
+        let generation = self.side.restore(uid.clone(), info.clone(), netns.clone());
+        let event = self.start(uid, generation, &info, netns, sockets);
+        let _nobody_asked = self.react(event);
     }
 
     /// Runs until the task is dropped. While the agent is away the pods go on being served.
@@ -212,9 +243,10 @@ impl Enrolment {
                         info,
                         netns,
                     } => {
-                        events.push_back(self.start(uid, generation, &info, netns));
+                        events.push_back(self.start(uid, generation, &info, netns, Vec::new()));
                     }
                     ProxyEffect::Update { uid, info, .. } => {
+                        self.keeper.known(&uid, &info);
                         if let Some((_, pod)) = self.served.0.lock().up.get(&uid) {
                             pod.update_addresses(info.addresses);
                         }
@@ -256,6 +288,7 @@ impl Enrolment {
         generation: Generation,
         info: &WorkloadInfo,
         netns: Netns,
+        inherited: Vec<OwnedFd>,
     ) -> ProxyEvent<Netns> {
         let opened = Pod::open(
             self.proxy.clone(),
@@ -263,6 +296,7 @@ impl Enrolment {
             info.pod.clone(),
             info.addresses.clone(),
             netns,
+            inherited,
             self.workers.count(),
         );
         let (pod, listeners) = match opened {
@@ -277,6 +311,11 @@ impl Enrolment {
                 };
             }
         };
+        let sockets: Vec<_> = listeners
+            .iter()
+            .flat_map(PodListeners::descriptors)
+            .collect();
+        self.keeper.hold(&uid, info, &pod.netns, &sockets);
         self.workers.serve(&pod, listeners);
         // The certificate is wanted with the first connection; it need not wait for xDS.
         self.proxy.certificates.prefetch(&pod.identity);
@@ -302,6 +341,7 @@ impl Enrolment {
             }
         };
         let Some(pod) = pod else { return };
+        self.keeper.release(uid);
         self.proxy.metrics.proxies_stopped.inc();
         tracing::info!(pod = %pod.name, %uid, ?reason, "no longer serving the pod");
         match reason {
@@ -323,7 +363,7 @@ struct Reply {
     disconnect: bool,
 }
 
-fn event(record: &[u8], fd: Option<std::os::fd::OwnedFd>) -> ProxyEvent<Netns> {
+fn event(record: &[u8], fd: Option<OwnedFd>) -> ProxyEvent<Netns> {
     let request = match decode_request(record) {
         Ok(request) => request,
         Err(error) => return ProxyEvent::Malformed(chain(&error)),

@@ -1,6 +1,6 @@
 //! One pod's proxy on one worker thread: its listeners' connections and its pool.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::poll_fn, io, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
 
 use ambit_hbone::Pool;
 use ambit_rt::{DrainWatcher, OpenWork};
@@ -29,8 +29,8 @@ pub(crate) struct Accepted {
     pub(crate) _open: OpenWork,
 }
 
-/// Takes connections of a pod until its drain begins. To be run on a worker.
-pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> std::io::Result<()> {
+/// Takes connections of a pod while the gate is open, until its drain begins. To be run on a worker.
+pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
     let pool = Pool::new(Arc::new(pod.proxy.config.http2.clone()));
     let shard = Arc::new(Shard {
         pod: pod.clone(),
@@ -40,6 +40,7 @@ pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> std::io::Result<
         outbound,
         plaintext,
         hbone,
+        dns,
     } = listeners;
     let outbound = TcpListener::from_std(outbound)?;
     let plaintext = TcpListener::from_std(plaintext)?;
@@ -59,10 +60,18 @@ pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> std::io::Result<
     );
     ambit_rt::spawn(
         "inbound",
-        accept(shard, hbone, drain, |accepted| {
+        accept(shard.clone(), hbone, drain.clone(), |accepted| {
             ambit_rt::spawn("hbone server", crate::inbound::handle(accepted));
         }),
     );
+    if let Some(dns) = dns {
+        dns.serve(&shard, |listener, server| {
+            accept(shard.clone(), listener, drain.clone(), move |accepted| {
+                let connection = crate::dns_capture::connection(accepted, server.clone());
+                ambit_rt::spawn("dns connection", connection);
+            })
+        })?;
+    }
     Ok(())
 }
 
@@ -72,11 +81,27 @@ async fn accept(
     mut drain: DrainWatcher,
     handle: impl Fn(Accepted),
 ) {
+    let mut gate = shard.pod.proxy.gate.clone();
+    let mut last = false;
     loop {
-        let accepted = tokio::select! {
-            biased;
-            _mode = drain.started() => return,
-            accepted = listener.accept() => accepted,
+        let accepted = if last {
+            // Who waits in the queue when it closes would be told that nobody listens.
+            match waiting(&listener).await {
+                Some(accepted) => accepted,
+                None => return,
+            }
+        } else {
+            tokio::select! {
+                biased;
+                _mode = drain.started() => {
+                    if !gate.is_open() {
+                        return;
+                    }
+                    last = true;
+                    continue;
+                }
+                accepted = gate.pass(&listener) => accepted,
+            }
         };
         match accepted {
             Ok((stream, peer)) => {
@@ -87,10 +112,20 @@ async fn accept(
                     shard: shard.clone(),
                 });
             }
+            Err(_) if last => return,
             Err(error) => {
                 tracing::warn!(pod = %shard.pod.name, %error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
+}
+
+/// The next connection that is in the queue already.
+async fn waiting(listener: &TcpListener) -> Option<io::Result<(TcpStream, SocketAddr)>> {
+    let next = poll_fn(|context| match listener.poll_accept(context) {
+        Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+        Poll::Pending => Poll::Ready(None),
+    });
+    tokio::task::unconstrained(next).await
 }

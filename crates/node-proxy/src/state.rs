@@ -247,7 +247,7 @@ impl SharedState {
         if self.0.demands.is_some() {
             return self.route_on_demand(source, dst).await;
         }
-        if !self.0.addresses_known.load(Ordering::Acquire) {
+        if !self.addresses_known() {
             let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
             if !self.wait_for_addresses(deadline).await {
                 return Err(RouteError::NotAnswered {
@@ -258,11 +258,17 @@ impl SharedState {
         self.route_now(source, dst)
     }
 
-    async fn wait_for_addresses(&self, deadline: Instant) -> bool {
+    /// Whether the workloads and services that exist are known.
+    pub fn addresses_known(&self) -> bool {
+        self.0.addresses_known.load(Ordering::Acquire)
+    }
+
+    /// Waits until they are; whether they are now.
+    pub async fn wait_for_addresses(&self, deadline: Instant) -> bool {
         let mut changes = self.0.local_changes.subscribe();
         loop {
             changes.mark_unchanged();
-            if self.0.addresses_known.load(Ordering::Acquire) {
+            if self.addresses_known() {
                 return true;
             }
             if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {

@@ -51,9 +51,9 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Serves a pod: each worker takes one set of the listeners.
+    /// Serves a pod: the workers take the sets of listeners in turn.
     pub fn serve(&self, pod: &Arc<Pod>, listeners: Vec<PodListeners>) {
-        for (worker, listeners) in self.0.iter().zip(listeners) {
+        for (worker, listeners) in self.0.iter().cycle().zip(listeners) {
             let assigned = worker.assign.send(Assignment {
                 pod: pod.clone(),
                 listeners,

@@ -1,5 +1,7 @@
 //! `SOCK_SEQPACKET` over a Unix socket, with at most one descriptor a record.
 //!
+//! [`SeqPacket`] and [`SeqPacketListener`] are for tasks; [`plain`] is for a process without a runtime.
+//!
 //! Reads nothing into the records. What a peer sends beyond the contract (longer records, more
 //! descriptors) is an error of that record, and no descriptor is ever leaked.
 
@@ -40,13 +42,20 @@ pub struct Received {
     pub fd: Option<OwnedFd>,
 }
 
+/// The file of a listening socket. It goes when this is dropped, unless a successor has put its own
+/// there by then.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
 /// A listening socket, bound to a path. The file goes when this is dropped, unless a successor has
 /// put its own there by then.
 #[derive(Debug)]
 pub struct SeqPacketListener {
     socket: AsyncFd<OwnedFd>,
-    path: PathBuf,
-    inode: u64,
+    _file: SocketFile,
 }
 
 impl SeqPacketListener {
@@ -55,19 +64,10 @@ impl SeqPacketListener {
     /// # Errors
     /// When the path cannot be bound, or is too long for a socket address.
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
-        let path = path.as_ref();
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let socket = new_socket()?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, BACKLOG)?;
-        let inode = fs::metadata(path)?.ino();
+        let (socket, file) = listen_at(path.as_ref())?;
         Ok(Self {
             socket: watch(socket)?,
-            path: path.to_owned(),
-            inode,
+            _file: file,
         })
     }
 
@@ -84,7 +84,20 @@ impl SeqPacketListener {
     }
 }
 
-impl Drop for SeqPacketListener {
+fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let socket = new_socket()?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    let inode = fs::metadata(path)?.ino();
+    let path = path.to_owned();
+    Ok((socket, SocketFile { path, inode }))
+}
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
         let ours = fs::metadata(&self.path).is_ok_and(|file| file.ino() == self.inode);
         if ours && let Err(error) = fs::remove_file(&self.path) {
@@ -116,8 +129,21 @@ impl SeqPacket {
     }
 
     fn connect_now(path: &Path) -> io::Result<Self> {
-        let socket = new_socket()?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Self::new(plain::connect_to(path)?)
+    }
+
+    /// Takes a connection that was made elsewhere, for instance inherited.
+    ///
+    /// # Errors
+    /// When the descriptor is no such connection.
+    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
+        if rustix::net::sockopt::socket_type(&socket)? != SocketType::SEQPACKET {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the descriptor is not a SOCK_SEQPACKET connection",
+            ));
+        }
+        rustix::io::ioctl_fionbio(&socket, true)?;
         Self::new(socket)
     }
 
@@ -150,6 +176,15 @@ impl SeqPacket {
                 "the record was sent in part",
             ))
         }
+    }
+
+    /// Sends one record without a task: waits, holding the thread, while the peer's queue is full. For
+    /// peers that always read.
+    ///
+    /// # Errors
+    /// As [`Self::send`]; `TimedOut` when the peer does not read.
+    pub fn send_blocking(&self, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        plain::send_waiting(self.socket.get_ref(), record, fd)
     }
 
     /// Receives one record into `buffer`.
@@ -227,6 +262,128 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
         len: message.bytes,
         fd: fds.pop(),
     })
+}
+
+/// The same without tasks: every call returns at once, and the caller polls.
+pub mod plain {
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    /// How long [`SeqPacket::send_blocking`] waits for its peer.
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// A listening socket; see [`SeqPacketListener`].
+    #[derive(Debug)]
+    pub struct Listener {
+        socket: OwnedFd,
+        _file: SocketFile,
+    }
+
+    impl Listener {
+        /// Listens at `path`; a socket left there is removed first. Only the own user may connect.
+        ///
+        /// # Errors
+        /// When the path cannot be bound.
+        pub fn bind(path: &Path) -> io::Result<Self> {
+            use std::os::unix::fs::PermissionsExt;
+            let (socket, file) = listen_at(path)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+            Ok(Self {
+                socket,
+                _file: file,
+            })
+        }
+
+        /// The next connection, if one waits and is the own user's.
+        ///
+        /// # Errors
+        /// `WouldBlock` when none waits; `PermissionDenied` when it was another user's.
+        pub fn accept(&self) -> io::Result<OwnedFd> {
+            let accepted = accept_with(&self.socket, FLAGS)?;
+            let peer = rustix::net::sockopt::socket_peercred(&accepted)?;
+            if peer.uid == rustix::process::geteuid() {
+                Ok(accepted)
+            } else {
+                Err(io::Error::from(io::ErrorKind::PermissionDenied))
+            }
+        }
+    }
+
+    impl AsFd for Listener {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+    }
+
+    /// Connects to the listener at `path`.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+        let socket = new_socket()?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    }
+
+    /// Two ends of one connection.
+    ///
+    /// # Errors
+    /// When the kernel has no socket to give.
+    pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+        Ok(rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            FLAGS,
+            None,
+        )?)
+    }
+
+    /// Sends one record, with at most one descriptor.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the peer's queue is full (of records, or of descriptors); `BrokenPipe` when
+    /// it has closed.
+    pub fn send(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        match send_now(socket, record, fd) {
+            Ok(_) => Ok(()),
+            Err(Errno::TOOMANYREFS) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Receives one record into `buffer`.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; otherwise as [`SeqPacket::recv`].
+    pub fn recv(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
+        recv_now(socket.as_fd(), buffer)
+    }
+
+    pub(super) fn send_waiting(
+        socket: &OwnedFd,
+        record: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let began = std::time::Instant::now();
+        loop {
+            match send(socket, record, fd) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            if began.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+            let pause = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 100_000_000,
+            };
+            poll(&mut fds, Some(&pause))?;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -79,7 +79,9 @@ impl ListenSpec {
             reuse_port: true,
             transparent: Transparent::BestEffort,
             mark,
-            backlog: 1024,
+            // The kernel lowers it to the namespace's `somaxconn`. While a proxy starts anew, all
+            // openings wait here.
+            backlog: 4096,
             tuning: Tuning::default(),
         }
     }
@@ -198,6 +200,49 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
         .map_err(|source| SocketError::Listen { addr, source })?;
     Ok(Listening {
         listener: socket.into(),
+        transparent,
+    })
+}
+
+/// What an inherited descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketKind {
+    /// Takes TCP connections at this address.
+    Listener(SocketAddr),
+    /// A UDP socket at this address.
+    Datagram(SocketAddr),
+}
+
+/// Says what a descriptor is that another process opened.
+///
+/// # Errors
+/// When it is neither a TCP listener nor a UDP socket.
+pub fn kind_of(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
+    let socket = SockRef::from(&socket);
+    let not_ours = || io::Error::new(io::ErrorKind::InvalidInput, "neither TCP listener nor UDP");
+    let address = socket.local_addr()?.as_socket().ok_or_else(not_ours)?;
+    match socket.r#type()? {
+        Type::STREAM if socket.is_listener()? => Ok(SocketKind::Listener(address)),
+        Type::DGRAM => Ok(SocketKind::Datagram(address)),
+        _ => Err(not_ours()),
+    }
+}
+
+/// Takes a listener that another process opened as this one would: non-blocking, with the options
+/// that its connections inherit.
+///
+/// # Errors
+/// When an option cannot be set.
+pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listening, SocketError> {
+    listener
+        .set_nonblocking(true)
+        .map_err(option("O_NONBLOCK"))?;
+    tune_ref(SockRef::from(&listener), tuning).map_err(option("TCP options"))?;
+    let transparent = SockRef::from(&listener)
+        .ip_transparent_v4()
+        .map_err(option("IP_TRANSPARENT"))?;
+    Ok(Listening {
+        listener,
         transparent,
     })
 }

@@ -22,7 +22,7 @@ use std::{
 
 pub use ambit_lab::{
     Capture, Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
-    PrimaryCni, Status, Traffic,
+    PrimaryCni, Replacement, Status, Traffic,
 };
 
 /// How long anything may take on a busy machine.
@@ -241,11 +241,12 @@ impl Mesh {
 
     /// Kills a process of the mesh (SIGKILL), once it runs.
     pub fn kill(&self, name: &str, node: Option<&str>) {
+        let daemon = name.trim_end_matches("-worker");
         self.until(&format!("{name} of {node:?} runs"), |status| {
             status
                 .daemons
                 .iter()
-                .any(|d| d.name == name && d.node.as_deref() == node && d.pid.is_some())
+                .any(|d| d.name == daemon && d.node.as_deref() == node && d.pid.is_some())
         });
         self.client
             .kill(name, node)

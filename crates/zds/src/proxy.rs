@@ -157,6 +157,23 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         Self::default()
     }
 
+    /// A pod is served already, from before this process: its listeners stand. The agent's snapshot
+    /// decides whether it stays.
+    pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
+        let generation = self.new_generation();
+        let life = Life::Up;
+        self.pods.insert(
+            uid,
+            Served {
+                info,
+                netns,
+                generation,
+                life,
+            },
+        );
+        generation
+    }
+
     /// Whether the snapshot has arrived on the connection that stands and no pod is pending.
     pub fn is_ready(&self) -> bool {
         matches!(self.link, Link::Live) && self.pending().next().is_none()

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, os::fd::AsFd, sync::Arc};
 
 use ambit_model::PodName;
-use ambit_node_proxy::pods::Enrolment;
+use ambit_node_proxy::{keeper::Keeper, pods::Enrolment};
 use ambit_rt::Readiness;
 use ambit_sys::seqpacket::{SeqPacket, SeqPacketListener};
 use ambit_wire::zds_codec::{decode_ack, decode_hello, encode_request};
@@ -78,7 +78,12 @@ async fn pods_are_served_from_their_ack_until_they_are_deleted_and_survive_the_a
     let readiness = Readiness::new();
     let task = readiness.pending("workload proxy manager");
     let node = &mesh.nodes[0];
-    let enrolment = Enrolment::new(node.proxy.clone(), Arc::clone(&node.workers), task);
+    let enrolment = Enrolment::new(
+        node.proxy.clone(),
+        Arc::clone(&node.workers),
+        Keeper::none(),
+        task,
+    );
     let served = enrolment.served();
     let _enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
 
@@ -143,7 +148,12 @@ async fn a_pod_whose_port_is_taken_is_refused_and_the_others_are_served() {
     let readiness = Readiness::new();
     let task = readiness.pending("workload proxy manager");
     let node = &mesh.nodes[0];
-    let enrolment = Enrolment::new(node.proxy.clone(), Arc::clone(&node.workers), task);
+    let enrolment = Enrolment::new(
+        node.proxy.clone(),
+        Arc::clone(&node.workers),
+        Keeper::none(),
+        task,
+    );
     let _enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
     let taken = mesh.pod("taken", "10.9.0.1").await;
     let good = mesh.captured(1, "good", "10.9.0.2").await;

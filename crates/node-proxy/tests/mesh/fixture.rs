@@ -7,6 +7,7 @@ use ambit_netlab::Host;
 use ambit_netplan::RedirectionSpec;
 use ambit_node_proxy::{
     config::Config,
+    gate::Gate,
     pod::{Pod, Proxy},
     state::{SharedState, StateConfig, Update},
     workers::Workers,
@@ -53,6 +54,7 @@ impl Node {
             state,
             certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
             metrics,
+            gate: Gate::default(),
         });
         Self {
             proxy,
@@ -208,6 +210,7 @@ impl Mesh {
             name,
             vec![pod.ip],
             pod.netns().clone(),
+            Vec::new(),
             node.workers.count(),
         )
         .unwrap();

@@ -131,6 +131,40 @@ fn refused(effects: &Effects) -> &str {
 }
 
 #[test]
+fn pods_from_before_the_process_are_served_and_the_snapshot_decides() {
+    let mut pair = Pair::new();
+    for (netns, uid) in (1..).zip(["a", "b", "c"]) {
+        pair.proxy.restore(uid.into(), info(uid), netns);
+    }
+    assert_eq!(pair.proxy.up().count(), 3);
+    assert!(!pair.proxy.is_ready(), "the agent has not spoken yet");
+    pair.event(ProxyEvent::Connected);
+    assert_eq!(pair.add("a", 1), [ack()], "stands already");
+    let effects = pair.add("b", 7);
+    assert!(
+        matches!(
+            &effects[..],
+            [
+                ProxyEffect::Stop {
+                    reason: StopReason::Replaced,
+                    ..
+                },
+                ProxyEffect::Start { .. }
+            ]
+        ),
+        "{effects:?}"
+    );
+    let generation = pair.proxy.pods["b"].generation;
+    assert_eq!(pair.started("b", generation), [ack()]);
+    let effects = pair.request(Request::SnapshotSent);
+    assert!(
+        matches!(&effects[..], [ProxyEffect::Stop { uid, reason: StopReason::NotInSnapshot, .. }, ProxyEffect::Reply(Ok(()))] if uid == "c"),
+        "{effects:?}"
+    );
+    assert!(pair.proxy.is_ready());
+}
+
+#[test]
 fn an_add_is_answered_once_the_listeners_stand() {
     let mut pair = Pair::with(&[]);
     let effects = pair.add("a", 1);

@@ -1,0 +1,269 @@
+//! Captured DNS of one pod: its sockets on 15053, and what its questions are answered with.
+//!
+//! One worker has all of a pod's questions: they are few, and so are then the sockets.
+
+use std::{
+    future::Future,
+    net::{TcpListener, UdpSocket},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Weak},
+};
+
+use ambit_dns::{
+    Client, Family, Host, Known, Limits, Outcome, Place, Report, Server, look_up, system_servers,
+};
+use ambit_model::{ArcStr, DNS_PORT};
+use ambit_sys::{
+    datagram,
+    netns::Netns,
+    socket::{self, ListenSpec, SocketError, SocketKind, Transparent},
+};
+use ambit_telemetry::{ArcString, DnsLabels};
+
+use crate::{
+    config::Config,
+    pod::Pod,
+    report::chain,
+    shard::{Accepted, Shard},
+};
+
+/// The sockets that a pod's DNS questions are redirected to.
+#[derive(Debug, Default)]
+pub struct DnsSockets {
+    udp: Vec<UdpSocket>,
+    tcp: Vec<TcpListener>,
+}
+
+impl DnsSockets {
+    /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
+    /// `inherited`, from which they are taken. `None` when the pod's questions are not for us.
+    ///
+    /// Sockets that were handed over are served whatever the configuration says: something may be
+    /// redirected to them.
+    ///
+    /// # Errors
+    /// When a socket cannot be opened.
+    pub(crate) fn open(
+        config: &Config,
+        netns: &Netns,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> Result<Option<Self>, SocketError> {
+        let mut sockets = Self::take(inherited, config)?;
+        if !config.dns_proxy {
+            return Ok(Some(sockets).filter(|sockets| !sockets.udp.is_empty()));
+        }
+        for ipv6 in [false, true] {
+            if ipv6 && !config.ipv6_enabled {
+                continue;
+            }
+            sockets.complete(config, netns, ipv6)?;
+        }
+        Ok(Some(sockets))
+    }
+
+    fn take(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
+        let mut sockets = Self::default();
+        for socket in std::mem::take(inherited) {
+            match socket::kind_of(&socket) {
+                Ok(SocketKind::Datagram(at)) if at.port() == DNS_PORT => {
+                    sockets.udp.push(socket.into());
+                }
+                Ok(SocketKind::Listener(at)) if at.port() == DNS_PORT => {
+                    let adopted = socket::adopt(socket.into(), &config.tuning)?;
+                    sockets.tcp.push(adopted.listener);
+                }
+                _ => inherited.push(socket),
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn complete(&mut self, config: &Config, netns: &Netns, ipv6: bool) -> Result<(), SocketError> {
+        let (mark, reuse_port) = (config.packet_mark, config.inpod_port_reuse);
+        let is =
+            |at: std::io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
+        if !self.udp.iter().any(|socket| is(socket.local_addr())) {
+            let opened = datagram::listen(Some(netns), ipv6, DNS_PORT, mark, reuse_port)?;
+            // A pod without the family asks nothing over it.
+            let Some(socket) = opened else { return Ok(()) };
+            self.udp.push(socket);
+        }
+        if !self.tcp.iter().any(|listener| is(listener.local_addr())) {
+            let spec = ListenSpec {
+                ipv6,
+                loopback: true,
+                reuse_port,
+                transparent: Transparent::Off,
+                ..ListenSpec::of_pod(DNS_PORT, mark)
+            };
+            self.tcp.push(socket::listen(Some(netns), &spec)?.listener);
+        }
+        Ok(())
+    }
+
+    /// Their descriptors.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let udp = self.udp.iter().map(AsFd::as_fd);
+        udp.chain(self.tcp.iter().map(AsFd::as_fd))
+    }
+
+    /// Serves them on the current worker until the pod's drain. `accept` is how the worker takes
+    /// connections.
+    pub(crate) fn serve<F>(
+        self,
+        shard: &Arc<Shard>,
+        accept: impl Fn(tokio::net::TcpListener, Arc<PodDns>) -> F,
+    ) -> std::io::Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let pod = &shard.pod;
+        let place = Place {
+            netns: Some(pod.netns.clone()),
+            mark: pod.proxy.config.packet_mark,
+            fallback: system_servers(),
+        };
+        let host = Questions(Arc::downgrade(pod));
+        let server = Arc::new(Server::new(host, place, Limits::default()));
+        for socket in self.udp {
+            let socket = tokio::net::UdpSocket::from_std(socket)?;
+            let serve = ambit_dns::serve_datagrams(socket, server.clone(), pod.drain_watcher());
+            ambit_rt::spawn("dns questions", serve);
+        }
+        for listener in self.tcp {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            ambit_rt::spawn("dns listener", accept(listener, server.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// A pod's DNS server.
+pub(crate) type PodDns = Server<Questions>;
+
+/// Answers one connection's questions, until the pod's connections are cut.
+pub(crate) async fn connection(accepted: Accepted, server: Arc<PodDns>) {
+    let mut drain = accepted.shard.pod.drain_watcher();
+    tokio::select! {
+        () = ambit_dns::serve_connection(accepted.stream, &server) => {}
+        () = drain.cut() => {}
+    }
+}
+
+/// A pod's questions. Does not keep the pod: sockets may be served a little longer than it.
+#[derive(Debug)]
+pub(crate) struct Questions(Weak<Pod>);
+
+impl Host for Questions {
+    fn look_up(&self, name: &str, family: Family) -> Known {
+        let Some(pod) = self.0.upgrade() else {
+            return Known::Unknown;
+        };
+        let (config, state) = (&pod.proxy.config, &pod.proxy.state);
+        if !state.addresses_known() {
+            return Known::NotYet;
+        }
+        let client = Client {
+            namespace: &pod.name.namespace,
+            network: &config.network,
+            cluster_id: &config.cluster_id,
+            domain: &config.cluster_domain,
+        };
+        let found = look_up(&state.table(), &client, name, family);
+        found.map_or(Known::Unknown, |mut found| {
+            if family == Family::V6 && !config.ipv6_enabled {
+                found.addresses.clear();
+            }
+            Known::Found(found)
+        })
+    }
+
+    async fn mesh_known(&self) -> bool {
+        let Some(pod) = self.0.upgrade() else {
+            return false;
+        };
+        // Clients give up after five seconds, as a rule.
+        let deadline = tokio::time::Instant::now() + Limits::default().patience;
+        pod.proxy.state.wait_for_addresses(deadline).await
+    }
+
+    fn has_turn(&self) -> bool {
+        self.0.upgrade().is_none_or(|pod| pod.proxy.gate.is_open())
+    }
+
+    async fn turn(&self) {
+        if let Some(pod) = self.0.upgrade() {
+            let mut gate = pod.proxy.gate.clone();
+            drop(pod);
+            gate.opened().await;
+        }
+    }
+
+    fn report(&self, report: &Report<'_>) {
+        if let Some(pod) = self.0.upgrade() {
+            count(&pod, report);
+            log(&pod, report);
+        }
+    }
+}
+
+fn count(pod: &Pod, report: &Report<'_>) {
+    let local = pod.local(None);
+    let known = |text: &ArcStr| {
+        ArcString(if text.is_empty() {
+            arcstr::literal!("unknown")
+        } else {
+            text.clone()
+        })
+    };
+    let labels = DnsLabels {
+        request_query_type: ArcString(kind(report)),
+        request_protocol: ArcString(report.transport.as_str().into()),
+        source_canonical_service: known(&local.workload.canonical_name),
+        source_canonical_revision: known(&local.workload.canonical_revision),
+    };
+    let metrics = &pod.proxy.metrics;
+    metrics.dns_request(&labels);
+    match report.outcome {
+        Outcome::Relayed(_, after) => metrics.dns_forwarded(&labels, Some(after.as_secs_f64())),
+        Outcome::Failed(_) => metrics.dns_forwarded(&labels, None),
+        Outcome::Answered(_) | Outcome::NotYet => {}
+    }
+}
+
+/// The type asked for. A client may ask for any of 65,536: those without a name are one.
+fn kind(report: &Report<'_>) -> ArcStr {
+    match report.question.kind_name() {
+        Some("A") => arcstr::literal!("A"),
+        Some("AAAA") => arcstr::literal!("AAAA"),
+        Some(name) => name.into(),
+        None => arcstr::literal!("unknown"),
+    }
+}
+
+fn log(pod: &Pod, report: &Report<'_>) {
+    if !tracing::enabled!(target: "dns", tracing::Level::DEBUG) {
+        return;
+    }
+    let (result, endpoints, domain) = match report.outcome {
+        Outcome::Answered(found) => (
+            "success".to_owned(),
+            Some(found.addresses.len()),
+            &*found.host,
+        ),
+        Outcome::Relayed(code, _) => (code.to_string(), None, ""),
+        Outcome::Failed(error) => (chain(error), None, ""),
+        Outcome::NotYet => ("the mesh is not known yet".to_owned(), None, ""),
+    };
+    tracing::debug!(
+        target: "dns",
+        src.workload = pod.name.name.as_str(),
+        src.namespace = pod.name.namespace.as_str(),
+        query = report.question.kind_name().unwrap_or("unknown"),
+        domain = %report.question.name(),
+        host = Some(domain).filter(|host| !host.is_empty()),
+        result,
+        endpoints,
+        "dns query"
+    );
+}

@@ -1,0 +1,112 @@
+//! Whether connections are taken. While the gate is closed they wait in the kernel's queues, or are
+//! taken by another proxy that has the same sockets.
+
+use std::{io, net::SocketAddr};
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+/// What accepting tasks pass through; clones share it.
+#[derive(Clone, Debug)]
+pub struct Gate(watch::Receiver<bool>);
+
+/// What opens and closes it.
+#[derive(Debug)]
+pub struct GateKeeper(watch::Sender<bool>);
+
+impl Default for Gate {
+    /// Always open.
+    fn default() -> Self {
+        // Without its sender the value can only be read.
+        Self(watch::channel(true).1)
+    }
+}
+
+impl Gate {
+    /// A closed one.
+    pub fn closed() -> (GateKeeper, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (GateKeeper(sender), Self(receiver))
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until it is open.
+    pub async fn opened(&mut self) {
+        if self.0.wait_for(|open| *open).await.is_err() {
+            // Closed for good.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn closed_again(&mut self) {
+        if self.0.wait_for(|open| !*open).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The next connection, while the gate is open.
+    pub(crate) async fn pass(
+        &mut self,
+        listener: &TcpListener,
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        loop {
+            self.opened().await;
+            tokio::select! {
+                biased;
+                () = self.closed_again() => {}
+                accepted = listener.accept() => return accepted,
+            }
+        }
+    }
+}
+
+impl GateKeeper {
+    /// Opens or closes it.
+    pub fn set(&self, open: bool) {
+        self.0
+            .send_if_modified(|now| std::mem::replace(now, open) != open);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    async fn listener() -> TcpListener {
+        TcpListener::bind(("127.0.0.1", 0)).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn connections_wait_while_the_gate_is_closed() {
+        let (keeper, mut gate) = Gate::closed();
+        let listener = listener().await;
+        let _client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let brief = Duration::from_millis(20);
+        let passed = tokio::time::timeout(brief, gate.pass(&listener)).await;
+        assert!(passed.is_err());
+        keeper.set(true);
+        gate.pass(&listener).await.unwrap();
+        keeper.set(false);
+        assert!(!gate.is_open());
+    }
+
+    #[tokio::test]
+    async fn without_a_keeper_it_stays_open() {
+        let mut gate = Gate::default();
+        let listener = listener().await;
+        let _client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        gate.pass(&listener).await.unwrap();
+    }
+}

@@ -1,0 +1,178 @@
+//! The worker's line to its supervisor: what the supervisor is to hold, and whether to take
+//! connections.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_sys::seqpacket::{Received, SeqPacket};
+use ambit_zds::{PodUid, WorkloadInfo};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tokio::sync::watch;
+
+use crate::held::{Accept, Held, HeldError, MAX_HELD_RECORD, Record};
+
+/// How long the supervisor may take to tell what it holds.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// The supervisor cannot be heard.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// Standard input is not what a supervisor gives its worker.
+    #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
+    NoLine(#[source] io::Error),
+    /// Nothing, or not all, came.
+    #[error("the supervisor does not say what it holds")]
+    Untold(#[source] io::Error),
+    /// It speaks otherwise.
+    #[error("cannot understand the supervisor")]
+    Record(#[from] HeldError),
+}
+
+/// See the module. Without a supervisor nothing is held, and connections are always taken.
+#[derive(Clone, Debug)]
+pub struct Keeper {
+    link: Option<Arc<SeqPacket>>,
+    accept: watch::Receiver<Accept>,
+}
+
+/// The worker ends with its supervisor, whatever becomes of that, and is named as that is: call
+/// before anything else.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn end_with_supervisor() -> io::Result<()> {
+    rustix::thread::set_name(c"ambit-node-prox")?;
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+impl Keeper {
+    /// Without a supervisor.
+    pub fn none() -> Self {
+        Self {
+            link: None,
+            accept: watch::channel(Accept::Now).1,
+        }
+    }
+
+    /// Takes standard input as the line and hears what is held.
+    ///
+    /// # Errors
+    /// When nobody tells.
+    pub async fn connect() -> Result<(Self, Held<OwnedFd>), KeeperError> {
+        let line = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)
+            .map_err(io::Error::from)
+            .and_then(SeqPacket::from_fd)
+            .map_err(KeeperError::NoLine)?;
+        let told = tokio::time::timeout(TOLD_WITHIN, Self::listen(&line)).await;
+        let (held, accept) =
+            told.map_err(|_late| KeeperError::Untold(io::ErrorKind::TimedOut.into()))??;
+        let (sender, receiver) = watch::channel(accept);
+        let link = Arc::new(line);
+        ambit_rt::spawn("supervisor", follow(link.clone(), sender));
+        let keeper = Self {
+            link: Some(link),
+            accept: receiver,
+        };
+        Ok((keeper, held))
+    }
+
+    async fn listen(line: &SeqPacket) -> Result<(Held<OwnedFd>, Accept), KeeperError> {
+        let mut held = Held::default();
+        loop {
+            let (record, fd) = next(line).await.map_err(KeeperError::Untold)?;
+            let Some(record) = Record::decode(&record)? else {
+                continue;
+            };
+            if let Record::Accept(accept) = record {
+                return Ok((held, accept));
+            }
+            held.apply(&record, fd)?;
+        }
+    }
+
+    /// Whether there is a supervisor, and so, perhaps one day, a successor.
+    pub fn is_supervised(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Whether to take connections; follows what the supervisor says.
+    pub fn accept(&self) -> watch::Receiver<Accept> {
+        self.accept.clone()
+    }
+
+    /// Has a pod's namespace and sockets held.
+    pub fn hold(
+        &self,
+        uid: &PodUid,
+        info: &WorkloadInfo,
+        netns: impl AsFd,
+        sockets: &[BorrowedFd<'_>],
+    ) {
+        let Ok(count) = u16::try_from(sockets.len()) else {
+            tracing::error!(pod = %info.pod, "too many sockets to be held");
+            return;
+        };
+        let pod = Record::Pod {
+            uid: uid.clone(),
+            info: info.clone(),
+            sockets: count,
+        };
+        self.send(&pod, Some(netns.as_fd()));
+        for socket in sockets {
+            self.send(&Record::Socket, Some(*socket));
+        }
+    }
+
+    /// More is known of a pod.
+    pub fn known(&self, uid: &PodUid, info: &WorkloadInfo) {
+        let (uid, info) = (uid.clone(), info.clone());
+        self.send(&Record::Known { uid, info }, None);
+    }
+
+    /// The pod is no longer served.
+    pub fn release(&self, uid: &PodUid) {
+        self.send(&Record::Release { uid: uid.clone() }, None);
+    }
+
+    /// The configuration is good; from now on the end of the process is a crash.
+    pub fn started(&self) {
+        self.send(&Record::Started, None);
+    }
+
+    /// Connections are taken now.
+    pub fn accepting(&self) {
+        self.send(&Record::Accepting, None);
+    }
+
+    fn send(&self, record: &Record, fd: Option<BorrowedFd<'_>>) {
+        let Some(link) = &self.link else { return };
+        if let Err(error) = link.send_blocking(&record.encode(), fd) {
+            tracing::error!(%error, "the supervisor does not hear; a crash will be felt");
+        }
+    }
+}
+
+async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let mut buffer = [0; MAX_HELD_RECORD];
+    match line.recv(&mut buffer).await? {
+        Received { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
+        Received { len, fd } => Ok((buffer.get(..len).unwrap_or_default().to_vec(), fd)),
+    }
+}
+
+async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
+    // The end of the line is the end of the supervisor, and so of this process.
+    while let Ok((record, _fd)) = next(&line).await {
+        match Record::decode(&record) {
+            Ok(Some(Record::Accept(now))) => {
+                accept.send_replace(now);
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "cannot understand the supervisor"),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! One proxy following another: when this one begins to take connections, and when it stops.
+//!
+//! Both hold the same sockets (see [`crate::supervisor`]), so at any moment one of them takes the
+//! connections, or they wait in the kernel's queues: none is refused. The new one begins when it
+//! knows the mesh and has the certificates of the pods it was handed; that also makes it ready, and
+//! so lets the rollout end the old one. The old one, told to end while nobody has followed it, serves
+//! on as if nothing had been said until somebody has, and drains then; with its time almost over it
+//! drains all the same, so that its peers hear of the end before it comes.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_rt::ReadyTask;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    gate::GateKeeper,
+    held::Accept,
+    keeper::Keeper,
+    pod::{Pod, Proxy},
+    pods::Served,
+};
+
+/// How long the certificates of the pods handed over are waited for: the old proxy may have been
+/// without them too.
+const CERTIFICATES_WITHIN: Duration = Duration::from_secs(10);
+/// What of its time an old proxy keeps for draining: a quarter, at most this.
+const DRAIN_RESERVE: Duration = Duration::from_secs(5);
+/// How often it looks whether it still serves any pod.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Opens and closes the gate as the supervisor says.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) served: Served,
+    pub(crate) keeper: Keeper,
+    pub(crate) gate: GateKeeper,
+    pub(crate) ready: ReadyTask,
+}
+
+impl Turn {
+    /// Runs for the life of the process. `mesh_known` turns true with the first full answer of the
+    /// control plane.
+    pub(crate) async fn follow(self, mut mesh_known: watch::Receiver<bool>) {
+        let mut accept = self.keeper.accept();
+        loop {
+            let now = *accept.borrow_and_update();
+            match now {
+                Accept::Now => self.begin(),
+                Accept::Paused => {
+                    self.gate.set(false);
+                    tracing::info!("the successor takes the connections");
+                }
+                Accept::WhenReady => tokio::select! {
+                    () = self.prepared(&mut mesh_known) => self.begin(),
+                    Ok(()) = accept.changed() => continue,
+                },
+            }
+            if accept.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    fn begin(&self) {
+        self.gate.set(true);
+        self.ready.ready();
+        self.keeper.accepting();
+        tracing::info!(pods = self.served.pods().len(), "taking connections");
+    }
+
+    async fn prepared(&self, mesh_known: &mut watch::Receiver<bool>) {
+        if mesh_known.wait_for(|known| *known).await.is_err() {
+            // Nobody will ever say so: the mesh is a file's, and known.
+        }
+        let pods = self.served.pods();
+        let all = async {
+            for pod in &pods {
+                self.certificate(pod).await;
+            }
+        };
+        if timeout(CERTIFICATES_WITHIN, all).await.is_err() {
+            tracing::warn!("taking over although certificates are missing");
+        }
+    }
+
+    /// All were asked for at once when the pods were restored; this waits for one.
+    async fn certificate(&self, pod: &Pod) {
+        if let Err(error) = self.proxy.certificates.get(&pod.identity).await {
+            tracing::warn!(pod = %pod.name, %error, "no certificate yet");
+        }
+    }
+}
+
+/// Waits until a successor takes the connections, nothing is served any more, or `limit`, less what
+/// the drain needs, has passed.
+pub(crate) async fn succeeded(keeper: &Keeper, served: &Served, limit: Duration) {
+    if !keeper.is_supervised() {
+        return;
+    }
+    let reserve = (limit / 4).min(DRAIN_RESERVE);
+    let until = Instant::now() + limit.saturating_sub(reserve);
+    let mut accept = keeper.accept();
+    let idle = async {
+        while !served.is_empty() {
+            sleep(LOOK).await;
+        }
+    };
+    if *accept.borrow() != Accept::Paused && !served.is_empty() {
+        tracing::info!("told to end: serving on until a successor takes the connections");
+    }
+    tokio::select! {
+        _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}
+        () = idle => {}
+        () = tokio::time::sleep_until(until.into()) => {}
+    }
+}

@@ -1,0 +1,132 @@
+//! A line to another process: records out of a queue, so that nobody who does not read holds the
+//! supervisor up.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use ambit_sys::seqpacket::plain;
+use rustix::event::{PollFd, PollFlags};
+
+use super::Held;
+use crate::held::{MAX_HELD_RECORD, Record};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: OwnedFd,
+    queue: VecDeque<(Vec<u8>, Option<Held>)>,
+    broken: bool,
+}
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Record(Record, Option<OwnedFd>),
+    /// Nothing, for now.
+    Nothing,
+    /// The other side is gone.
+    End,
+}
+
+impl Link {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            queue: VecDeque::new(),
+            broken: false,
+        }
+    }
+
+    pub(super) fn say(&mut self, record: &Record, fd: Option<Held>) {
+        self.queue.push_back((record.encode(), fd));
+        self.flush();
+    }
+
+    /// Sends what can be sent now.
+    pub(super) fn flush(&mut self) {
+        while let Some((record, fd)) = self.queue.front() {
+            match plain::send(&self.socket, record, fd.as_ref().map(|fd| fd.as_fd())) {
+                Ok(()) => drop(self.queue.pop_front()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // That it is gone is heard, or told by the kernel.
+                    tracing::debug!(%error, "a line broke");
+                    self.broken = true;
+                    self.queue.clear();
+                }
+            }
+        }
+    }
+
+    pub(super) fn hear(&mut self) -> Heard {
+        let mut buffer = [0; MAX_HELD_RECORD];
+        loop {
+            let received = match plain::recv(&self.socket, &mut buffer) {
+                Ok(received) if received.len == 0 && received.fd.is_none() => {
+                    self.broken = true;
+                    return Heard::End;
+                }
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    tracing::error!(%error, "cannot use what was said");
+                    continue;
+                }
+                Err(_) => {
+                    self.broken = true;
+                    return Heard::End;
+                }
+            };
+            let record = buffer.get(..received.len).unwrap_or_default();
+            match Record::decode(record) {
+                Ok(Some(record)) => return Heard::Record(record, received.fd),
+                Ok(None) => {}
+                Err(error) => tracing::error!(%error, "cannot understand what was said"),
+            }
+        }
+    }
+
+    /// What to wait for: nothing of a line that is broken, whose end would be told again and again.
+    pub(super) fn interest(&self) -> Option<PollFd<'_>> {
+        let flags = if self.queue.is_empty() {
+            PollFlags::IN
+        } else {
+            PollFlags::IN | PollFlags::OUT
+        };
+        (!self.broken).then(|| PollFd::new(&self.socket, flags))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::held::Accept;
+
+    #[test]
+    fn who_does_not_read_holds_nobody_up_and_hears_everything_later() {
+        let (ours, theirs) = plain::pair().unwrap();
+        let (mut ours, mut theirs) = (Link::new(ours), Link::new(theirs));
+        let file: Held =
+            std::sync::Arc::new(std::fs::File::open("/proc/self/status").unwrap().into());
+        for _ in 0..5000 {
+            ours.say(&Record::Socket, Some(file.clone()));
+        }
+        ours.say(&Record::Accept(Accept::Now), None);
+        assert!(!ours.queue.is_empty());
+        let mut sockets = 0;
+        loop {
+            ours.flush();
+            match theirs.hear() {
+                Heard::Record(Record::Socket, Some(_)) => sockets += 1,
+                Heard::Record(Record::Accept(Accept::Now), None) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(sockets, 5000);
+        drop(ours);
+        assert!(matches!(theirs.hear(), Heard::End));
+    }
+}

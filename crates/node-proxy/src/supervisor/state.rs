@@ -1,0 +1,291 @@
+//! What the supervisor does when: a worker that died is replaced, a successor gets everything, a
+//! signal is passed on. Knows nothing of processes, sockets or clocks.
+//!
+//! Who accepts at a rollout: the new proxy gets the pods' sockets from the old one, prepares, and
+//! says so when it takes connections; only then does the old one stop taking them. Both hold the
+//! very same sockets, so no connection is lost between them, not even one that waits in the queue.
+//! An old proxy told to end while no successor has come goes on as before until one has, or its time
+//! is over.
+
+use std::time::{Duration, Instant};
+
+use crate::held::{Accept, Held, Record};
+
+/// How long a predecessor may take to tell what it holds.
+const PREDECESSOR_WITHIN: Duration = Duration::from_secs(2);
+/// A worker that ran this long is replaced at once.
+const STABLE: Duration = Duration::from_secs(5);
+/// The second of several quick deaths waits this long, each further one twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// However often it dies, a new one comes after this.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// By itself.
+    Code(u8),
+    /// By a signal.
+    Signal(u8),
+}
+
+impl Ended {
+    /// What the supervisor's own exit says of it, as shells do.
+    fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => signal.saturating_add(128),
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(super) enum Event<F> {
+    /// The process has begun; whether a predecessor answered.
+    Begin {
+        predecessor: bool,
+    },
+    FromWorker(Record, Option<F>),
+    FromPredecessor(Record, Option<F>),
+    PredecessorGone,
+    /// A successor has connected, instead of any before it.
+    Successor,
+    FromSuccessor(Record),
+    SuccessorGone,
+    Ended(Ended),
+    /// The process is told to end.
+    Terminate,
+    Tick,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Effect<F> {
+    /// Start a worker; what it is to be told follows.
+    Start,
+    ToWorker(Record, Option<F>),
+    ToPredecessor(Record),
+    ToSuccessor(Record, Option<F>),
+    /// Ask the worker to end.
+    Terminate,
+    /// A worker died; the next one starts after this.
+    Report {
+        ended: Ended,
+        wait: Duration,
+    },
+    /// Something that a peer said does not fit.
+    Odd(String),
+    Exit(u8),
+}
+
+#[derive(Debug)]
+enum Worker {
+    /// Waits for the predecessor to tell, until then.
+    Waiting(Instant),
+    /// Died; the next one starts then.
+    Down(Instant),
+    Running {
+        since: Instant,
+    },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Supervisor<F> {
+    held: Held<F>,
+    worker: Worker,
+    /// A worker has got so far that its death is a crash rather than a wrong configuration.
+    ever_started: bool,
+    /// The delay after the next death.
+    wait: Duration,
+    /// There is an old proxy, and it takes the connections.
+    predecessor_accepts: bool,
+    predecessor: bool,
+    /// A new proxy takes the connections.
+    superseded: bool,
+    successor: bool,
+    ending: bool,
+}
+
+impl<F: Clone> Supervisor<F> {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            held: Held::default(),
+            worker: Worker::Waiting(now),
+            ever_started: false,
+            wait: Duration::ZERO,
+            predecessor_accepts: false,
+            predecessor: false,
+            superseded: false,
+            successor: false,
+            ending: false,
+        }
+    }
+
+    /// When a tick is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.worker {
+            Worker::Waiting(at) | Worker::Down(at) => Some(at),
+            Worker::Running { .. } => None,
+        }
+    }
+
+    /// How many pods are held.
+    pub(super) fn pods(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(super) fn on_event(&mut self, event: Event<F>, now: Instant) -> Vec<Effect<F>> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Begin { predecessor } => {
+                self.predecessor = predecessor;
+                self.predecessor_accepts = predecessor;
+                if predecessor {
+                    self.worker = Worker::Waiting(now + PREDECESSOR_WITHIN);
+                } else {
+                    self.start(now, &mut effects);
+                }
+            }
+            Event::FromWorker(record, fd) => self.from_worker(record, fd, &mut effects),
+            Event::FromPredecessor(record, fd) => {
+                self.from_predecessor(record, fd, now, &mut effects);
+            }
+            Event::PredecessorGone => self.predecessor_gone(now, &mut effects),
+            Event::Successor => {
+                self.successor = true;
+                let told = self.held.records().into_iter();
+                effects.extend(told.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
+                effects.push(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None));
+                self.unsupersede(&mut effects);
+            }
+            Event::FromSuccessor(Record::Accepting) if self.successor => {
+                if !std::mem::replace(&mut self.superseded, true) {
+                    self.tell(Record::Accept(Accept::Paused), &mut effects);
+                }
+            }
+            Event::FromSuccessor(_) => {}
+            Event::SuccessorGone => {
+                self.successor = false;
+                self.unsupersede(&mut effects);
+            }
+            Event::Ended(ended) => self.worker_ended(ended, now, &mut effects),
+            Event::Terminate => {
+                self.ending = true;
+                match self.worker {
+                    Worker::Running { .. } => effects.push(Effect::Terminate),
+                    Worker::Waiting(_) | Worker::Down(_) => effects.push(Effect::Exit(0)),
+                }
+            }
+            Event::Tick => match self.worker {
+                Worker::Waiting(at) | Worker::Down(at) if at <= now => {
+                    self.start(now, &mut effects);
+                }
+                _ => {}
+            },
+        }
+        effects
+    }
+
+    fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
+        self.worker = Worker::Running { since: now };
+        effects.push(Effect::Start);
+        let told = self.held.records().into_iter();
+        effects.extend(told.map(|(record, fd)| Effect::ToWorker(record, fd)));
+        let accept = if self.superseded {
+            Accept::Paused
+        } else if self.predecessor_accepts {
+            Accept::WhenReady
+        } else {
+            Accept::Now
+        };
+        self.tell(Record::Accept(accept), effects);
+    }
+
+    fn tell(&self, record: Record, effects: &mut Vec<Effect<F>>) {
+        if matches!(self.worker, Worker::Running { .. }) {
+            effects.push(Effect::ToWorker(record, None));
+        }
+    }
+
+    fn from_worker(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+        if let Err(error) = self.held.apply(&record, fd) {
+            effects.push(Effect::Odd(error.to_string()));
+        }
+        match record {
+            Record::Started => self.ever_started = true,
+            Record::Accepting => {
+                self.predecessor_accepts = false;
+                if self.predecessor {
+                    effects.push(Effect::ToPredecessor(Record::Accepting));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn from_predecessor(
+        &mut self,
+        record: Record,
+        fd: Option<F>,
+        now: Instant,
+        effects: &mut Vec<Effect<F>>,
+    ) {
+        if !matches!(self.worker, Worker::Waiting(_)) {
+            // Too late: the worker has been told other things.
+            return;
+        }
+        if let Err(error) = self.held.apply(&record, fd) {
+            effects.push(Effect::Odd(error.to_string()));
+        }
+        if matches!(record, Record::Accept(_)) {
+            self.start(now, effects);
+        }
+    }
+
+    fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
+        self.predecessor = false;
+        self.held.interrupted();
+        let accepted = std::mem::replace(&mut self.predecessor_accepts, false);
+        match self.worker {
+            Worker::Waiting(_) => self.start(now, effects),
+            Worker::Running { .. } if accepted => self.tell(Record::Accept(Accept::Now), effects),
+            Worker::Running { .. } | Worker::Down(_) => {}
+        }
+    }
+
+    /// Nobody else takes the connections any more. A worker that has been told to end has let go of
+    /// its sockets by now.
+    fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
+        if std::mem::replace(&mut self.superseded, false) && !self.ending {
+            self.tell(Record::Accept(Accept::Now), effects);
+        }
+    }
+
+    fn worker_ended(&mut self, ended: Ended, now: Instant, effects: &mut Vec<Effect<F>>) {
+        let Worker::Running { since } = self.worker else {
+            return;
+        };
+        self.held.interrupted();
+        let wrong_configuration = !self.ever_started && matches!(ended, Ended::Code(_));
+        if self.ending || wrong_configuration || ended == Ended::Code(0) {
+            effects.push(Effect::Exit(ended.code()));
+            return;
+        }
+        if now.saturating_duration_since(since) >= STABLE {
+            self.wait = Duration::ZERO;
+        }
+        let wait = self.wait;
+        self.wait = (wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
+        effects.push(Effect::Report { ended, wait });
+        if wait.is_zero() {
+            self.start(now, effects);
+        } else {
+            self.worker = Worker::Down(now + wait);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+use ambit_zds::WorkloadInfo;
+
+use super::*;
+
+struct World {
+    now: Instant,
+    supervisor: Supervisor<u32>,
+}
+
+type Effects = Vec<Effect<u32>>;
+
+impl World {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            now,
+            supervisor: Supervisor::new(now),
+        }
+    }
+
+    /// With a worker that runs and serves `pods` pods of one socket each.
+    fn serving(pods: u32) -> Self {
+        let mut world = Self::new();
+        world.event(Event::Begin { predecessor: false });
+        world.event(Event::FromWorker(Record::Started, None));
+        world.event(Event::FromWorker(Record::Accepting, None));
+        for number in 0..pods {
+            for (record, fd) in pod(number) {
+                assert_eq!(world.event(Event::FromWorker(record, Some(fd))), []);
+            }
+        }
+        world
+    }
+
+    fn event(&mut self, event: Event<u32>) -> Effects {
+        self.supervisor.on_event(event, self.now)
+    }
+
+    fn after(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn wait(&mut self) -> Duration {
+        let due = self.supervisor.deadline().unwrap();
+        let wait = due.saturating_duration_since(self.now);
+        self.now = due;
+        wait
+    }
+}
+
+fn pod(number: u32) -> [(Record, u32); 2] {
+    let head = Record::Pod {
+        uid: format!("pod-{number}").into(),
+        info: WorkloadInfo::default(),
+        sockets: 1,
+    };
+    [(head, number * 10), (Record::Socket, number * 10 + 1)]
+}
+
+fn start(pods: u32, accept: Accept) -> Effects {
+    let told = (0..pods).flat_map(pod);
+    let told = told.map(|(record, fd)| Effect::ToWorker(record, Some(fd)));
+    std::iter::once(Effect::Start)
+        .chain(told)
+        .chain([Effect::ToWorker(Record::Accept(accept), None)])
+        .collect()
+}
+
+#[test]
+fn a_worker_that_is_killed_is_replaced_at_once_and_told_everything() {
+    let mut world = World::serving(2);
+    let killed = Ended::Signal(9);
+    let mut effects = world.event(Event::Ended(killed));
+    let report = effects.remove(0);
+    let wait = Duration::ZERO;
+    assert_eq!(
+        report,
+        Effect::Report {
+            ended: killed,
+            wait
+        }
+    );
+    assert_eq!(effects, start(2, Accept::Now));
+}
+
+#[test]
+fn however_often_it_dies_the_next_one_comes_within_a_second() {
+    let mut world = World::serving(1);
+    world.event(Event::Ended(Ended::Signal(9)));
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        assert_eq!(world.event(Event::Ended(Ended::Code(101))).len(), 1);
+        assert_eq!(world.event(Event::Tick), []);
+        waits.push(world.wait().as_millis());
+        assert_eq!(world.event(Event::Tick), start(1, Accept::Now));
+    }
+    assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+    world.after(STABLE);
+    let effects = world.event(Event::Ended(Ended::Signal(6)));
+    assert_eq!(
+        effects[1..],
+        start(1, Accept::Now),
+        "a stable one is replaced at once"
+    );
+}
+
+#[test]
+fn a_worker_that_never_started_ends_the_supervisor_with_its_code() {
+    let mut world = World::new();
+    assert_eq!(
+        world.event(Event::Begin { predecessor: false }),
+        start(0, Accept::Now)
+    );
+    assert_eq!(world.event(Event::Ended(Ended::Code(1))), [Effect::Exit(1)]);
+}
+
+#[test]
+fn a_worker_that_ends_as_asked_ends_the_supervisor() {
+    let mut world = World::serving(1);
+    assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
+    assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
+    assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
+    // Asked over the admin server.
+    let mut world = World::serving(1);
+    assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
+    // Killed while ending: nothing is left to be taken care of.
+    let mut world = World::serving(1);
+    world.event(Event::Terminate);
+    assert_eq!(
+        world.event(Event::Ended(Ended::Signal(9))),
+        [Effect::Exit(137)]
+    );
+}
+
+#[test]
+fn told_to_end_between_two_workers_it_ends() {
+    let mut world = World::serving(1);
+    world.event(Event::Ended(Ended::Signal(9)));
+    world.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(world.event(Event::Terminate), [Effect::Exit(0)]);
+}
+
+#[test]
+fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
+    let mut old = World::serving(1);
+    let mut new = World::new();
+    assert_eq!(new.event(Event::Begin { predecessor: true }), []);
+    let mut told = old.event(Event::Successor);
+    assert_eq!(
+        told.pop(),
+        Some(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None))
+    );
+    for effect in told {
+        let Effect::ToSuccessor(record, fd) = effect else {
+            panic!("{effect:?}")
+        };
+        assert_eq!(new.event(Event::FromPredecessor(record, fd)), []);
+    }
+    let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
+    assert_eq!(new.event(end), start(1, Accept::WhenReady));
+    new.event(Event::FromWorker(Record::Started, None));
+    // Its worker dies before it is ready: the old one still takes the connections.
+    let effects = new.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(effects[1..], start(1, Accept::WhenReady));
+    assert_eq!(
+        new.event(Event::FromWorker(Record::Accepting, None)),
+        [Effect::ToPredecessor(Record::Accepting)]
+    );
+    assert_eq!(
+        old.event(Event::FromSuccessor(Record::Accepting)),
+        [Effect::ToWorker(Record::Accept(Accept::Paused), None)]
+    );
+    // From here on each is what it is, whatever dies.
+    old.after(STABLE);
+    let effects = old.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(effects[1..], start(1, Accept::Paused));
+    new.after(STABLE);
+    let effects = new.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(effects[1..], start(1, Accept::Now));
+    assert_eq!(new.event(Event::PredecessorGone), []);
+}
+
+#[test]
+fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
+    let mut old = World::serving(1);
+    old.event(Event::Successor);
+    assert_eq!(old.event(Event::SuccessorGone), []);
+    old.event(Event::Successor);
+    old.event(Event::FromSuccessor(Record::Accepting));
+    assert_eq!(
+        old.event(Event::SuccessorGone),
+        [Effect::ToWorker(Record::Accept(Accept::Now), None)]
+    );
+    // One that was told to end does not.
+    old.event(Event::Successor);
+    old.event(Event::FromSuccessor(Record::Accepting));
+    old.event(Event::Terminate);
+    assert_eq!(old.event(Event::SuccessorGone), []);
+}
+
+#[test]
+fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
+    let mut new = World::new();
+    new.event(Event::Begin { predecessor: true });
+    let [head, _] = pod(0);
+    new.event(Event::FromPredecessor(head.0, Some(head.1)));
+    assert_eq!(new.event(Event::PredecessorGone), start(0, Accept::Now));
+
+    let mut new = World::new();
+    new.event(Event::Begin { predecessor: true });
+    assert_eq!(new.wait(), PREDECESSOR_WITHIN);
+    assert_eq!(new.event(Event::Tick), start(0, Accept::WhenReady));
+    // Dying later, it leaves the connections to the new one.
+    assert_eq!(
+        new.event(Event::PredecessorGone),
+        [Effect::ToWorker(Record::Accept(Accept::Now), None)]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_reported_and_changes_nothing() {
+    let mut world = World::serving(1);
+    let effects = world.event(Event::FromWorker(Record::Socket, Some(7)));
+    assert!(matches!(&effects[..], [Effect::Odd(_)]), "{effects:?}");
+    assert_eq!(world.supervisor.pods(), 1);
+}

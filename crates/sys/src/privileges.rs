@@ -1,0 +1,81 @@
+//! Giving up capabilities that are not needed any more.
+
+use std::io;
+
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+/// One that may be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// Entering namespaces.
+    SysAdmin,
+    /// Marking sockets, spoofing sources, changing a namespace's rules.
+    NetAdmin,
+}
+
+impl Capability {
+    fn set(self) -> CapabilitySet {
+        match self {
+            Self::SysAdmin => CapabilitySet::SYS_ADMIN,
+            Self::NetAdmin => CapabilitySet::NET_ADMIN,
+        }
+    }
+}
+
+/// Gives up, for the calling thread and threads it makes from now on, every capability but these.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn keep(wanted: &[Capability]) -> io::Result<()> {
+    let wanted = wanted
+        .iter()
+        .fold(CapabilitySet::empty(), |set, one| set | one.set());
+    let now = capabilities(None)?;
+    let kept = now.permitted & wanted;
+    Ok(set_capabilities(
+        None,
+        CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            inheritable: now.inheritable & wanted,
+        },
+    )?)
+}
+
+/// Lays all capabilities down without giving them up: programs that the thread starts may have
+/// them.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn lay_down() -> io::Result<()> {
+    let now = capabilities(None)?;
+    Ok(set_capabilities(
+        None,
+        CapabilitySets {
+            effective: CapabilitySet::empty(),
+            ..now
+        },
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_named_is_gone_from_this_thread_alone() {
+        let before = capabilities(None).unwrap();
+        std::thread::spawn(|| {
+            keep(&[Capability::NetAdmin]).unwrap();
+            let now = capabilities(None).unwrap();
+            assert!((now.permitted - CapabilitySet::NET_ADMIN).is_empty());
+            lay_down().unwrap();
+            let laid_down = capabilities(None).unwrap();
+            assert!(laid_down.effective.is_empty());
+            assert_eq!(laid_down.permitted, now.permitted);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(capabilities(None).unwrap().permitted, before.permitted);
+    }
+}

@@ -1,0 +1,164 @@
+//! The node proxy dies or is replaced while pods open connections all the time: none is refused.
+
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Instant,
+};
+
+use ambit_system_tests::{
+    Conversation, LogSource, Mesh, Options, PAIR, Replacement, assert_only_tls, options, until,
+};
+
+const NODES: [&str; 2] = ["node-1", "node-2"];
+
+/// Opens connections one after the other, all the while.
+struct Openings<'a> {
+    mesh: &'a Mesh,
+    server: SocketAddr,
+    stop: AtomicBool,
+    good: AtomicU32,
+    failures: Mutex<Vec<String>>,
+}
+
+impl<'a> Openings<'a> {
+    fn new(mesh: &'a Mesh) -> Self {
+        Self {
+            mesh,
+            server: SocketAddr::new(mesh.ip("shop/server"), 9000),
+            stop: AtomicBool::new(false),
+            good: AtomicU32::new(0),
+            failures: Mutex::default(),
+        }
+    }
+
+    fn dial(&self) -> std::io::Result<Conversation> {
+        self.mesh.dial("shop/client", self.server)
+    }
+
+    /// Until told to stop. `refused_only`: a connection that stood may break.
+    fn run(&self, refused_only: bool) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let failed = match self.dial() {
+                Err(error) => Some(format!("not opened: {error}")),
+                Ok(mut connection) => match connection.say("hello") {
+                    Err(error) if !refused_only => Some(format!("broken: {error}")),
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                        Some(format!("refused: {error}"))
+                    }
+                    _ => None,
+                },
+            };
+            match failed {
+                Some(failed) => self.failures.lock().unwrap().push(failed),
+                None => drop(self.good.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until that many more have succeeded.
+    fn go_on(&self, more: u32) {
+        let from = self.good.load(Ordering::Relaxed);
+        until("connections go on being opened", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+                || !self.failures.lock().unwrap().is_empty()
+        });
+    }
+
+    fn assert_none_failed(&self) {
+        let failures = self.failures.lock().unwrap();
+        let good = self.good.load(Ordering::Relaxed);
+        assert!(failures.is_empty(), "{good} went well, but: {failures:?}");
+        assert!(good > 20, "only {good} connections were opened");
+    }
+}
+
+#[test]
+fn a_node_proxy_killed_again_and_again_refuses_no_connection() {
+    let mesh = Mesh::up(PAIR);
+    let openings = Openings::new(&mesh);
+    openings.dial().unwrap().say("before").unwrap();
+    let wire = mesh.watch(&["from-pod"]);
+    let mut gaps = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| openings.run(true));
+        for round in 0..4 {
+            for node in NODES {
+                mesh.kill("proxy-worker", Some(node));
+                let killed = Instant::now();
+                // The first one opened after the death waits for the next worker, and is served.
+                let mut first = openings.dial().expect("nobody is refused");
+                first
+                    .say("from-pod")
+                    .unwrap_or_else(|error| panic!("round {round} {node}: {error}"));
+                gaps.push(killed.elapsed());
+                openings.go_on(5);
+            }
+        }
+        openings.stop();
+    });
+    openings.assert_none_failed();
+    assert_only_tls(
+        &wire.finish(),
+        &[mesh.ip("shop/client"), mesh.ip("shop/server")],
+    );
+    gaps.sort();
+    println!("from a worker's death to the first connection served: {gaps:?}");
+    let restarts: u32 = mesh
+        .client()
+        .status()
+        .unwrap()
+        .daemons
+        .iter()
+        .map(|daemon| daemon.restarts)
+        .sum();
+    assert_eq!(restarts, 0, "the processes that hold the sockets live on");
+}
+
+fn replaced(how: Replacement) {
+    let mut options: Options = options();
+    let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "60s".into());
+    options.env.extend([drain]);
+    let mesh = Mesh::up_with(PAIR, options);
+    let openings = Openings::new(&mesh);
+    let mut long = openings.dial().unwrap();
+    long.say("before").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| openings.run(false));
+        openings.go_on(5);
+        for node in NODES {
+            mesh.client().replace("proxy", Some(node), how).unwrap();
+            openings.go_on(20);
+            long.say("across")
+                .expect("a connection lives on in the old proxy");
+        }
+        openings.stop();
+    });
+    openings.assert_none_failed();
+    let log = LogSource::Daemon {
+        name: "proxy".into(),
+        node: None,
+    };
+    let text = mesh.client().log_text(log).unwrap();
+    let succeeded = "the successor takes the connections";
+    assert_eq!(text.matches(succeeded).count(), 2, "{text}");
+    long.say("after").unwrap();
+}
+
+#[test]
+fn a_rollout_refuses_and_breaks_nothing() {
+    replaced(Replacement::NewFirst);
+}
+
+#[test]
+fn a_node_proxy_deleted_before_there_is_another_serves_on_until_there_is() {
+    replaced(Replacement::OldFirst);
+}

@@ -1,6 +1,7 @@
 //! Figures: the same traffic without the mesh and through it, in one run, as ratios. Started by
-//! `cargo xtask bench [traffic|memory]`.
+//! `cargo xtask bench [traffic|memory|control]`.
 
+mod control;
 mod load;
 mod memory;
 mod process;
@@ -18,7 +19,13 @@ fn main() -> anyhow::Result<()> {
     if wanted("memory") {
         lines.extend(memory::run()?);
     }
-    anyhow::ensure!(!lines.is_empty(), "there is `traffic` and `memory`");
+    if wanted("control") {
+        lines.extend(control::run()?);
+    }
+    anyhow::ensure!(
+        !lines.is_empty(),
+        "there is `traffic`, `memory` and `control`"
+    );
     report::print(&lines);
     Ok(())
 }

@@ -1,0 +1,314 @@
+//! The control plane at scale: the real program follows a simulated API server and serves simulated
+//! node proxies. Its CPU time is its own process's; the two simulations share another.
+
+mod board;
+mod frames;
+mod plane;
+mod population;
+mod proxies;
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_testkit::ApiServer;
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::report::{Better, Line};
+use board::Board;
+use plane::Plane;
+use population::{PODS, POLICIES, SLICES, Size};
+use proxies::Fleet;
+
+/// The size the figures are for.
+const SIZE: Size = Size {
+    nodes: 1000,
+    services: 5000,
+    pods_each: 10,
+    namespaces: 250,
+};
+/// Pods that come or go in a second.
+const RATE: u32 = 100;
+/// How long they do.
+const CHURN: Duration = Duration::from_secs(30);
+/// Pods come so many changes before they go.
+const LIFE: u32 = 200;
+/// Policies that are made one after the other.
+const POLICY_CHANGES: usize = 30;
+/// Their numbers, beyond those of pods.
+const POLICY_NUMBERS: usize = 100_000;
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// All figures of this kind. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, to try things.
+pub(crate) fn run() -> Result<Vec<Line>> {
+    let mut bench = Bench::start(scaled(SIZE)?)?;
+    bench.first_state()?;
+    bench.idle()?;
+    bench.churn()?;
+    bench.policies()?;
+    Ok(bench.lines)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts far below 2^32"
+)]
+fn scaled(size: Size) -> Result<Size> {
+    let scale: f64 = match std::env::var("AMBIT_BENCH_SCALE") {
+        Ok(scale) => scale.parse()?,
+        Err(_) => 1.0,
+    };
+    let of = |count: u32| ((f64::from(count) * scale).ceil() as u32).max(1);
+    Ok(Size {
+        nodes: of(size.nodes),
+        services: of(size.services),
+        namespaces: of(size.namespaces),
+        ..size
+    })
+}
+
+struct Bench {
+    size: Size,
+    api: ApiServer,
+    plane: Plane,
+    fleet: Option<Fleet>,
+    lines: Vec<Line>,
+    _directory: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Fills the API server and starts the control plane before it.
+    fn start(size: Size) -> Result<Self> {
+        let api = ApiServer::start();
+        fill(&api, size);
+        let directory = tempfile::tempdir()?;
+        let mut plane = Plane::start(&api.kubeconfig(), directory.path())?;
+        let none = plane.usage()?;
+        let ready = plane.ready(Duration::from_secs(300)).inspect_err(|_| {
+            let log = std::fs::read_to_string(directory.path().join("control.log"));
+            eprintln!("{}", log.unwrap_or_default());
+        })?;
+        let usage = plane.usage()?;
+        let mut bench = Self {
+            size,
+            api,
+            plane,
+            fleet: None,
+            lines: Vec::new(),
+            _directory: directory,
+        };
+        let what = format!("{} pods, {} services", size.pods(), size.services);
+        bench.line(&format!("start to ready, {what}"), "s", ready.as_secs_f64());
+        bench.line("CPU time of that", "s", usage.seconds_since(none));
+        bench.line("memory with every object read", "MB", usage.resident);
+        Ok(bench)
+    }
+
+    /// All proxies connect and get everything.
+    fn first_state(&mut self) -> Result<()> {
+        let board = Arc::new(Board::new(POLICY_NUMBERS + POLICY_CHANGES));
+        let before = self.plane.usage()?;
+        let start = Instant::now();
+        let fleet = Fleet::start(self.size.nodes, &self.plane.target()?, board);
+        fleet.synced(Duration::from_secs(900))?;
+        let took = start.elapsed();
+        let after = self.plane.usage()?;
+        let bytes = fleet.totals.bytes.load(Ordering::Relaxed);
+        self.fleet = Some(fleet);
+        let what = format!("{} proxies get everything", self.size.nodes);
+        self.line(&what, "s", took.as_secs_f64());
+        self.line("CPU time of that", "s", after.seconds_since(before));
+        let each = count(bytes) / f64::from(self.size.nodes) / 1e6;
+        self.line("sent to each for that", "MB", each);
+        self.line("memory, peak so far", "MB", self.plane.peak_mb()?);
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<()> {
+        let resident = crate::rig::settled(|| Ok(self.plane.usage()?.resident))?;
+        self.line("memory with all proxies", "MB", resident);
+        let before = self.plane.usage()?;
+        thread::sleep(Duration::from_secs(5));
+        let cores = self.plane.usage()?.cores_since(before);
+        self.line("CPU while nothing changes", "cores", cores);
+        Ok(())
+    }
+
+    /// Pods come and go at a steady rate.
+    fn churn(&mut self) -> Result<()> {
+        let fleet = self.fleet()?;
+        let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
+        let before = self.plane.usage()?;
+        let bytes = totals.bytes.load(Ordering::Relaxed);
+        let pushes = totals.pushes.load(Ordering::Relaxed);
+        let start = Instant::now();
+        let mut peak: f64 = 0.0;
+        for change in 0.. {
+            let due = Duration::from_secs(1) * change / RATE;
+            if due >= CHURN {
+                break;
+            }
+            thread::sleep(due.saturating_sub(start.elapsed()));
+            // At first pods only come; then each that comes is followed by one that goes.
+            if change < LIFE {
+                self.bring(change, &board);
+            } else if change.is_multiple_of(2) {
+                self.bring(LIFE + (change - LIFE) / 2, &board);
+            } else {
+                self.take((change - LIFE) / 2, &board);
+            }
+            if change.is_multiple_of(RATE) {
+                peak = peak.max(self.plane.usage()?.resident);
+            }
+        }
+        let elapsed = start.elapsed();
+        let after = self.plane.usage()?;
+        // What was sent until now belongs to these changes; the last may still be on their way.
+        let bytes = totals.bytes.load(Ordering::Relaxed) - bytes;
+        let pushes = totals.pushes.load(Ordering::Relaxed) - pushes;
+        thread::sleep(Duration::from_secs(2));
+        self.fleet()?.check()?;
+        let latencies = board.latencies(0, self.size.nodes);
+        let seconds = elapsed.as_secs_f64() * f64::from(self.size.nodes);
+        self.line(
+            &format!("CPU, {RATE} pod changes a second"),
+            "cores",
+            after.cores_since(before),
+        );
+        self.line("sent to a node", "kB/s", count(bytes) / seconds / 1e3);
+        self.line("pushes to a node", "1/s", count(pushes) / seconds);
+        self.line("memory meanwhile", "MB", peak.max(after.resident));
+        self.latency("pod change to the last proxy", &latencies)
+    }
+
+    /// One policy after the other.
+    fn policies(&mut self) -> Result<()> {
+        let board = Arc::clone(&self.fleet()?.board);
+        for number in POLICY_NUMBERS..POLICY_NUMBERS + POLICY_CHANGES {
+            board.made(true, number);
+            self.api.put(POLICIES, self.size.deny(number));
+            thread::sleep(Duration::from_millis(400));
+        }
+        let policies = board.latencies(POLICY_NUMBERS, self.size.nodes);
+        self.latency("policy to the last proxy", &policies)
+    }
+
+    /// A pod appears: first without an address, as the scheduler leaves it, then running.
+    fn bring(&self, number: u32, board: &Board) {
+        self.api.put(PODS, self.size.churning(number, false));
+        board.made(true, index(number));
+        self.api.put(PODS, self.size.churning(number, true));
+        self.slice(number);
+    }
+
+    fn take(&self, number: u32, board: &Board) {
+        board.made(false, index(number));
+        let namespace = self.size.churning_namespace(number);
+        self.api
+            .delete(PODS, &namespace, &population::churning_name(number));
+        self.slice(number);
+    }
+
+    fn slice(&self, number: u32) {
+        let service = number % self.size.services;
+        self.api.put(SLICES, self.size.slice(service, number));
+    }
+
+    fn fleet(&self) -> Result<&Fleet> {
+        self.fleet
+            .as_ref()
+            .ok_or_else(|| anyhow::anyhow!("the proxies are not connected"))
+    }
+
+    fn latency(&mut self, what: &str, latencies: &[Option<Duration>]) -> Result<()> {
+        let lost = latencies.iter().filter(|latency| latency.is_none()).count();
+        ensure!(
+            lost == 0,
+            "{what}: {lost} of {} changes did not reach every proxy",
+            latencies.len()
+        );
+        let mut all: Vec<_> = latencies.iter().flatten().copied().collect();
+        all.sort_unstable();
+        let at = |share: usize| {
+            let index = (all.len() * share / 100).min(all.len().saturating_sub(1));
+            all.get(index).map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
+        };
+        self.line(&format!("{what}, median"), "ms", at(50));
+        self.line(&format!("{what}, 99 of 100"), "ms", at(99));
+        self.line(&format!("{what}, worst of {}", all.len()), "ms", at(100));
+        Ok(())
+    }
+
+    fn line(&mut self, what: &str, unit: &'static str, mesh: f64) {
+        eprintln!("  {what}: {mesh:.3} {unit}");
+        self.lines.push(Line {
+            what: what.into(),
+            unit,
+            bare: None,
+            mesh,
+            existing: None,
+            better: Better::Lower,
+        });
+    }
+}
+
+fn fill(api: &ApiServer, size: Size) {
+    let start = Instant::now();
+    for (collection, kind) in population::EMPTY {
+        api.serve(collection, kind);
+    }
+    for (collection, object) in size.objects() {
+        api.put(collection, object);
+    }
+    api.compact();
+    api.answer_posts(TOKEN_REVIEWS, review);
+    eprintln!(
+        "  (simulated cluster of {} nodes and {} pods made in {:.1} s)",
+        size.nodes,
+        size.pods(),
+        start.elapsed().as_secs_f64()
+    );
+}
+
+/// Every token of a simulated proxy is good.
+fn review(asked: &Value) -> Value {
+    let token = asked.pointer("/spec/token").and_then(Value::as_str);
+    let number = token
+        .and_then(|token| token.strip_prefix("proxy."))
+        .and_then(|token| token.strip_suffix(".token"));
+    let status = match number {
+        Some(number) => json!({
+            "authenticated": true,
+            "audiences": ["istio-ca"],
+            "user": {
+                "username": "system:serviceaccount:istio-system:ztunnel",
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:istio-system",
+                    "system:authenticated"],
+                "extra": {
+                    "authentication.kubernetes.io/pod-name": [format!("ztunnel-{number}")],
+                    "authentication.kubernetes.io/pod-uid": [format!("uid-of-ztunnel-{number}")],
+                    "authentication.kubernetes.io/node-name": [format!("node-{number}")],
+                },
+            },
+        }),
+        None => json!({"authenticated": false, "error": "not a token of a simulated proxy"}),
+    };
+    json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {},
+        "spec": asked.get("spec"), "status": status})
+}
+
+fn index(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts and bytes, far below 2^52"
+)]
+fn count(value: u64) -> f64 {
+    value as f64
+}

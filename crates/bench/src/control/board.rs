@@ -1,0 +1,112 @@
+//! When each change was made, and when the last proxy had heard of it.
+
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// What the names of objects that are changed begin with; their number follows.
+pub(super) const MARK: &str = "churn-";
+
+/// Counts the proxies that heard of each change. Changes have numbers; a change that takes an object
+/// away has a number of its own.
+#[derive(Debug)]
+pub(super) struct Board {
+    start: Instant,
+    there: Vec<Heard>,
+    gone: Vec<Heard>,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// Nanoseconds after the start; 0 if it has not happened.
+    made: AtomicU64,
+    by: AtomicU32,
+    last: AtomicU64,
+}
+
+impl Board {
+    /// For so many changes of each kind.
+    pub(super) fn new(changes: usize) -> Self {
+        let heard = || (0..changes).map(|_| Heard::default()).collect();
+        Self {
+            start: Instant::now(),
+            there: heard(),
+            gone: heard(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn heard(&self, is_there: bool) -> &[Heard] {
+        if is_there { &self.there } else { &self.gone }
+    }
+
+    /// Change `number` is being made.
+    pub(super) fn made(&self, is_there: bool, number: usize) {
+        if let Some(heard) = self.heard(is_there).get(number) {
+            heard.made.store(self.now().max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// A proxy hears of a record.
+    pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
+        let Some(number) = number(name) else { return };
+        let Some(heard) = self.heard(is_there).get(number) else {
+            return;
+        };
+        heard.by.fetch_add(1, Ordering::Relaxed);
+        heard.last.fetch_max(self.now(), Ordering::Relaxed);
+    }
+
+    /// For every change made, from that number on: how long until `proxies` proxies had heard of it; `None` where some
+    /// have not.
+    pub(super) fn latencies(&self, from: usize, proxies: u32) -> Vec<Option<Duration>> {
+        let there = self.there.iter().skip(from);
+        there
+            .chain(self.gone.iter().skip(from))
+            .filter(|heard| heard.made.load(Ordering::Relaxed) > 0)
+            .map(|heard| {
+                let made = heard.made.load(Ordering::Relaxed);
+                let last = heard.last.load(Ordering::Relaxed);
+                (heard.by.load(Ordering::Relaxed) >= proxies)
+                    .then(|| Duration::from_nanos(last.saturating_sub(made)))
+            })
+            .collect()
+    }
+}
+
+/// The number of a change in the name of its record.
+fn number(name: &[u8]) -> Option<usize> {
+    let name = std::str::from_utf8(name).ok()?;
+    let (_, rest) = name.rsplit_once(MARK)?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_counts_when_the_last_proxy_has_heard_of_it() {
+        let board = Board::new(2);
+        board.made(true, 1);
+        board.seen(true, b"Kubernetes//Pod/ns/churn-1");
+        assert_eq!(board.latencies(0, 2), [None]);
+        board.seen(false, b"Kubernetes//Pod/ns/churn-1");
+        board.seen(true, b"Kubernetes//Pod/ns/other");
+        assert_eq!(board.latencies(0, 2), [None]);
+        board.seen(true, b"Kubernetes//Pod/ns/churn-1");
+        assert!(board.latencies(0, 2)[0].is_some());
+    }
+
+    #[test]
+    fn numbers_end_where_digits_do() {
+        assert_eq!(number(b"a/churn-17"), Some(17));
+        assert_eq!(number(b"a/churn-17/b"), Some(17));
+        assert_eq!(number(b"a/b"), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! Simulated node proxies: each a TLS connection of its own with one delta xDS stream, under its own
+//! token. They take everything in, answer every push, and keep nothing.
+
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    task::{Context as TaskContext, Poll},
+    time::{Duration, Instant},
+};
+
+use ambit_wire::{
+    decode::DELTA_PATH,
+    discovery::{DeltaDiscoveryRequest, Node},
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+};
+use anyhow::{Context, Result, bail, ensure};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use prost_types::{Struct, Value, value::Kind};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::Semaphore,
+};
+
+use super::{board::Board, frames::Reader};
+
+/// Proxies that take in their first state at the same time.
+const AT_ONCE: usize = 32;
+/// What a proxy lets the control plane send ahead.
+const WINDOW: u32 = 1 << 20;
+
+/// Figures that all proxies add to.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    /// Bytes that arrived at sockets.
+    pub(super) bytes: AtomicU64,
+    /// Delta responses.
+    pub(super) pushes: AtomicU64,
+    /// Proxies that have their first state.
+    pub(super) synced: AtomicU32,
+    /// Streams that ended.
+    pub(super) ended: AtomicU32,
+}
+
+/// The proxies and the thread they run on.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    pub(super) totals: Arc<Totals>,
+    pub(super) board: Arc<Board>,
+    size: u32,
+    failed: Arc<parking_lot::Mutex<Option<String>>>,
+}
+
+/// Where and as whom the proxies connect.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) address: SocketAddr,
+    pub(super) tls: Arc<ClientConfig>,
+    pub(super) server_name: ServerName<'static>,
+}
+
+/// What one proxy presents. The simulated API server knows the same tokens.
+pub(super) fn token(proxy: u32) -> String {
+    format!("proxy.{proxy}.token")
+}
+
+impl Fleet {
+    /// Starts so many proxies on a thread of their own; they stay until the process ends.
+    pub(super) fn start(size: u32, target: &Target, board: Arc<Board>) -> Self {
+        let fleet = Self {
+            totals: Arc::default(),
+            board,
+            size,
+            failed: Arc::default(),
+        };
+        let target = target.clone();
+        let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
+        let failed = Arc::clone(&fleet.failed);
+        std::thread::spawn(move || {
+            let Ok(runtime) = ambit_rt::current_thread() else {
+                *failed.lock() = Some("no runtime for the proxies".into());
+                return;
+            };
+            runtime.block_on(async {
+                let gate = Arc::new(Semaphore::new(AT_ONCE));
+                for number in 0..size {
+                    let proxy = Proxy {
+                        number,
+                        target: target.clone(),
+                        totals: Arc::clone(&totals),
+                        board: Arc::clone(&board),
+                    };
+                    let (gate, totals) = (Arc::clone(&gate), Arc::clone(&totals));
+                    let failed = Arc::clone(&failed);
+                    ambit_rt::spawn("proxy", async move {
+                        if let Err(error) = proxy.run(&gate).await {
+                            *failed.lock() = Some(format!("proxy {number}: {error:#}"));
+                        }
+                        totals.ended.fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+                std::future::pending::<()>().await;
+            });
+        });
+        fleet
+    }
+
+    /// Waits until every proxy has its first state.
+    pub(super) fn synced(&self, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        loop {
+            let synced = self.totals.synced.load(Ordering::Relaxed);
+            if synced >= self.size {
+                return Ok(());
+            }
+            self.check()?;
+            ensure!(
+                Instant::now() < deadline,
+                "{synced} of {} proxies have their first state after {within:?}",
+                self.size
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether all streams are still open.
+    pub(super) fn check(&self) -> Result<()> {
+        match &*self.failed.lock() {
+            Some(error) => bail!("a stream ended: {error}"),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Proxy {
+    number: u32,
+    target: Target,
+    totals: Arc<Totals>,
+    board: Arc<Board>,
+}
+
+impl Proxy {
+    async fn run(&self, gate: &Semaphore) -> Result<()> {
+        let permit = gate.acquire().await?;
+        let stream = TcpStream::connect(self.target.address).await?;
+        stream.set_nodelay(true)?;
+        let stream = Counted {
+            stream,
+            totals: Arc::clone(&self.totals),
+        };
+        let stream = tokio_rustls::TlsConnector::from(Arc::clone(&self.target.tls))
+            .connect(self.target.server_name.clone(), stream)
+            .await
+            .context("TLS")?;
+        let (mut send, connection) = h2::client::Builder::new()
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .handshake::<_, Bytes>(stream)
+            .await?;
+        let driver = ambit_rt::spawn_abortable("connection", async move {
+            // Its end is seen by the stream.
+            drop(connection.await);
+        });
+        let request = http::Request::post(format!("https://istiod{DELTA_PATH}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("authorization", format!("Bearer {}", token(self.number)))
+            .body(())?;
+        let (response, mut requests) = send.send_request(request, false)?;
+        for type_url in [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL] {
+            let subscribe = DeltaDiscoveryRequest {
+                node: Some(node(self.number)),
+                type_url: type_url.to_owned(),
+                ..DeltaDiscoveryRequest::default()
+            };
+            requests.send_data(frame(&subscribe), false)?;
+        }
+        let response = response.await?;
+        let status = response.headers().get("grpc-status");
+        ensure!(status.is_none(), "refused: {:?}", response.headers());
+        let mut body = response.into_body();
+        let mut reader = Reader::default();
+        let mut permit = Some(permit);
+        let mut types = 0;
+        while let Some(data) = body.data().await {
+            let data = data?;
+            body.flow_control().release_capacity(data.len())?;
+            let named = |is_there, name: &[u8]| self.board.seen(is_there, name);
+            for push in reader.read(&data, named)? {
+                self.totals.pushes.fetch_add(1, Ordering::Relaxed);
+                let acknowledge = DeltaDiscoveryRequest {
+                    type_url: push.type_url,
+                    response_nonce: push.nonce,
+                    ..DeltaDiscoveryRequest::default()
+                };
+                requests.send_data(frame(&acknowledge), false)?;
+                types += 1;
+                if types == 2 {
+                    permit.take();
+                    self.totals.synced.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        let trailers = body.trailers().await?;
+        drop(driver);
+        bail!("the control plane ended the stream: {trailers:?}")
+    }
+}
+
+fn frame(message: &DeltaDiscoveryRequest) -> Bytes {
+    let length = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(length + 5);
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut bytes);
+    bytes.freeze()
+}
+
+fn node(number: u32) -> Node {
+    let [_, _, high, low] = number.to_be_bytes();
+    let text = |text: String| Value {
+        kind: Some(Kind::StringValue(text)),
+    };
+    let fields = [
+        ("NAME", format!("ztunnel-{number}")),
+        ("NAMESPACE", "istio-system".to_owned()),
+        ("NODE_NAME", format!("node-{number}")),
+    ];
+    Node {
+        id: format!(
+            "ztunnel~10.255.{high}.{low}~ztunnel-{number}.istio-system~istio-system.svc.cluster.local"
+        ),
+        metadata: Some(Struct {
+            fields: fields
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), text(value)))
+                .collect(),
+        }),
+        ..Node::default()
+    }
+}
+
+/// A connection whose incoming bytes are counted as the wire carries them.
+struct Counted {
+    stream: TcpStream,
+    totals: Arc<Totals>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let read = u64::try_from(buffer.filled().len() - before).unwrap_or_default();
+        self.totals.bytes.fetch_add(read, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -36,8 +36,8 @@ pub enum InstallError {
     /// What was applied before.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// There is nothing to upgrade.
-    #[error("there is no installation in the namespace {0} to upgrade")]
+    /// There is nothing to upgrade or to take away.
+    #[error("there is no installation in the namespace {0}")]
     Absent(String),
     /// Not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]

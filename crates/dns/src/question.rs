@@ -83,9 +83,12 @@ impl Question {
         }
     }
 
-    /// The type of record that is asked for.
-    pub fn kind(&self) -> RecordType {
-        self.query.query_type()
+    /// The name of the type of record that is asked for; `None` for one without.
+    pub fn kind_name(&self) -> Option<&'static str> {
+        match self.query.query_type() {
+            RecordType::Unknown(_) => None,
+            kind => Some(kind.into()),
+        }
     }
 
     /// The name as it was written.

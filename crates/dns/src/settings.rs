@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use ambit_sys::netns::Netns;
+use hickory_resolver::system_conf::read_system_conf;
 
 /// Where questions are passed on from.
 #[derive(Clone, Debug, Default)]
@@ -43,4 +44,18 @@ impl Default for Limits {
             quiet: Duration::from_secs(1),
         }
     }
+}
+
+/// The servers of the proxy's own `/etc/resolv.conf`.
+pub fn system_servers() -> Vec<SocketAddr> {
+    let mut servers = Vec::new();
+    match read_system_conf() {
+        Ok((config, _)) => {
+            let ips = config.name_servers().iter().map(|server| server.ip);
+            servers.extend(ips.map(|ip| SocketAddr::new(ip, 53)));
+        }
+        Err(error) => tracing::debug!(%error, "no DNS servers of the proxy's own"),
+    }
+    servers.dedup();
+    servers
 }

@@ -255,8 +255,9 @@ fn log(pod: &Pod, report: &Report<'_>) {
         Outcome::Failed(error) => (chain(error), None, ""),
         Outcome::NotYet => ("the mesh is not known yet".to_owned(), None, ""),
     };
-    tracing::debug!(
+    tracing::event!(
         target: "dns",
+        tracing::Level::DEBUG,
         src.workload = pod.name.name.as_str(),
         src.namespace = pod.name.namespace.as_str(),
         query = report.question.kind_name().unwrap_or("unknown"),

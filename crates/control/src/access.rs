@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use ambit_model::ArcStr;
 use tonic::{Status, metadata::MetadataMap};
 
-use crate::auth::{Authenticator, Caller, bearer};
+use crate::auth::{Authenticator, Caller, TokenError, bearer};
 
 /// `namespace/name` of service accounts.
 pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
@@ -42,7 +42,13 @@ impl Access {
         };
         caller.map_err(|error| {
             tracing::warn!(%error, "a caller is not authenticated");
-            Status::unauthenticated("the token is not accepted")
+            match error {
+                // Not the caller's fault: it shall come back.
+                TokenError::Unavailable(_) => {
+                    Status::unavailable("the token cannot be reviewed at present")
+                }
+                _ => Status::unauthenticated("the token is not accepted"),
+            }
         })
     }
 

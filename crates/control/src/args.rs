@@ -9,14 +9,29 @@ use clap::Parser;
 #[command(name = "ambit-control", version, about)]
 pub struct Args {
     /// Directory of Kubernetes manifests, followed live; later ones are laid over earlier ones.
-    #[arg(long, required = true, env = "AMBIT_MANIFESTS", value_delimiter = ':')]
+    /// Without any, objects come from the Kubernetes API.
+    #[arg(long, env = "AMBIT_MANIFESTS", value_delimiter = ':')]
     pub manifests: Vec<PathBuf>,
+    /// How to reach the Kubernetes API from outside of a cluster; KUBECONFIG is used without.
+    #[arg(long, conflicts_with = "manifests")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the control plane: its lease and the secret of its root live there. That of
+    /// --root-namespace without.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Name of this replica, unlike that of all others.
+    #[arg(long, env = "POD_NAME")]
+    pub name: Option<String>,
     /// Where xDS and the CSR API are served, over TLS.
     #[arg(long, default_value = "0.0.0.0:15012", env = "AMBIT_LISTEN_XDS")]
     pub listen_xds: SocketAddr,
     /// Where metrics, readiness and debug pages are served.
     #[arg(long, default_value = "0.0.0.0:15014", env = "AMBIT_LISTEN_MONITORING")]
     pub listen_monitoring: SocketAddr,
+    /// Where readiness and debug pages are served as well: port 8080 of every address on Kubernetes,
+    /// nowhere with --manifests.
+    #[arg(long, env = "AMBIT_LISTEN_HTTP")]
+    pub listen_http: Option<SocketAddr>,
     /// Trust domain of every identity.
     #[arg(long, default_value = "cluster.local", env = "TRUST_DOMAIN")]
     pub trust_domain: String,
@@ -29,8 +44,9 @@ pub struct Args {
     /// Namespace whose policies concern the whole mesh.
     #[arg(long, default_value = "istio-system", env = "ROOT_NAMESPACE")]
     pub root_namespace: String,
-    /// Directory with ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem; a root is made there
-    /// if it is empty.
+    /// Directory with ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, or with tls.crt,
+    /// tls.key and ca.crt, followed live. If it is empty, a root is made: there, or on Kubernetes in
+    /// the secret istio-ca-secret.
     #[arg(long, env = "ROOT_CA_DIR")]
     pub ca_dir: Option<PathBuf>,
     /// File to write the root certificates to, for clients.
@@ -39,7 +55,8 @@ pub struct Args {
     /// Further DNS name or IP address of the serving certificate.
     #[arg(long, env = "AMBIT_SERVER_SAN", value_delimiter = ',')]
     pub server_san: Vec<String>,
-    /// Public keys that sign service account tokens: PEM or JWKS. Without it nobody is let in.
+    /// Public keys that sign service account tokens: PEM or JWKS. Without it the Kubernetes API reviews
+    /// them; with --manifests nobody is let in.
     #[arg(long, env = "AMBIT_TOKEN_KEYS")]
     pub token_keys: Option<PathBuf>,
     /// Audience that tokens must name.
@@ -52,6 +69,13 @@ pub struct Args {
         env = "CA_TRUSTED_NODE_ACCOUNTS"
     )]
     pub trusted_node_accounts: String,
+    /// How long a connection may last, spread by a tenth, in minutes: so that clients come to spread
+    /// over all replicas.
+    #[arg(long, default_value_t = 30, env = "AMBIT_MAX_CONNECTION_MINUTES")]
+    pub max_connection_minutes: u32,
+    /// Streams that may begin in a second, so that a restart is no stampede.
+    #[arg(long, default_value_t = 100, env = "PILOT_MAX_REQUESTS_PER_SECOND")]
+    pub streams_per_second: u32,
     /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
     /// only.
     #[arg(long, env = "AMBIT_XDS_ANY_ACCOUNT")]
@@ -60,4 +84,11 @@ pub struct Args {
     /// enforce them.
     #[arg(long, env = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY")]
     pub dry_run_policies: bool,
+}
+
+impl Args {
+    /// Namespace of the control plane.
+    pub fn own_namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or(&self.root_namespace)
+    }
 }

@@ -1,8 +1,10 @@
 //! Who calls: service account tokens.
 //!
 //! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among
-//! the claims. [`KeyFile`] verifies them with public keys from a file; a TokenReview of the Kubernetes
-//! API can take its place behind [`Authenticator`].
+//! the claims. [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] asks the Kubernetes
+//! API.
+
+mod review;
 
 use std::{fmt, future::Future, path::Path, pin::Pin};
 
@@ -12,6 +14,8 @@ use jsonwebtoken::{
     Algorithm, DecodingKey, Validation, decode, decode_header, errors::ErrorKind, jwk::JwkSet,
 };
 use serde::Deserialize;
+
+pub use review::Reviewer;
 
 /// How far clocks may be apart, in seconds.
 const LEEWAY: u64 = 10;
@@ -81,6 +85,12 @@ pub enum TokenError {
     /// The claims contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
+    /// The Kubernetes API does not accept it.
+    #[error("the Kubernetes API does not accept the token: {0}")]
+    Rejected(String),
+    /// Nobody can say whether it is good.
+    #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
+    Unavailable(String),
 }
 
 /// A pending answer.
@@ -286,8 +296,8 @@ pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenErro
     }
 }
 
-fn caller(claims: Claims) -> Result<Caller, TokenError> {
-    let subject = claims.sub.unwrap_or_default();
+/// Namespace and name of the account that a subject names.
+fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
     let parts: Vec<_> = subject.split(':').collect();
     let ["system", "serviceaccount", namespace, account] = parts.as_slice() else {
         return Err(TokenError::Subject);
@@ -295,24 +305,30 @@ fn caller(claims: Claims) -> Result<Caller, TokenError> {
     if !is_dns_name(namespace, 63) || !is_dns_name(account, 253) {
         return Err(TokenError::Subject);
     }
+    Ok((namespace, account))
+}
+
+fn caller(claims: Claims) -> Result<Caller, TokenError> {
+    let subject = claims.sub.unwrap_or_default();
+    let (namespace, account) = account_of(&subject)?;
     let kubernetes = claims.kubernetes;
     if let Some(kubernetes) = &kubernetes {
         let other_namespace = kubernetes
             .namespace
             .as_deref()
-            .is_some_and(|other| other != *namespace);
+            .is_some_and(|other| other != namespace);
         let other_account = kubernetes
             .serviceaccount
             .as_ref()
-            .is_some_and(|other| other.name != *account);
+            .is_some_and(|other| other.name != account);
         if other_namespace || other_account {
             return Err(TokenError::Contradiction);
         }
     }
     let pod = kubernetes.and_then(|kubernetes| kubernetes.pod);
     Ok(Caller {
-        namespace: (*namespace).into(),
-        service_account: (*account).into(),
+        namespace: namespace.into(),
+        service_account: account.into(),
         pod: pod.map(|pod| BoundPod {
             name: pod.name.into(),
             uid: pod.uid,

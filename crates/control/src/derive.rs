@@ -20,6 +20,8 @@ use std::sync::Arc;
 use ambit_model::{ArcStr, Authorization, NamespacedHostname, PolicyKey, Workload, WorkloadUid};
 
 pub use index::Index;
+#[cfg(test)]
+pub(crate) use pods::PodInput;
 pub use pods::{PodDirectory, PodFacts};
 pub use services::ServiceRecord;
 

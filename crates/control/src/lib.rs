@@ -1,7 +1,8 @@
 //! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.
 //!
-//! [`derive`] is pure; [`mesh`] feeds it and publishes; [`xds`] and [`ca`] serve over one gRPC port;
-//! [`auth`] and [`access`] say who may call; [`run`] puts it together.
+//! [`source`] tells of objects, from files or from [`kubernetes`]; [`derive`] is pure; [`mesh`] feeds it
+//! and publishes; [`xds`] and [`ca`] serve over one gRPC port ([`grpc`]); [`auth`] and [`access`] say who
+//! may call; [`environment`] is what all of it is built on; [`run`] puts it together.
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -9,10 +10,14 @@ pub mod args;
 pub mod auth;
 pub mod ca;
 pub mod derive;
+pub mod environment;
+pub mod grpc;
+pub mod kubernetes;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
 pub mod problems;
 pub mod run;
 pub mod serving;
+pub mod source;
 pub mod xds;

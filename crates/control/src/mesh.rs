@@ -5,7 +5,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_manifests::{Change, ManifestDirs, ObjectEvent};
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
@@ -17,13 +16,14 @@ use crate::{
     derive::{Index, MeshConfig, PodDirectory},
     metrics::Metrics,
     problems::{Problem, Severity},
+    source::{Change, Event, Source},
     xds::{Store, store::Collection},
 };
 
 /// How long objects must be quiet before records are published.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long publishing may be put off.
-const LONGEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_millis(100);
 
 /// What other parts see of the mesh.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub struct Problems {
 
 /// Starts following; ends with the drain.
 pub fn start(
-    source: ManifestDirs,
+    source: Source,
     config: MeshConfig,
     metrics: Arc<Metrics>,
     drain: DrainWatcher,
@@ -85,7 +85,7 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, mut source: ManifestDirs, mut drain: DrainWatcher) {
+    async fn run(mut self, mut source: Source, mut drain: DrainWatcher) {
         // When the oldest and the newest unpublished change came.
         let mut waiting: Option<(Instant, Instant)> = None;
         loop {
@@ -95,14 +95,14 @@ impl Follower {
                     Some(change) => {
                         let now = Instant::now();
                         self.take(&change);
-                        let first = waiting.map_or(now, |(first, _)| first);
-                        waiting = Some((first, now));
-                        if *self.publish.borrow() == 0 {
+                        if change.complete {
                             self.index.started();
+                            let first = waiting.map_or(now, |(first, _)| first);
+                            waiting = Some((first, now));
                         }
                     }
                     None => {
-                        tracing::error!("manifests are no longer followed; the last state stays");
+                        tracing::error!("objects are no longer followed; the last state stays");
                         drain.started().await;
                         return;
                     }
@@ -120,39 +120,49 @@ impl Follower {
         let mut pods = self.mesh.pods.write();
         for event in &change.events {
             match event {
-                ObjectEvent::Applied { object, origin } => {
-                    self.index
-                        .apply(object, Some(origin.to_string()), &mut pods);
+                Event::Applied { object, origin } => {
+                    self.index.apply(object, origin.clone(), &mut pods);
                 }
-                ObjectEvent::Deleted(key) => self.index.delete(key, &mut pods),
+                Event::Refused { key, error, value } => {
+                    self.index.refuse(key, error, value, &mut pods);
+                }
+                Event::Deleted(key) => self.index.delete(key, &mut pods),
             }
         }
         drop(pods);
-        self.follow.send_modify(|number| *number += 1);
+        if change.complete {
+            self.follow.send_modify(|number| *number += 1);
+        }
         self.metrics.objects_changed(change.events.len());
         self.note_problems(change);
     }
 
-    fn note_problems(&self, change: &Change) {
-        let manifests: Vec<_> = change.problems.iter().map(ToString::to_string).collect();
-        let objects: Vec<_> = self.index.problems().cloned().collect();
+    fn note_problems(&mut self, change: &Change) {
+        let changed = self.index.take_changed_problems();
         let mut problems = self.mesh.problems.write();
-        for problem in manifests
-            .iter()
-            .filter(|problem| !problems.manifests.contains(problem))
-        {
-            tracing::error!(
-                problem,
-                "a manifest cannot be used; its last good state stays in force"
-            );
+        if let Some(manifests) = &change.manifests {
+            for problem in manifests
+                .iter()
+                .filter(|problem| !problems.manifests.contains(problem))
+            {
+                tracing::error!(
+                    problem,
+                    "a manifest cannot be used; its last good state stays in force"
+                );
+            }
+            problems.manifests.clone_from(manifests);
         }
-        let errors = objects
+        if !changed.is_empty() {
+            problems.objects = self.index.problems().cloned().collect();
+        }
+        let errors = problems
+            .objects
             .iter()
             .filter(|problem| problem.severity == Severity::Error)
             .count();
+        let warnings = problems.objects.len() - errors;
         self.metrics
-            .set_problems(errors + manifests.len(), objects.len() - errors);
-        *problems = Problems { manifests, objects };
+            .set_problems(errors + problems.manifests.len(), warnings);
     }
 
     fn flush(&mut self, since: Duration) {

@@ -1,26 +1,30 @@
 //! Puts the parts together and runs them until a signal.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
-use ambit_manifests::ManifestDirs;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
-use ambit_tls::grpc;
+use ambit_tls::grpc as tls_grpc;
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
-use parking_lot::RwLock;
-use tokio::task::JoinHandle;
+use tonic::service::Routes;
 
 use crate::{
     access::{Access, parse_accounts},
     args::Args,
-    auth::{Authenticator, KeyFile, NoKeys},
-    ca::{CertificateService, open_authority, write_root},
+    ca::{self, CertificateService, TrustKeeper, write_root},
     derive::MeshConfig,
+    environment::Environment,
+    grpc,
     mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
     serving::Serving,
-    xds::{Discovery, DiscoveryServer},
+    xds::{Admission, Discovery, DiscoveryServer},
 };
 
 /// How long open streams may take to end.
@@ -47,7 +51,8 @@ pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
     let running = start(&args).await?;
     let cause = shutdown.wait().await;
     tracing::info!(cause, "stopping");
-    running.stop().await
+    running.stop().await;
+    Ok(())
 }
 
 /// A control plane at work.
@@ -58,18 +63,12 @@ pub struct Running {
     /// Where metrics and debug pages are served.
     pub monitoring: SocketAddr,
     drain: Drain,
-    server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
 impl Running {
-    /// Ends streams and connections, and waits for them a few seconds.
-    pub async fn stop(self) -> anyhow::Result<()> {
+    /// Ends streams and connections, gives leadership back, and waits for it a few seconds.
+    pub async fn stop(self) {
         self.drain.finish(DrainMode::graceful(DRAIN)).await;
-        match tokio::time::timeout(DRAIN, self.server).await {
-            Ok(Ok(result)) => result.context("the gRPC server failed"),
-            Ok(Err(error)) => Err(error).context("the gRPC server died"),
-            Err(_) => Ok(()),
-        }
     }
 }
 
@@ -77,25 +76,40 @@ impl Running {
 pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let (drain, watcher) = drain::channel();
     let metrics = Arc::new(Metrics::default());
-    let authority = open_authority(args.ca_dir.as_deref(), &args.trust_domain)?;
-    metrics.set_root_expiry(authority.not_after());
+    let Environment {
+        source,
+        keeper,
+        authenticator,
+        cluster,
+    } = Environment::open(args, &metrics, &watcher).await?;
     if let Some(path) = &args.root_cert_out {
-        write_root(path, &authority)?;
+        keep_root_written(path, &keeper)?;
     }
-    let authority = Arc::new(RwLock::new(Arc::new(authority)));
-    let serving = Serving::start(Arc::clone(&authority), server_names(args), watcher.clone())?;
-    let access = Arc::new(access(args)?);
-    let source = ManifestDirs::open(args.manifests.clone())?;
+    let trusted = parse_accounts(&args.trusted_node_accounts)
+        .map_err(anyhow::Error::msg)
+        .context("--trusted-node-accounts")?;
+    let access = Arc::new(Access::new(authenticator, trusted, args.xds_any_account));
+    let serving = Serving::start(keeper.follow(), server_names(args), watcher.clone())?;
     let mesh = mesh::start(
         source,
         mesh_config(args),
         Arc::clone(&metrics),
         watcher.clone(),
     );
+    if let Some(cluster) = &cluster {
+        let distribute = ca::distribute(
+            cluster.client.clone(),
+            keeper.follow(),
+            cluster.leads.clone(),
+            watcher.clone(),
+        );
+        ambit_rt::spawn("root certificates", distribute);
+    }
     let discovery = Discovery::new(
         Arc::clone(&mesh.store),
         mesh.published.clone(),
         Arc::clone(&access),
+        Admission::new(args.streams_per_second),
         Arc::clone(&metrics),
         watcher.clone(),
     );
@@ -106,37 +120,51 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         readiness: readiness(&mesh),
     };
     let certificates = CertificateService {
-        authority,
+        trust: keeper.follow(),
         access,
         pods: Arc::clone(&mesh.pods),
         followed: mesh.followed.clone(),
         trust_domain: args.trust_domain.as_str().into(),
         metrics,
     };
+    let on_cluster = || SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080));
+    if let Some(address) = args
+        .listen_http
+        .or_else(|| cluster.as_ref().map(|_| on_cluster()))
+    {
+        serve_monitoring(address, monitoring.clone(), watcher.clone()).await?;
+    }
     let monitoring = serve_monitoring(args.listen_monitoring, monitoring, watcher.clone()).await?;
     let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
     let xds = listener.local_addr()?;
     tracing::info!(address = %xds, "xDS and certificates");
-    let incoming = grpc::incoming(listener, watcher.clone(), move || serving.config());
-    let mut stopping = watcher;
-    let server = tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        .max_concurrent_streams(Some(128))
-        .initial_stream_window_size(Some(1 << 20))
-        .initial_connection_window_size(Some(4 << 20))
-        .add_service(DiscoveryServer::new(discovery))
+    let incoming = tls_grpc::incoming(listener, watcher.clone(), move || serving.config());
+    let routes = Routes::new(DiscoveryServer::new(discovery))
         .add_service(IstioCertificateServiceServer::new(certificates))
-        .serve_with_incoming_shutdown(incoming, async move {
-            stopping.started().await;
-        });
-    let server = ambit_rt::spawn("grpc", server);
+        .prepare();
+    let age = Duration::from_secs(60) * args.max_connection_minutes.max(1);
+    ambit_rt::spawn("grpc", grpc::serve(incoming, routes, age, watcher));
     Ok(Running {
         xds,
         monitoring,
         drain,
-        server,
     })
+}
+
+/// Writes the roots for clients that read them from a file, now and whenever they change.
+fn keep_root_written(path: &Path, keeper: &TrustKeeper) -> anyhow::Result<()> {
+    let mut trust = keeper.follow();
+    write_root(path, &trust.borrow_and_update().authority.root_pem())?;
+    let path = path.to_owned();
+    ambit_rt::spawn("root file", async move {
+        while trust.changed().await.is_ok() {
+            let roots = trust.borrow_and_update().authority.root_pem();
+            if let Err(error) = write_root(&path, &roots) {
+                tracing::error!(%error, "the roots are not written for clients");
+            }
+        }
+    });
+    Ok(())
 }
 
 /// Ready once the objects that exist at the start are published.
@@ -168,20 +196,6 @@ async fn serve_monitoring(
     let serve = rt_http::serve("monitoring", listener, options, drain, answer);
     ambit_rt::spawn("monitoring", serve);
     Ok(address)
-}
-
-fn access(args: &Args) -> anyhow::Result<Access> {
-    let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
-        Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
-        None => {
-            tracing::warn!("no --token-keys: every caller is refused");
-            Arc::new(NoKeys)
-        }
-    };
-    let trusted = parse_accounts(&args.trusted_node_accounts)
-        .map_err(anyhow::Error::msg)
-        .context("--trusted-node-accounts")?;
-    Ok(Access::new(authenticator, trusted, args.xds_any_account))
 }
 
 fn mesh_config(args: &Args) -> MeshConfig {

@@ -6,9 +6,12 @@ use std::{
 };
 
 use ambit_rt::DrainWatcher;
-use ambit_tls::{TlsSettings, ca::Authority, ca::IssueError, grpc};
+use ambit_tls::{TlsSettings, ca::IssueError, grpc};
 use parking_lot::RwLock;
 use rustls::ServerConfig;
+use tokio::sync::watch;
+
+use crate::ca::Trust;
 
 /// Life of a serving certificate.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -31,27 +34,31 @@ pub enum ServingError {
 pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl Serving {
-    /// Issues the first certificate for `names` and keeps renewing it until the drain.
+    /// Issues the first certificate for `names` and keeps renewing it until the drain, at once when the
+    /// authority is another.
     pub fn start(
-        authority: Arc<RwLock<Arc<Authority>>>,
+        mut trust: watch::Receiver<Arc<Trust>>,
         names: Vec<String>,
         mut drain: DrainWatcher,
     ) -> Result<Self, ServingError> {
-        let issue = move || -> Result<Arc<ServerConfig>, ServingError> {
-            let authority = Arc::clone(&authority.read());
+        let issue = move |trust: &Trust| -> Result<Arc<ServerConfig>, ServingError> {
+            let authority = &trust.authority;
             let (chain, key) = authority.issue_serving(&names, TTL, SystemTime::now())?;
             Ok(grpc::server_config(&TlsSettings::default(), chain, key)?)
         };
-        let serving = Self(Arc::new(RwLock::new(issue()?)));
+        let first = Arc::clone(&trust.borrow_and_update());
+        let serving = Self(Arc::new(RwLock::new(issue(&first)?)));
         let renewed = serving.clone();
         ambit_rt::spawn("serving certificate", async move {
             let mut wait = TTL / 2;
             loop {
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
+                    Ok(()) = trust.changed() => {}
                     _ = drain.started() => return,
                 }
-                wait = match issue() {
+                let present = Arc::clone(&trust.borrow_and_update());
+                wait = match issue(&present) {
                     Ok(config) => {
                         *renewed.0.write() = config;
                         TTL / 2

@@ -99,7 +99,7 @@ impl Plane {
     /// Stops and starts again with the same files.
     async fn restart(self) -> Self {
         let Self { dir, key, running } = self;
-        running.stop().await.unwrap();
+        running.stop().await;
         let running = start(dir.path(), &[]).await;
         Self { dir, key, running }
     }
@@ -380,7 +380,7 @@ async fn a_node_proxy_is_told_everything_and_what_changes() {
     stream.ack(&policies).await;
     plane.write("objects.yaml", &without.join("\n---\n"));
     assert_eq!(stream.next().await.unwrap().removed_resources, [API]);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -413,7 +413,7 @@ async fn a_rejection_is_shown_and_not_answered_before_the_next_change() {
     assert!(metrics.contains("pilot_xds 1"), "{metrics}");
     plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
     assert_eq!(names(&stream.next().await.unwrap()), [API]);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -449,7 +449,7 @@ async fn after_a_restart_a_client_is_told_only_what_it_lacks() {
         (names(&response), response.removed_resources.join(",")),
         (vec![API], "Kubernetes//Pod/shop/gone".into())
     );
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -491,7 +491,7 @@ async fn single_records_are_had_on_demand() {
         );
         stream.ack(&response).await;
     }
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -545,7 +545,7 @@ async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
         assert_eq!(status.code(), code, "{sent:?} {status:?}");
     }
     plane.page_until("/metrics", "pilot_xds 0").await;
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -566,7 +566,7 @@ async fn a_greedy_subscription_ends_its_own_stream_only() {
     );
     plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
     assert_eq!(names(&good.next().await.unwrap()), [API]);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -607,7 +607,7 @@ async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
     let certificate =
         WorkloadCert::from_response(&TlsSettings::default(), &own, request.key, &chain).unwrap();
     assert_eq!(certificate.identity(), &own);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -667,7 +667,7 @@ async fn certificates_are_refused_without_telling_why() {
         metrics.contains("citadel_server_csr_count{outcome=\"denied\"} 5"),
         "{metrics}"
     );
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -685,7 +685,7 @@ async fn a_pod_that_has_just_come_gets_its_certificate_at_once() {
     // Asked for before it is known: the answer waits for it.
     let (answer, ()) = tokio::join!(ask(), async { plane.write("new.yaml", pod) });
     answer.unwrap();
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -727,7 +727,7 @@ async fn bad_objects_are_listed_and_the_rest_is_served() {
     // Others are followed as before; nothing was pushed for the broken ones.
     plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
     assert_eq!(names(&stream.next().await.unwrap()), [API]);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 #[tokio::test]
@@ -755,7 +755,7 @@ async fn bytes_that_are_no_tls_harm_nobody() {
         .ok();
     let mut stream = plane.stream().await;
     assert_eq!(stream.subscribe(ADDRESS_TYPE_URL).await.resources.len(), 3);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }
 
 /// What our own client tells its node proxy, as texts.
@@ -823,7 +823,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     ));
     // While nobody serves, an object changes and another goes.
     let Plane { dir, key, running } = plane;
-    running.stop().await.unwrap();
+    running.stop().await;
     let without: Vec<_> = OBJECTS
         .split("\n---\n")
         .filter(|text| !text.contains("name: web-1"))
@@ -845,5 +845,5 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     let changed = format!("+{API} spiffe://cluster.local/ns/shop/sa/api []");
     assert_eq!(seen, [changed, format!("-{WEB}"), "-shop/p".to_owned()]);
     drop(client);
-    plane.running.stop().await.unwrap();
+    plane.running.stop().await;
 }

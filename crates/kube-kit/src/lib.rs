@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod forward;
+pub mod lease;
 pub mod watch;
 
 pub use client::{ClientError, client};

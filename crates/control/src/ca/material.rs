@@ -1,5 +1,12 @@
-//! Where the authority's key and certificates come from: four files as Istio's `cacerts` has them, or
-//! a root made here once and kept in the same form.
+//! Where the authority's key and certificates come from: a directory in one of two layouts, or a root
+//! made here once and kept in the first of them.
+//!
+//! | layout | files |
+//! |---|---|
+//! | Istio's `cacerts` | `ca-cert.pem`, `ca-key.pem`, `cert-chain.pem`, `root-cert.pem` |
+//! | cert-manager's secrets | `tls.crt`, `tls.key`, `ca.crt` |
+//!
+//! Beside them there may be a revocation list, `ca-crl.pem`.
 
 use std::{
     fs, io,
@@ -16,14 +23,20 @@ const FILES: [&str; 4] = [
     "cert-chain.pem",
     "root-cert.pem",
 ];
+const CERT_MANAGER_FILES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
+/// File, and key of a ConfigMap, of the revocation list.
+pub(crate) const CRL_FILE: &str = "ca-crl.pem";
 /// Life of a root made here.
-const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// An authority that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// Some files are there and some are not.
-    #[error("{dir} holds {present} but not {missing}: give all of {}, or an empty directory", FILES.join(", "))]
+    #[error(
+        "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
+        FILES.join(", "), CERT_MANAGER_FILES.join(", ")
+    )]
     Partial {
         /// The directory.
         dir: String,
@@ -42,25 +55,124 @@ pub enum CaError {
         source: io::Error,
     },
     /// The files do not make an authority.
-    #[error("the certificate authority in {dir} cannot be used")]
+    #[error("the certificate authority in {place} cannot be used")]
     Authority {
-        /// The directory.
-        dir: String,
+        /// The directory or secret.
+        place: String,
         /// Why.
         #[source]
         source: AuthorityError,
     },
 }
 
-/// Reads the authority of a directory; makes a root and keeps it there if the directory is empty or
-/// does not exist. Without a directory the root lives as long as the process.
-pub fn open_authority(dir: Option<&Path>, trust_domain: &str) -> Result<Authority, CaError> {
-    let made = |dir: &str| {
-        Authority::new_root(trust_domain, ROOT_TTL, SystemTime::now()).map_err(|source| {
+/// An authority as it is kept, as text. Equal texts are the same authority.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Material {
+    /// The certificate that signs.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+    /// From it up to the root; may be empty.
+    pub chain: String,
+    /// The roots, one or more.
+    pub roots: String,
+    /// Revoked certificates.
+    pub crl: Option<String>,
+}
+
+impl std::fmt::Debug for Material {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Material")
+    }
+}
+
+impl Material {
+    /// That of a new root.
+    pub fn new_root(trust_domain: &str) -> Result<Self, AuthorityError> {
+        let root = Authority::new_root(trust_domain, ROOT_TTL, SystemTime::now())?;
+        Ok(Self::of_root(&root))
+    }
+
+    /// That of a root that signs by itself.
+    pub fn of_root(root: &Authority) -> Self {
+        let roots = root.root_pem();
+        Self {
+            cert: root.own_root_pem().unwrap_or_else(|| roots.clone()),
+            key: root.key_pem(),
+            roots,
+            ..Self::default()
+        }
+    }
+
+    /// The authority; `place` names where it is kept.
+    pub fn open(&self, place: &str) -> Result<Authority, CaError> {
+        Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
-                dir: dir.to_owned(),
+                place: place.to_owned(),
                 source,
             }
+        })
+    }
+
+    /// Reads a directory; `None` if it has none of the files or does not exist.
+    pub fn read(dir: &Path) -> Result<Option<Self>, CaError> {
+        let text = |file: &str| {
+            let path = dir.join(file);
+            fs::read_to_string(&path).map_err(|source| CaError::File { path, source })
+        };
+        let exist = |files: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
+            files.iter().partition(|file| dir.join(file).exists())
+        };
+        let (present, missing) = exist(&FILES);
+        let (others, others_missing) = exist(&CERT_MANAGER_FILES);
+        let crl = dir
+            .join(CRL_FILE)
+            .exists()
+            .then(|| text(CRL_FILE))
+            .transpose()?;
+        if missing.is_empty() {
+            return Ok(Some(Self {
+                cert: text("ca-cert.pem")?,
+                key: text("ca-key.pem")?,
+                chain: text("cert-chain.pem")?,
+                roots: text("root-cert.pem")?,
+                crl,
+            }));
+        }
+        if others_missing.is_empty() {
+            // Its first certificate is the authority's, those behind it lead to the root.
+            let chain = text("tls.crt")?;
+            return Ok(Some(Self {
+                cert: chain.clone(),
+                key: text("tls.key")?,
+                chain,
+                roots: text("ca.crt")?,
+                crl,
+            }));
+        }
+        if present.is_empty() && others.is_empty() {
+            return Ok(None);
+        }
+        let (present, missing) = if present.is_empty() {
+            (others, others_missing)
+        } else {
+            (present, missing)
+        };
+        Err(CaError::Partial {
+            dir: dir.display().to_string(),
+            present: present.join(", "),
+            missing: missing.join(", "),
+        })
+    }
+}
+
+/// Reads the authority of a directory; makes a root and keeps it there if the directory is empty or
+/// does not exist. Without a directory the root lives as long as the process.
+pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
+    let made = |place: &str| {
+        Material::new_root(trust_domain).map_err(|source| CaError::Authority {
+            place: place.to_owned(),
+            source,
         })
     };
     let Some(dir) = dir else {
@@ -69,45 +181,17 @@ pub fn open_authority(dir: Option<&Path>, trust_domain: &str) -> Result<Authorit
         );
         return made("memory");
     };
-    let name = dir.display().to_string();
-    let (present, missing): (Vec<_>, Vec<_>) =
-        FILES.iter().partition(|file| dir.join(file).exists());
-    if missing.is_empty() {
-        return read(dir);
+    if let Some(material) = Material::read(dir)? {
+        return Ok(material);
     }
-    if !present.is_empty() {
-        let list = |files: Vec<&&str>| files.into_iter().copied().collect::<Vec<_>>().join(", ");
-        return Err(CaError::Partial {
-            dir: name,
-            present: list(present),
-            missing: list(missing),
-        });
-    }
-    let authority = made(&name)?;
-    keep(dir, &authority)?;
-    tracing::info!(dir = name, "made a new root");
-    Ok(authority)
-}
-
-fn read(dir: &Path) -> Result<Authority, CaError> {
-    let text = |file: &str| {
-        let path = dir.join(file);
-        fs::read_to_string(&path).map_err(|source| CaError::File { path, source })
-    };
-    Authority::from_pem(
-        &text("ca-cert.pem")?,
-        &text("ca-key.pem")?,
-        &text("cert-chain.pem")?,
-        &text("root-cert.pem")?,
-    )
-    .map_err(|source| CaError::Authority {
-        dir: dir.display().to_string(),
-        source,
-    })
+    let material = made(&dir.display().to_string())?;
+    keep(dir, &material)?;
+    tracing::info!(dir = %dir.display(), "made a new root");
+    Ok(material)
 }
 
 /// All files or none: they are written beside the directory, which then takes its place at once.
-fn keep(dir: &Path, authority: &Authority) -> Result<(), CaError> {
+fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();
         move |source| CaError::File { path, source }
@@ -123,8 +207,12 @@ fn keep(dir: &Path, authority: &Authority) -> Result<(), CaError> {
         .mode(0o700)
         .create(&beside)
         .map_err(error(&beside))?;
-    let root = authority.root_pem();
-    let contents = [root.as_str(), &authority.key_pem(), "", &root];
+    let contents = [
+        &material.cert,
+        &material.key,
+        &material.chain,
+        &material.roots,
+    ];
     for (file, content) in FILES.iter().zip(contents) {
         let path = beside.join(file);
         write_private(&path, content).map_err(error(&path))?;
@@ -151,7 +239,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
 }
 
 /// Writes the roots where clients read them, at once as a whole.
-pub fn write_root(path: &Path, authority: &Authority) -> Result<(), CaError> {
+pub fn write_root(path: &Path, roots: &str) -> Result<(), CaError> {
     let error = |source| CaError::File {
         path: path.to_owned(),
         source,
@@ -164,7 +252,7 @@ pub fn write_root(path: &Path, authority: &Authority) -> Result<(), CaError> {
     {
         fs::create_dir_all(parent).map_err(error)?;
     }
-    fs::write(&beside, authority.root_pem()).map_err(error)?;
+    fs::write(&beside, roots).map_err(error)?;
     fs::rename(&beside, path).map_err(error)
 }
 
@@ -172,12 +260,22 @@ pub fn write_root(path: &Path, authority: &Authority) -> Result<(), CaError> {
 mod tests {
     use super::*;
 
+    fn open(dir: &Path) -> Result<Authority, CaError> {
+        open_or_make(Some(dir), "cluster.local")?.open("here")
+    }
+
+    fn pem(der: &[u8]) -> String {
+        use base64::Engine;
+        let text = base64::engine::general_purpose::STANDARD.encode(der);
+        format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+    }
+
     #[test]
     fn a_root_is_made_once_and_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let ca = dir.path().join("a/ca");
-        let first = open_authority(Some(&ca), "cluster.local").unwrap();
-        let second = open_authority(Some(&ca), "cluster.local").unwrap();
+        let first = open(&ca).unwrap();
+        let second = open(&ca).unwrap();
         assert_eq!(first.root_pem(), second.root_pem());
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &fs::metadata(ca.join("ca-key.pem")).unwrap().permissions(),
@@ -193,19 +291,21 @@ mod tests {
     #[test]
     fn an_empty_directory_is_filled() {
         let dir = tempfile::tempdir().unwrap();
-        open_authority(Some(dir.path()), "cluster.local").unwrap();
+        open(dir.path()).unwrap();
         assert!(dir.path().join("ca-key.pem").exists());
     }
 
     #[test]
     fn a_plugged_in_authority_with_a_file_missing_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        open_authority(Some(dir.path()), "cluster.local").unwrap();
+        open(dir.path()).unwrap();
         fs::remove_file(dir.path().join("root-cert.pem")).unwrap();
-        let error = open_authority(Some(dir.path()), "cluster.local")
-            .unwrap_err()
-            .to_string();
+        let error = open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("not root-cert.pem"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tls.crt"), "x").unwrap();
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("not tls.key, ca.crt"), "{error}");
     }
 
     #[test]
@@ -214,11 +314,6 @@ mod tests {
         let lower = root
             .new_intermediate("t", ROOT_TTL / 2, SystemTime::now())
             .unwrap();
-        let pem = |der: &[u8]| {
-            use base64::Engine;
-            let text = base64::engine::general_purpose::STANDARD.encode(der);
-            format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
-        };
         let own = pem(&lower.intermediates()[0]);
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
@@ -226,16 +321,32 @@ mod tests {
         write("ca-key.pem", &lower.key_pem());
         write("cert-chain.pem", &own);
         write("root-cert.pem", &root.root_pem());
-        let opened = open_authority(Some(dir.path()), "t").unwrap();
-        assert_eq!(opened.intermediates().len(), 1);
+        assert_eq!(open(dir.path()).unwrap().intermediates().len(), 1);
         let other = Authority::new_root("t", ROOT_TTL, SystemTime::now()).unwrap();
         write("root-cert.pem", &other.root_pem());
-        let error = open_authority(Some(dir.path()), "t").unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains(&dir.path().display().to_string()),
-            "{error}"
-        );
+        let error = open(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("here"), "{error}");
+    }
+
+    #[test]
+    fn the_layout_of_cert_manager_is_read_with_its_revocation_list() {
+        let root = Authority::new_root("t", ROOT_TTL, SystemTime::now()).unwrap();
+        let upper = root
+            .new_intermediate("t", ROOT_TTL / 2, SystemTime::now())
+            .unwrap();
+        let lower = upper
+            .new_intermediate("t", ROOT_TTL / 4, SystemTime::now())
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let chain: String = lower.intermediates().iter().map(|cert| pem(cert)).collect();
+        fs::write(dir.path().join("tls.crt"), chain).unwrap();
+        fs::write(dir.path().join("tls.key"), lower.key_pem()).unwrap();
+        fs::write(dir.path().join("ca.crt"), root.root_pem()).unwrap();
+        fs::write(dir.path().join("ca-crl.pem"), "list").unwrap();
+        let material = Material::read(dir.path()).unwrap().unwrap();
+        assert_eq!(material.crl.as_deref(), Some("list"));
+        let opened = material.open("here").unwrap();
+        assert_eq!(opened.intermediates(), lower.intermediates());
+        assert_eq!(opened.roots(), root.roots());
     }
 }

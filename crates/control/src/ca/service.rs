@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_model::{ArcStr, Identity};
-use ambit_tls::ca::{Authority, IssueError};
+use ambit_tls::ca::IssueError;
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
     istio_certificate_service_server::IstioCertificateService,
@@ -16,6 +16,7 @@ use prost_types::value::Kind;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use super::Trust;
 use crate::{access::Access, auth::Caller, derive::PodDirectory, metrics::Metrics};
 
 /// Life of a certificate for which none is asked.
@@ -123,8 +124,8 @@ pub fn check_impersonation(
 /// The service.
 #[derive(Debug)]
 pub struct CertificateService {
-    /// Who signs; replaced when plugged-in files change.
-    pub authority: Arc<RwLock<Arc<Authority>>>,
+    /// Who signs at present.
+    pub trust: watch::Receiver<Arc<Trust>>,
     /// Who may call.
     pub access: Arc<Access>,
     /// Which pods run where.
@@ -230,9 +231,12 @@ impl IstioCertificateService for CertificateService {
         let request = request.into_inner();
         let identity = self.identity(&caller, &request).await?;
         let ttl = ttl(request.validity_duration)?;
-        let authority = Arc::clone(&self.authority.read());
+        let trust = Arc::clone(&self.trust.borrow());
         // Signing takes the processor for some hundred microseconds: not long enough to hand on.
-        match authority.issue(&request.csr, &identity, ttl, SystemTime::now()) {
+        match trust
+            .authority
+            .issue(&request.csr, &identity, ttl, SystemTime::now())
+        {
             Ok(cert_chain) => {
                 self.metrics.csr("issued");
                 tracing::debug!(%caller, %identity, "issued a certificate");

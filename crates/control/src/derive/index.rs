@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use ambit_k8s_api::{Kind, Namespace, Node, Object, ObjectKey, labels};
+use ambit_k8s_api::{InvalidObject, Kind, Namespace, Node, Object, ObjectKey, labels};
 use ambit_model::{
     ArcStr, Authorization, Locality, NamespacedHostname, PolicyKey, Workload, WorkloadUid,
 };
+use serde_json::Value;
 
 use super::{
     Delta, MeshConfig, PodDirectory, ServiceRecord,
@@ -22,6 +23,7 @@ use super::{
 use crate::problems::{FieldError, Note, Problem, Severity};
 
 mod marks;
+mod stand_in;
 
 /// The objects of one namespace, by name.
 #[derive(Debug, Default)]
@@ -70,6 +72,8 @@ pub struct Index {
     peer_auth_count: usize,
     starting: bool,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// Objects whose problems changed since they were last asked for.
+    problems_changed: BTreeSet<ObjectKey>,
     pub(super) dirty: Dirty,
     pub(super) told: Told,
 }
@@ -101,6 +105,7 @@ impl Index {
             peer_auth_count: 0,
             starting: true,
             problems: BTreeMap::new(),
+            problems_changed: BTreeSet::new(),
             dirty: Dirty::default(),
             told: Told::default(),
         }
@@ -133,17 +138,45 @@ impl Index {
             ),
             Err(mut error) => {
                 let stand_in = self.stand_in(object, &key);
-                error.message += match (&stand_in, self.knows(&key)) {
-                    (Some(_), _) => "; everything in its scope is refused until it is mended",
-                    (None, true) => "; what it said before stays in force",
-                    (None, false) => "; the object has no effect",
-                };
+                error.message += self.consequence(&key, stand_in.as_ref());
                 (stand_in, vec![problem(Severity::Error, error)])
             }
         };
         self.set_problems(&key, problems);
         if let Some(input) = input {
             self.put(&key, input, pods);
+        }
+    }
+
+    /// An object is there, but cannot be read at all.
+    pub fn refuse(
+        &mut self,
+        key: &ObjectKey,
+        error: &InvalidObject,
+        value: &Value,
+        pods: &mut PodDirectory,
+    ) {
+        let stand_in = self.stand_in_for_unreadable(key, value);
+        let consequence = self.consequence(key, stand_in.as_ref());
+        let problem = Problem {
+            severity: Severity::Error,
+            object: key.clone(),
+            field: error.field.clone(),
+            message: format!("{}{consequence}", error.message),
+            origin: None,
+        };
+        self.set_problems(key, vec![problem]);
+        if let Some(input) = stand_in {
+            self.put(key, input, pods);
+        }
+    }
+
+    /// What an object that cannot be used leads to, as the end of a sentence.
+    fn consequence(&self, key: &ObjectKey, stand_in: Option<&Input>) -> &'static str {
+        match (stand_in, self.knows(key)) {
+            (Some(_), _) => "; everything in its scope is refused until it is mended",
+            (None, true) => "; what it said before stays in force",
+            (None, false) => "; the object has no effect",
         }
     }
 
@@ -158,14 +191,30 @@ impl Index {
         self.problems.values().flatten()
     }
 
+    /// The problems of one object.
+    pub fn problems_of(&self, key: &ObjectKey) -> &[Problem] {
+        self.problems
+            .get(key)
+            .map(Vec::as_slice)
+            .unwrap_or_default()
+    }
+
+    /// Objects whose problems changed since the last call.
+    pub fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.problems_changed)
+    }
+
     fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
         let old = if problems.is_empty() {
-            self.problems.remove(key);
+            if self.problems.remove(key).is_some() {
+                self.problems_changed.insert(key.clone());
+            }
             return;
         } else {
             self.problems.insert(key.clone(), problems.clone())
         };
         if old.as_ref() != Some(&problems) {
+            self.problems_changed.insert(key.clone());
             for problem in &problems {
                 match problem.severity {
                     Severity::Error => tracing::error!(%problem, "an object cannot be used"),
@@ -204,21 +253,6 @@ impl Index {
             }
             Object::ServiceAccount(_) | Object::Deployment(_) => plain(Input::Nothing),
         })
-    }
-
-    fn stand_in(&self, object: &Object, key: &ObjectKey) -> Option<Input> {
-        if !self.starting || self.knows(key) {
-            return None;
-        }
-        match object {
-            Object::AuthorizationPolicy(policy) => {
-                PolicyInput::stand_in(policy, &self.config).map(Input::Policy)
-            }
-            Object::PeerAuthentication(policy) => {
-                Some(Input::PeerAuth(PeerAuthInput::stand_in(policy)))
-            }
-            _ => None,
-        }
     }
 
     fn knows(&self, key: &ObjectKey) -> bool {

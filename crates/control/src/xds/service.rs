@@ -27,12 +27,13 @@ use tonic::{
 };
 
 use super::{
+    Admission,
     node::NodeInfo,
     session::{Push, Session, SubscriptionStatus},
     store::Store,
     wire_form,
 };
-use crate::{access::Access, auth::Caller, metrics::Metrics};
+use crate::{access::Access, auth::Caller, grpc::ConnectionEnd, metrics::Metrics};
 
 /// Pushes ready for a client that does not read.
 const QUEUE: usize = 4;
@@ -43,6 +44,8 @@ const NOT_READY: Duration = Duration::from_secs(5);
 /// Told to clients at the end. The beginning is what node proxies take for an ordinary end, after which
 /// they reconnect without backing off.
 const STOPPING: &str = "transport is closing: the control plane stops";
+/// Told to clients whose connection has lasted long enough.
+const OLD: &str = "transport is closing: connect anew, so that replicas share the load";
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
 
@@ -70,6 +73,7 @@ pub struct Discovery {
     store: Arc<RwLock<Store>>,
     changes: watch::Receiver<u64>,
     access: Arc<Access>,
+    admission: Arc<Admission>,
     metrics: Arc<Metrics>,
     sessions: Sessions,
     next: Arc<AtomicU64>,
@@ -82,6 +86,7 @@ impl Discovery {
         store: Arc<RwLock<Store>>,
         changes: watch::Receiver<u64>,
         access: Arc<Access>,
+        admission: Admission,
         metrics: Arc<Metrics>,
         drain: DrainWatcher,
     ) -> Self {
@@ -90,6 +95,7 @@ impl Discovery {
             store,
             changes,
             access,
+            admission: Arc::new(admission),
             metrics,
             sessions,
             next: Arc::default(),
@@ -107,6 +113,9 @@ impl Discovery {
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
         let caller = self.access.discovery_caller(request.metadata()).await?;
+        if !self.admission.enter().await {
+            return Err(Status::unavailable("too many clients come at once"));
+        }
         let mut changes = self.changes.clone();
         let ready = changes.wait_for(|revision| *revision > 0);
         if !matches!(tokio::time::timeout(NOT_READY, ready).await, Ok(Ok(_))) {
@@ -142,8 +151,15 @@ impl Discovery {
             sessions: self.sessions(),
             metrics: Arc::clone(&self.metrics),
         };
+        let end = request.extensions().get::<ConnectionEnd>().cloned();
         ambit_rt::spawn("xds stream", async move {
             let requests = request.into_inner();
+            let old = async move {
+                match end {
+                    Some(mut end) => end.reached().await,
+                    None => std::future::pending().await,
+                }
+            };
             let work = self.drain.open_work();
             tokio::select! {
                 ended = self.serve(&registered, requests, &sender) => {
@@ -152,6 +168,9 @@ impl Discovery {
                         // Fails only when the client is gone.
                         sender.send(Err(status)).await.ok();
                     }
+                }
+                () = old => {
+                    sender.send(Err(Status::unavailable(OLD))).await.ok();
                 }
                 () = sender.closed() => {}
             }

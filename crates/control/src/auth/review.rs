@@ -1,0 +1,254 @@
+//! Tokens judged by the Kubernetes API: it knows its signing keys, and which pods and accounts still
+//! exist.
+//!
+//! What it accepted is remembered for a moment under the token's hash, because a node proxy asks for
+//! many certificates at its start with one token. Refusals are not remembered.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use aws_lc_rs::digest;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::{Answer, Authenticator, BoundPod, Caller, MAX_TOKEN, TokenError, account_of};
+
+/// How long an accepted token needs no review: so long may a deleted pod's token still be used.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// Tokens remembered at most.
+const MOST: usize = 10_000;
+/// Reviews asked for at once; further callers wait.
+const AT_ONCE: usize = 32;
+/// How long a review may take.
+const WITHIN: Duration = Duration::from_secs(10);
+
+const GROUP: &str = "system:serviceaccounts";
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+
+type Hash = [u8; 32];
+
+/// Asks the API server.
+pub struct Reviewer {
+    api: Api<TokenReview>,
+    audience: String,
+    remembered: Mutex<Remembered>,
+    slots: Semaphore,
+}
+
+impl fmt::Debug for Reviewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reviewer")
+            .field("audience", &self.audience)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reviewer {
+    /// Tokens must be meant for `audience`.
+    pub fn new(client: Client, audience: &str) -> Self {
+        Self {
+            api: Api::all(client),
+            audience: audience.to_owned(),
+            remembered: Mutex::default(),
+            slots: Semaphore::new(AT_ONCE),
+        }
+    }
+
+    async fn caller(&self, token: &str) -> Result<Caller, TokenError> {
+        if token.is_empty() {
+            return Err(TokenError::Missing);
+        }
+        if token.len() > MAX_TOKEN {
+            return Err(TokenError::Malformed);
+        }
+        let hash = hash(token);
+        if let Some(caller) = self.remembered.lock().find(&hash, Instant::now()) {
+            return Ok(caller);
+        }
+        let review = tokio::time::timeout(WITHIN, self.review(token)).await;
+        let review = review.map_err(|_| unavailable("no answer in time"))??;
+        let caller = read(&review, &self.audience)?;
+        let mut remembered = self.remembered.lock();
+        remembered.keep(hash, caller.clone(), Instant::now());
+        Ok(caller)
+    }
+
+    async fn review(&self, token: &str) -> Result<TokenReview, TokenError> {
+        let _slot = self.slots.acquire().await;
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences: Some(vec![self.audience.clone()]),
+            },
+            ..TokenReview::default()
+        };
+        let asked = self.api.create(&PostParams::default(), &review).await;
+        asked.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
+    }
+}
+
+impl Authenticator for Reviewer {
+    fn authenticate<'a>(&'a self, token: &'a str) -> Answer<'a> {
+        Box::pin(self.caller(token))
+    }
+}
+
+fn unavailable(why: &str) -> TokenError {
+    TokenError::Unavailable(why.to_owned())
+}
+
+fn hash(token: &str) -> Hash {
+    let mut hash = Hash::default();
+    hash.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
+    hash
+}
+
+/// Who the reviewed token belongs to.
+fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
+    let status = review.status.as_ref().ok_or(TokenError::Signature)?;
+    if status.authenticated != Some(true) {
+        let why = status.error.as_deref().unwrap_or("it is not valid");
+        return Err(TokenError::Rejected(why.chars().take(300).collect()));
+    }
+    // A server that does not know audiences would have answered for any.
+    if !status.audiences.iter().flatten().any(|one| one == audience) {
+        return Err(TokenError::Audience(audience.to_owned()));
+    }
+    let user = status.user.as_ref().ok_or(TokenError::Subject)?;
+    if !user.groups.iter().flatten().any(|group| group == GROUP) {
+        return Err(TokenError::Subject);
+    }
+    let (namespace, service_account) = account_of(user.username.as_deref().unwrap_or_default())?;
+    Ok(Caller {
+        namespace: namespace.into(),
+        service_account: service_account.into(),
+        pod: extra(user, POD_NAME).map(|name| BoundPod {
+            name: name.into(),
+            uid: extra(user, POD_UID).unwrap_or_default().to_owned(),
+        }),
+    })
+}
+
+/// The value of a key that has exactly one.
+fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
+    match user.extra.as_ref()?.get(key)?.as_slice() {
+        [one] if !one.is_empty() => Some(one),
+        _ => None,
+    }
+}
+
+/// Tokens accepted lately. Pure.
+#[derive(Debug, Default)]
+struct Remembered(HashMap<Hash, (Caller, Instant)>);
+
+impl Remembered {
+    fn find(&self, hash: &Hash, now: Instant) -> Option<Caller> {
+        let (caller, until) = self.0.get(hash)?;
+        (now < *until).then(|| caller.clone())
+    }
+
+    fn keep(&mut self, hash: Hash, caller: Caller, now: Instant) {
+        if self.0.len() >= MOST {
+            self.0.retain(|_, (_, until)| now < *until);
+        }
+        if self.0.len() < MOST {
+            self.0.insert(hash, (caller, now + REMEMBERED));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn accepted() -> Value {
+        json!({
+            "authenticated": true,
+            "audiences": ["istio-ca"],
+            "user": {
+                "username": "system:serviceaccount:istio-system:ztunnel",
+                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "extra": {
+                    "authentication.kubernetes.io/pod-name": ["zt-1"],
+                    "authentication.kubernetes.io/pod-uid": ["u1"],
+                },
+            },
+        })
+    }
+
+    fn review(change: impl FnOnce(&mut Value)) -> Result<Caller, TokenError> {
+        let mut status = accepted();
+        change(&mut status);
+        let review = json!({"metadata": {}, "spec": {}, "status": status});
+        read(&serde_json::from_value(review).unwrap(), "istio-ca")
+    }
+
+    #[test]
+    fn an_accepted_token_names_account_and_pod() {
+        let caller = review(|_| ()).unwrap();
+        assert_eq!(caller.to_string(), "istio-system/ztunnel (pod zt-1)");
+        assert_eq!(caller.pod.unwrap().uid, "u1");
+    }
+
+    #[test]
+    fn what_is_not_a_service_account_of_our_audience_is_refused() {
+        let set = |path: &'static str, value: Value| {
+            review(move |status| *status.pointer_mut(path).unwrap() = value).unwrap_err()
+        };
+        assert!(matches!(
+            set("/authenticated", json!(false)),
+            TokenError::Rejected(_)
+        ));
+        assert!(matches!(
+            set("/audiences", json!(["other"])),
+            TokenError::Audience(_)
+        ));
+        assert_eq!(
+            set("/user/groups", json!(["system:authenticated"])),
+            TokenError::Subject
+        );
+        for name in [
+            "admin",
+            "system:node:n1",
+            "system:serviceaccount:a",
+            "system:serviceaccount:a:b:c",
+            "system:serviceaccount::b",
+            "x:system:serviceaccount:a:b",
+        ] {
+            assert_eq!(
+                set("/user/username", json!(name)),
+                TokenError::Subject,
+                "{name}"
+            );
+        }
+        let two = review(|status| {
+            status["user"]["extra"]["authentication.kubernetes.io/pod-name"] = json!(["a", "b"]);
+        });
+        assert_eq!(two.unwrap().pod, None);
+    }
+
+    #[test]
+    fn a_token_is_remembered_for_a_moment_and_only_so_many() {
+        let caller = review(|_| ()).unwrap();
+        let now = Instant::now();
+        let mut remembered = Remembered::default();
+        remembered.keep(hash("t"), caller.clone(), now);
+        let just_before = now + REMEMBERED - Duration::from_millis(1);
+        assert_eq!(
+            remembered.find(&hash("t"), just_before),
+            Some(caller.clone())
+        );
+        assert_eq!(remembered.find(&hash("t"), now + REMEMBERED), None);
+        assert_eq!(remembered.find(&hash("u"), now), None);
+        for number in 0..2 * MOST {
+            remembered.keep(hash(&number.to_string()), caller.clone(), now);
+        }
+        assert_eq!(remembered.0.len(), MOST);
+        remembered.keep(hash("later"), caller, now + REMEMBERED);
+        assert_eq!(remembered.0.len(), 1);
+    }
+}

@@ -1,0 +1,45 @@
+//! A plugged-in authority whose files may change at any time.
+
+use std::{path::PathBuf, time::Duration};
+
+use ambit_rt::DrainWatcher;
+
+use super::{Material, TrustKeeper};
+
+/// How often the files are read: mounted secrets arrive a minute late anyway, and make no events that
+/// could be relied on.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Follows the files of `dir` until the drain. What cannot be used is told once and changes nothing.
+pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) {
+    let place = dir.display().to_string();
+    let mut told = None;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            _ = drain.started() => return,
+        }
+        let from = dir.clone();
+        let read = ambit_rt::spawn_blocking("ca files", move || Material::read(&from)).await;
+        let problem = match read {
+            Ok(Ok(Some(material))) => match keeper.replace(&material, &place) {
+                Ok(_) => None,
+                Err(error) => Some(with_causes(&error)),
+            },
+            Ok(Ok(None)) => Some(format!("the files of {place} are gone")),
+            Ok(Err(error)) => Some(with_causes(&error)),
+            Err(_) => return,
+        };
+        if let Some(error) = problem.as_ref().filter(|_| problem != told) {
+            tracing::error!(
+                error,
+                "the certificate authority is not renewed; the present one stays in force"
+            );
+        }
+        told = problem;
+    }
+}
+
+pub(super) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    ambit_rt::ErrorChain(error).to_string()
+}

@@ -1,0 +1,169 @@
+//! Who signs at present. One keeper replaces it, everybody else follows.
+
+use std::sync::Arc;
+
+use ambit_tls::ca::Authority;
+use tokio::sync::watch;
+
+use super::{CaError, Material};
+use crate::metrics::Metrics;
+
+/// The authority in force and what belongs to it.
+#[derive(Debug)]
+pub struct Trust {
+    /// Who signs.
+    pub authority: Authority,
+    /// As it is kept.
+    pub material: Material,
+}
+
+/// Why a new authority is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplaceError {
+    /// It cannot be used at all.
+    #[error(transparent)]
+    Unusable(#[from] CaError),
+    /// Taking it would cut the mesh in two.
+    #[error(
+        "certificates of the new authority in {place} would not be accepted by proxies that have the present \
+         roots, or the other way round: first put both roots into its root certificates and leave the \
+         present certificate and key as they are"
+    )]
+    Disjoint {
+        /// The directory or secret.
+        place: String,
+    },
+}
+
+/// Replaces the authority.
+#[derive(Clone, Debug)]
+pub struct TrustKeeper {
+    sender: Arc<watch::Sender<Arc<Trust>>>,
+    metrics: Arc<Metrics>,
+}
+
+impl TrustKeeper {
+    /// Begins with an authority; `place` names where it is kept.
+    pub fn new(material: Material, place: &str, metrics: Arc<Metrics>) -> Result<Self, CaError> {
+        let authority = material.open(place)?;
+        metrics.set_root_expiry(authority.not_after());
+        let trust = Trust {
+            authority,
+            material,
+        };
+        Ok(Self {
+            sender: Arc::new(watch::Sender::new(Arc::new(trust))),
+            metrics,
+        })
+    }
+
+    /// Follows who signs.
+    pub fn follow(&self) -> watch::Receiver<Arc<Trust>> {
+        self.sender.subscribe()
+    }
+
+    /// Who signs now.
+    pub fn trust(&self) -> Arc<Trust> {
+        Arc::clone(&self.sender.borrow())
+    }
+
+    /// Takes a new authority, or says why not; then the present one stays. Returns whether anything
+    /// is new.
+    pub fn replace(&self, material: &Material, place: &str) -> Result<bool, ReplaceError> {
+        let old = self.trust();
+        if old.material == *material {
+            return Ok(false);
+        }
+        let authority = material.open(place)?;
+        if !may_follow(&old.material, material) {
+            return Err(ReplaceError::Disjoint {
+                place: place.to_owned(),
+            });
+        }
+        self.metrics.set_root_expiry(authority.not_after());
+        tracing::info!(
+            place,
+            roots = authority.roots().len(),
+            "the certificate authority is renewed"
+        );
+        self.sender.send_replace(Arc::new(Trust {
+            authority,
+            material: material.clone(),
+        }));
+        Ok(true)
+    }
+}
+
+/// Whether certificates of both are accepted by everybody in the mesh, whichever roots a proxy has
+/// as yet.
+fn may_follow(old: &Material, new: &Material) -> bool {
+    let accepted = |signer: &Material, roots: &Material| {
+        let seen = Material {
+            roots: roots.roots.clone(),
+            ..signer.clone()
+        };
+        seen.open("").is_ok()
+    };
+    accepted(new, old) && accepted(old, new)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+
+    fn root() -> Authority {
+        Authority::new_root("t", YEAR, SystemTime::now()).unwrap()
+    }
+
+    fn keeper(root: &Authority) -> TrustKeeper {
+        TrustKeeper::new(Material::of_root(root), "here", Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn another_root_comes_in_three_steps_only() {
+        let (old, new) = (root(), root());
+        let keeper = keeper(&old);
+        let changes = keeper.follow();
+        let alone = Material::of_root(&new);
+        let refused = keeper.replace(&alone, "here").unwrap_err().to_string();
+        assert!(refused.contains("put both roots"), "{refused}");
+        assert!(!changes.has_changed().unwrap());
+        let both = old.root_pem() + &new.root_pem();
+        let with_both = |material: &Material| Material {
+            roots: both.clone(),
+            ..material.clone()
+        };
+        let too_early = with_both(&alone);
+        assert!(keeper.replace(&too_early, "here").is_err());
+        let first = with_both(&Material::of_root(&old));
+        assert!(keeper.replace(&first, "here").unwrap());
+        assert!(!keeper.replace(&first, "here").unwrap(), "nothing is new");
+        assert!(keeper.replace(&with_both(&alone), "here").unwrap());
+        assert!(keeper.replace(&alone, "here").unwrap());
+        assert_eq!(keeper.trust().authority.roots(), new.roots());
+        assert!(changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_renewed_root_is_taken_and_nonsense_is_not() {
+        let now = SystemTime::now();
+        let old = Authority::new_root("t", YEAR, now - YEAR * 9 / 10).unwrap();
+        let keeper = keeper(&old);
+        let renewed = old.renewed_root(YEAR, now).unwrap().unwrap();
+        assert!(
+            keeper
+                .replace(&Material::of_root(&renewed), "here")
+                .unwrap()
+        );
+        let nonsense = Material {
+            cert: "x".into(),
+            ..Material::of_root(&renewed)
+        };
+        assert!(keeper.replace(&nonsense, "here").is_err());
+        assert_eq!(keeper.trust().authority.roots(), renewed.roots());
+    }
+}

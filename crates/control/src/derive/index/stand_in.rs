@@ -1,0 +1,71 @@
+//! What stands in for a policy that was there before us and cannot be used.
+//!
+//! What it said in an earlier life is not known, so everything in its scope is refused until it is
+//! mended. One that comes later and cannot be used has no effect: what was in force stays.
+
+use ambit_k8s_api::{
+    AuthorizationPolicy, Kind, Object, ObjectKey, ObjectMeta, PeerAuthentication,
+    istio::{AuthorizationPolicySpec, PeerAuthenticationSpec},
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{Index, Input};
+use crate::derive::{peer_auth::PeerAuthInput, policies::PolicyInput};
+
+impl Index {
+    /// For an object whose fields contradict each other.
+    pub(super) fn stand_in(&self, object: &Object, key: &ObjectKey) -> Option<Input> {
+        if !self.starting || self.knows(key) {
+            return None;
+        }
+        match object {
+            Object::AuthorizationPolicy(policy) => {
+                PolicyInput::stand_in(policy, &self.config).map(Input::Policy)
+            }
+            Object::PeerAuthentication(policy) => {
+                Some(Input::PeerAuth(PeerAuthInput::stand_in(policy)))
+            }
+            _ => None,
+        }
+    }
+
+    /// For an object that cannot be read: its scope is read by itself. A scope that cannot be read
+    /// either is the whole namespace.
+    pub(super) fn stand_in_for_unreadable(&self, key: &ObjectKey, value: &Value) -> Option<Input> {
+        let spec = value.get("spec");
+        let metadata = ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            ..ObjectMeta::default()
+        };
+        let object: Object = match key.kind {
+            Kind::AuthorizationPolicy => AuthorizationPolicy {
+                metadata,
+                spec: AuthorizationPolicySpec {
+                    selector: field(spec, "selector"),
+                    target_ref: field(spec, "targetRef"),
+                    target_refs: field(spec, "targetRefs"),
+                    ..AuthorizationPolicySpec::default()
+                },
+                ..AuthorizationPolicy::default()
+            }
+            .into(),
+            Kind::PeerAuthentication => PeerAuthentication {
+                metadata,
+                spec: PeerAuthenticationSpec {
+                    selector: field(spec, "selector"),
+                    ..PeerAuthenticationSpec::default()
+                },
+                ..PeerAuthentication::default()
+            }
+            .into(),
+            _ => return None,
+        };
+        self.stand_in(&object, key)
+    }
+}
+
+fn field<T: DeserializeOwned>(spec: Option<&Value>, name: &str) -> Option<T> {
+    spec?.get(name).and_then(|value| T::deserialize(value).ok())
+}

@@ -1,0 +1,180 @@
+//! What the control plane works in: a cluster, or directories of files.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use ambit_kube_kit::lease;
+use ambit_manifests::ManifestDirs;
+use ambit_rt::{Backoff, DrainWatcher, ErrorChain};
+use anyhow::Context;
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use crate::{
+    args::Args,
+    auth::{Authenticator, KeyFile, NoKeys, Reviewer},
+    ca::{self, CaSecret, Material, TrustKeeper},
+    kubernetes::Informers,
+    metrics::Metrics,
+    source::Source,
+};
+
+/// Name of the lease whose holder writes for all replicas.
+const LEASE: &str = "ambit-control-leader";
+/// First and longest pause while the Kubernetes API cannot be asked at the start.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// What everything else is built on.
+#[derive(Debug)]
+pub struct Environment {
+    /// Where objects come from.
+    pub source: Source,
+    /// Who signs.
+    pub keeper: TrustKeeper,
+    /// Who verifies tokens.
+    pub authenticator: Arc<dyn Authenticator>,
+    /// The cluster, if there is one.
+    pub cluster: Option<Cluster>,
+}
+
+/// A cluster that this replica works in.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Its API.
+    pub client: Client,
+    /// Whether this replica writes for all.
+    pub leads: watch::Receiver<bool>,
+    /// Name of this replica.
+    pub name: String,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Environment {
+    /// Opens what the arguments say. Its tasks end with the drain.
+    pub async fn open(
+        args: &Args,
+        metrics: &Arc<Metrics>,
+        drain: &DrainWatcher,
+    ) -> anyhow::Result<Self> {
+        if args.manifests.is_empty() {
+            Self::in_cluster(args, metrics, drain).await
+        } else {
+            Self::of_files(args, metrics, drain)
+        }
+    }
+
+    fn of_files(args: &Args, metrics: &Arc<Metrics>, drain: &DrainWatcher) -> anyhow::Result<Self> {
+        let dir = args.ca_dir.as_deref();
+        let material = ca::open_or_make(dir, &args.trust_domain)?;
+        let keeper = plugged_in(dir, &material, metrics, drain)?;
+        let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
+            Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
+            None => {
+                tracing::warn!("no --token-keys: every caller is refused");
+                Arc::new(NoKeys)
+            }
+        };
+        Ok(Self {
+            source: Source::Manifests(ManifestDirs::open(args.manifests.clone())?),
+            keeper,
+            authenticator,
+            cluster: None,
+        })
+    }
+
+    async fn in_cluster(
+        args: &Args,
+        metrics: &Arc<Metrics>,
+        drain: &DrainWatcher,
+    ) -> anyhow::Result<Self> {
+        let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-control").await?;
+        let (sender, leads) = watch::channel(false);
+        let dir = args.ca_dir.as_deref();
+        let found = match dir {
+            Some(dir) => Material::read(dir)?,
+            None => None,
+        };
+        let keeper = match found {
+            Some(material) => plugged_in(dir, &material, metrics, drain)?,
+            None => {
+                let namespace = args.own_namespace();
+                let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
+                let material = patiently(&secret).await;
+                let keeper = TrustKeeper::new(material, &secret.place(), Arc::clone(metrics))?;
+                let follow = secret.follow(keeper.clone(), leads.clone(), drain.clone());
+                ambit_rt::spawn("ca secret", follow);
+                keeper
+            }
+        };
+        let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
+            Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
+            None => Arc::new(Reviewer::new(client.clone(), &args.token_audience)),
+        };
+        let name = replica_name(args);
+        let mut stop = drain.clone();
+        let work = drain.open_work();
+        let api = Api::namespaced(client.clone(), args.own_namespace());
+        let identity = name.clone();
+        ambit_rt::spawn("lease", async move {
+            let stop = async move {
+                stop.started().await;
+            };
+            lease::take_part(api, LEASE, &identity, sender, stop).await;
+            drop(work);
+        });
+        Ok(Self {
+            source: Source::Kubernetes(Informers::start(&client, drain)),
+            keeper,
+            authenticator,
+            cluster: Some(Cluster {
+                client,
+                leads,
+                name,
+            }),
+        })
+    }
+}
+
+/// The authority of a directory, whose files are followed from now on.
+fn plugged_in(
+    dir: Option<&Path>,
+    material: &Material,
+    metrics: &Arc<Metrics>,
+    drain: &DrainWatcher,
+) -> anyhow::Result<TrustKeeper> {
+    let place = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
+    let keeper = TrustKeeper::new(material.clone(), &place, Arc::clone(metrics))
+        .context("the certificate authority")?;
+    if let Some(dir) = dir {
+        let follow = ca::follow_directory(dir.to_owned(), keeper.clone(), drain.clone());
+        ambit_rt::spawn("ca directory", follow);
+    }
+    Ok(keeper)
+}
+
+/// Waits for the API server rather than being restarted, slower each time, until it is there.
+async fn patiently(secret: &CaSecret) -> Material {
+    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+    loop {
+        match secret.open_or_make().await {
+            Ok(material) => return material,
+            Err(error) => {
+                let error = ErrorChain(&error);
+                tracing::error!(%error, "there is no certificate authority yet; trying again");
+            }
+        }
+        tokio::time::sleep(backoff.next_delay(rand::random())).await;
+    }
+}
+
+/// The pod's name; elsewhere something that no other replica has.
+fn replica_name(args: &Args) -> String {
+    let made = || format!("ambit-control-{:016x}", rand::random::<u64>());
+    args.name.clone().unwrap_or_else(made)
+}

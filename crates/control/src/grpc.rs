@@ -1,0 +1,105 @@
+//! The connections that xDS and the CSR API are served on.
+//!
+//! A connection lives for a limited time, so that clients come to spread over all replicas, also over
+//! those that started later. At its end, and when the control plane stops, the client is told to go
+//! away (GOAWAY), its streams end in order, and it connects anew, maybe elsewhere.
+
+use std::{convert::Infallible, time::Duration};
+
+use ambit_rt::DrainWatcher;
+use ambit_tls::grpc::{Incoming, TlsConnection};
+use futures_util::StreamExt;
+use hyper::{server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rand::Rng;
+use tokio::sync::watch;
+use tonic::{body::Body, service::Routes, transport::server::Connected};
+use tower_service::Service;
+
+/// Streams of one connection at once.
+const MAX_STREAMS: u32 = 128;
+/// What may be sent to us on one stream, and on one connection, before we read it.
+const WINDOWS: (u32, u32) = (1 << 20, 4 << 20);
+/// How often a silent peer is asked for a sign, and how long it may take.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// How long streams may take to end, once they are told to.
+const LAST: Duration = Duration::from_secs(5);
+
+/// Among a request's extensions: becomes true when its connection is to end.
+#[derive(Clone, Debug)]
+pub struct ConnectionEnd(watch::Receiver<bool>);
+
+impl ConnectionEnd {
+    /// Waits until the connection is to end.
+    pub async fn reached(&mut self) {
+        // Without its connection, a stream ends anyway.
+        self.0.wait_for(|ended| *ended).await.ok();
+    }
+}
+
+/// Serves every connection until the drain, each for `age`, spread by a tenth.
+pub async fn serve(mut incoming: Incoming, routes: Routes, age: Duration, drain: DrainWatcher) {
+    while let Some(Ok(connection)) = incoming.next().await {
+        let spread = rand::rng().random_range(0.9..1.1);
+        let served = serve_one(
+            connection,
+            routes.clone(),
+            age.mul_f64(spread),
+            drain.clone(),
+        );
+        ambit_rt::spawn("grpc connection", served);
+    }
+}
+
+async fn serve_one(
+    connection: TlsConnection,
+    routes: Routes,
+    age: Duration,
+    mut drain: DrainWatcher,
+) {
+    let work = drain.open_work();
+    let peer = connection.connect_info();
+    let (end, ended) = watch::channel(false);
+    let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer);
+        request
+            .extensions_mut()
+            .insert(ConnectionEnd(ended.clone()));
+        let answer = routes.clone().call(request.map(Body::new));
+        async move {
+            match answer.await {
+                Ok(response) => Ok::<_, Infallible>(response),
+                Err(never) => match never {},
+            }
+        }
+    });
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(WINDOWS.0)
+        .initial_connection_window_size(WINDOWS.1)
+        .keep_alive_interval(KEEP_ALIVE.0)
+        .keep_alive_timeout(KEEP_ALIVE.1);
+    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(connection), service));
+    let done = tokio::select! {
+        done = served.as_mut() => Some(done),
+        () = tokio::time::sleep(age) => None,
+        _ = drain.started() => None,
+    };
+    let done = match done {
+        Some(done) => done,
+        None => {
+            served.as_mut().graceful_shutdown();
+            end.send_replace(true);
+            match tokio::time::timeout(LAST, served).await {
+                Ok(done) => done,
+                Err(_) => return,
+            }
+        }
+    };
+    if let Err(error) = done {
+        tracing::debug!(peer = ?peer.address, %error, "a connection broke");
+    }
+    drop(work);
+}

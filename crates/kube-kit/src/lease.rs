@@ -1,0 +1,282 @@
+//! Electing a leader among replicas with a Lease.
+//!
+//! [`Election`] is pure. Clocks of different machines are never compared: a lease is free when what
+//! is written in it has not changed for its duration by the watcher's own clock. A leader that cannot
+//! renew steps down before anybody else can take over.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{Api, api::PostParams};
+use tokio::{sync::watch, time::Instant};
+
+/// How long a lease holds without being renewed.
+const DURATION: Duration = Duration::from_secs(15);
+/// A leader that could not renew for so long leads no more.
+const STEP_DOWN: Duration = Duration::from_secs(10);
+/// How often the lease is renewed, or looked at.
+const EVERY: Duration = Duration::from_secs(2);
+/// How long one request may take.
+const WITHIN: Duration = Duration::from_secs(3);
+
+/// What to do with the lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// Somebody else holds it.
+    Wait,
+    /// Write this holder into it; a number counts changes of holder.
+    Hold { transitions: i32, anew: bool },
+}
+
+/// What one candidate knows.
+#[derive(Debug)]
+struct Election {
+    identity: String,
+    /// The lease as last seen, and since when it has looked so.
+    seen: Option<(LeaseSpec, Instant)>,
+    /// When it was last written successfully by us.
+    renewed: Option<Instant>,
+}
+
+impl Election {
+    fn new(identity: &str) -> Self {
+        Self {
+            identity: identity.to_owned(),
+            seen: None,
+            renewed: None,
+        }
+    }
+
+    fn leads(&self, now: Instant) -> bool {
+        self.renewed.is_some_and(|at| now < at + STEP_DOWN)
+    }
+
+    /// The lease was read; `None` if there is none.
+    fn look(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
+        let Some(lease) = lease else {
+            self.renewed = None;
+            return Step::Hold {
+                transitions: 0,
+                anew: true,
+            };
+        };
+        if self.seen.as_ref().is_none_or(|(seen, _)| seen != lease) {
+            self.seen = Some((lease.clone(), now));
+        }
+        let transitions = lease.lease_transitions.unwrap_or_default();
+        let holder = lease.holder_identity.as_deref().unwrap_or_default();
+        if holder == self.identity {
+            return Step::Hold {
+                transitions,
+                anew: false,
+            };
+        }
+        self.renewed = None;
+        let since = self.seen.as_ref().map_or(now, |(_, since)| *since);
+        if holder.is_empty() || now >= since + duration(lease) {
+            return Step::Hold {
+                transitions: transitions.saturating_add(1),
+                anew: true,
+            };
+        }
+        Step::Wait
+    }
+
+    /// Our name was written.
+    fn held(&mut self, lease: &LeaseSpec, asked: Instant) {
+        self.seen = Some((lease.clone(), asked));
+        self.renewed = Some(asked);
+    }
+}
+
+fn duration(lease: &LeaseSpec) -> Duration {
+    let seconds = lease.lease_duration_seconds.unwrap_or_default();
+    u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
+}
+
+/// Takes part in the election of `name` under `identity` until `stop` is done, then gives the lease
+/// back. `leads` tells whether this candidate leads.
+pub async fn take_part(
+    api: Api<Lease>,
+    name: &str,
+    identity: &str,
+    leads: watch::Sender<bool>,
+    stop: impl Future<Output = ()>,
+) {
+    let mut election = Election::new(identity);
+    let run = async {
+        loop {
+            let attempt = tokio::time::timeout(WITHIN, attempt(&api, name, &mut election)).await;
+            match attempt {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(lease = name, %error, "cannot take part in the election")
+                }
+                Err(_) => tracing::warn!(
+                    lease = name,
+                    "the Kubernetes API does not answer the election"
+                ),
+            }
+            tell(&leads, election.leads(Instant::now()), name);
+            tokio::time::sleep(EVERY).await;
+        }
+    };
+    tokio::select! {
+        () = run => {}
+        () = stop => {}
+    }
+    if leads.send_replace(false) {
+        let freed = tokio::time::timeout(WITHIN, give_back(&api, name, identity)).await;
+        if !matches!(freed, Ok(Ok(()))) {
+            tracing::info!(
+                lease = name,
+                "the lease is not given back; it runs out by itself"
+            );
+        }
+    }
+}
+
+fn tell(leads: &watch::Sender<bool>, now: bool, name: &str) {
+    let changed = leads.send_if_modified(|leads| std::mem::replace(leads, now) != now);
+    if changed {
+        tracing::info!(lease = name, leads = now, "leadership changed");
+    }
+}
+
+async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Result<(), kube::Error> {
+    let found = api.get_opt(name).await?;
+    let asked = Instant::now();
+    let spec = found
+        .as_ref()
+        .map(|lease| lease.spec.clone().unwrap_or_default());
+    let Step::Hold { transitions, anew } = election.look(spec.as_ref(), asked) else {
+        return Ok(());
+    };
+    let now = MicroTime(Timestamp::now());
+    let acquired = spec.as_ref().and_then(|spec| spec.acquire_time.clone());
+    let spec = LeaseSpec {
+        holder_identity: Some(election.identity.clone()),
+        lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+        acquire_time: acquired.filter(|_| !anew).or_else(|| Some(now.clone())),
+        renew_time: Some(now),
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
+    };
+    let written = match found {
+        // The version makes sure that nobody wrote in between.
+        Some(mut lease) => {
+            lease.spec = Some(spec.clone());
+            api.replace(name, &PostParams::default(), &lease).await
+        }
+        None => {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(spec.clone()),
+            };
+            api.create(&PostParams::default(), &lease).await
+        }
+    };
+    match written {
+        Ok(_) => {
+            election.held(&spec, asked);
+            Ok(())
+        }
+        // Another candidate was faster; the next look tells who.
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// So that another candidate need not wait for it to run out.
+async fn give_back(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
+    let mut lease = api.get(name).await?;
+    if let Some(spec) = &mut lease.spec
+        && spec.holder_identity.as_deref() == Some(identity)
+    {
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        api.replace(name, &PostParams::default(), &lease).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn lease(holder: &str, renewed: i64) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(15),
+            lease_transitions: Some(3),
+            renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+            ..LeaseSpec::default()
+        }
+    }
+
+    fn take(transitions: i32) -> Step {
+        Step::Hold {
+            transitions,
+            anew: true,
+        }
+    }
+
+    #[test]
+    fn nobody_holds_it_so_we_do() {
+        let now = Instant::now();
+        let mut election = Election::new("a");
+        assert_eq!(election.look(None, now), take(0));
+        assert!(!election.leads(now), "not before it is written");
+        election.held(&lease("a", 1), now);
+        assert!(election.leads(now + 9 * SECOND));
+        assert!(
+            !election.leads(now + STEP_DOWN),
+            "steps down before the lease runs out for others"
+        );
+        assert_eq!(election.look(Some(&lease("", 1)), now), take(4));
+    }
+
+    #[test]
+    fn anothers_lease_is_left_alone_while_it_is_renewed_whatever_its_clock_says() {
+        let start = Instant::now();
+        let mut election = Election::new("a");
+        for round in 0..20_u32 {
+            let now = start + round * 10 * SECOND;
+            // Its clock runs backwards: only that something changes counts.
+            let theirs = lease("b", 1_000 - i64::from(round));
+            assert_eq!(election.look(Some(&theirs), now), Step::Wait);
+        }
+        let last = lease("b", 1_000 - 19);
+        let since = start + 190 * SECOND;
+        assert_eq!(election.look(Some(&last), since + 14 * SECOND), Step::Wait);
+        assert_eq!(election.look(Some(&last), since + 15 * SECOND), take(4));
+    }
+
+    #[test]
+    fn who_lost_it_leads_no_more() {
+        let now = Instant::now();
+        let mut election = Election::new("a");
+        election.look(None, now);
+        election.held(&lease("a", 1), now);
+        let renew = Step::Hold {
+            transitions: 3,
+            anew: false,
+        };
+        assert_eq!(election.look(Some(&lease("a", 1)), now + SECOND), renew);
+        assert!(election.leads(now + SECOND));
+        assert_eq!(
+            election.look(Some(&lease("b", 2)), now + 2 * SECOND),
+            Step::Wait
+        );
+        assert!(!election.leads(now + 2 * SECOND));
+    }
+}

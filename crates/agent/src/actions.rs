@@ -31,11 +31,11 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When there is none, or it is the node's own.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand.
+    /// Makes redirection stand. Returns whether something of it had been changed.
     ///
     /// # Errors
     /// When it does not.
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<(), ActionError>;
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<bool, ActionError>;
     /// Takes redirection away, if there is any.
     ///
     /// # Errors
@@ -177,9 +177,16 @@ impl Actions for KernelActions {
 
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError> {
         // `join` with an absolute path would drop the prefix.
-        let path = self
+        let named = self
             .netns_prefix
             .join(Path::new(path.trim_start_matches('/')));
+        // In a container the node's directory of namespaces is in one place, whatever the runtime
+        // calls it.
+        let usual = self.netns_prefix.join("var/run/netns");
+        let path = match named.file_name() {
+            Some(name) if !named.exists() && usual.join(name).exists() => usual.join(name),
+            _ => named,
+        };
         let netns = Netns::open(&path).map_err(|source| ActionError::OpenNetns {
             path: path.clone(),
             source,
@@ -191,16 +198,17 @@ impl Actions for KernelActions {
         Ok(netns)
     }
 
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<(), ActionError> {
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<bool, ActionError> {
         let applied =
             redirection::apply(netns, spec).map_err(|source| ActionError::Redirection {
                 what: "put in place",
                 source,
             })?;
-        if let Applied::Repaired { what } = applied {
-            tracing::warn!(netns = netns.id().ino, %what, "redirection had drifted and is repaired");
-        }
-        Ok(())
+        let Applied::Repaired { what } = applied else {
+            return Ok(false);
+        };
+        tracing::warn!(netns = netns.id().ino, %what, "redirection had drifted and is repaired");
+        Ok(true)
     }
 
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {

@@ -21,14 +21,21 @@ pub const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
 #[command(name = "ambit-agent", version)]
 pub struct Args {
     /// The node this agent runs on.
-    #[arg(long, env = "NODE_NAME")]
+    #[arg(long, alias = "node-name", env = "NODE_NAME")]
     pub node: String,
-    /// Directory of manifests to read pods and namespaces from; may be repeated, later ones are laid
-    /// over earlier ones.
-    #[arg(long, value_name = "DIR", required = true)]
+    /// Read pods and namespaces from the API server, and write the pods' status there: the default
+    /// without --manifests.
+    #[arg(long, conflicts_with_all = ["manifests", "status_dir"])]
+    pub kubernetes: bool,
+    /// How to reach the API server; otherwise KUBECONFIG, ~/.kube/config or the pod's service account.
+    #[arg(long, value_name = "FILE", conflicts_with = "manifests")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Directory of manifests to read pods and namespaces from instead; may be repeated, later ones
+    /// are laid over earlier ones.
+    #[arg(long, value_name = "DIR")]
     pub manifests: Vec<PathBuf>,
     /// Where the pods' status is written, as manifests to lay over the pods' own.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "manifests")]
     pub status_dir: Option<PathBuf>,
     /// Holds the socket for the CNI plugin.
     #[arg(long, env = "CNI_AGENT_RUN_DIR", default_value = "/var/run/istio-cni")]
@@ -40,12 +47,13 @@ pub struct Args {
         default_value = "/var/run/ztunnel/ztunnel.sock"
     )]
     pub zds_socket: PathBuf,
-    /// Where the node's processes are seen.
-    #[arg(long, env = "HOST_PROC", default_value = "/proc")]
-    pub host_proc: PathBuf,
-    /// Put before the paths of network namespaces that the plugin names (/host in a container).
-    #[arg(long, env = "HOST_PREFIX", default_value = "/")]
-    pub host_prefix: PathBuf,
+    /// Where the node's processes are seen; by default /host/proc if that is there, else /proc.
+    #[arg(long, env = "HOST_PROC")]
+    pub host_proc: Option<PathBuf>,
+    /// Put before the paths of network namespaces that the plugin names; by default /host if the
+    /// node's processes are seen below that.
+    #[arg(long, env = "HOST_PREFIX")]
+    pub host_prefix: Option<PathBuf>,
     /// The node's network namespace, if it is not that of this process.
     #[arg(long, env = "HOST_NETNS")]
     pub host_netns: Option<PathBuf>,
@@ -70,8 +78,9 @@ pub struct Args {
     /// Who belongs to the mesh: a YAML list of {podSelector, namespaceSelector}.
     #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", default_value = "")]
     pub enablement_selector: String,
-    /// Send pods' DNS questions to the node proxy.
-    #[arg(long, env = "AMBIENT_DNS_CAPTURE", action = ArgAction::Set, default_value_t = false)]
+    /// Send pods' DNS questions to the node proxy, which must then answer them
+    /// (ISTIO_META_DNS_CAPTURE, its default).
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", action = ArgAction::Set, default_value_t = true)]
     pub dns_capture: bool,
     /// Capture IPv6.
     #[arg(long, env = "AMBIENT_IPV6", action = ArgAction::Set, default_value_t = true)]
@@ -173,19 +182,20 @@ impl Args {
     /// # Errors
     /// When the node's namespace cannot be opened.
     pub fn actions(&self) -> Result<KernelActions, ConfigError> {
+        let (proc, netns_prefix) = self.node_paths();
         let path = match &self.host_netns {
             Some(path) => path.clone(),
-            None if self.allow_switch_to_host_ns => self.host_proc.join("1/ns/net"),
+            None if self.allow_switch_to_host_ns => proc.join("1/ns/net"),
             None => "/proc/self/ns/net".into(),
         };
         let node = Netns::open(&path).map_err(|source| ConfigError::HostNetns { path, source })?;
         Ok(KernelActions {
-            proc: self.host_proc.clone(),
+            proc,
             attribution: match self.discover {
                 Discover::Cgroup => Attribution::Cgroup,
                 Discover::Environ => Attribution::Environ(POD_UID_VARIABLE.to_owned()),
             },
-            netns_prefix: self.host_prefix.clone(),
+            netns_prefix,
             node,
             host: self.host_probe_rule.then(|| HostSpec {
                 ipv6: self.ipv6,
@@ -196,6 +206,23 @@ impl Args {
                 ..HostSpec::default()
             }),
         })
+    }
+
+    /// Where the node's processes are seen, and what comes before its paths.
+    fn node_paths(&self) -> (PathBuf, PathBuf) {
+        let mounted = PathBuf::from("/host/proc");
+        let proc = self.host_proc.clone().unwrap_or_else(|| {
+            if mounted.join("1").exists() {
+                mounted.clone()
+            } else {
+                "/proc".into()
+            }
+        });
+        let prefix = self.host_prefix.clone().unwrap_or_else(|| {
+            let below_host = proc.starts_with("/host");
+            if below_host { "/host" } else { "/" }.into()
+        });
+        (proc, prefix)
     }
 
     /// How often everything is compared with the kernel; at least once a second.
@@ -252,6 +279,36 @@ mod tests {
         assert_eq!(metrics, Some("0.0.0.0:15014".parse().unwrap()));
         assert_eq!(health, Some("0.0.0.0:8000".parse().unwrap()));
         assert!(args.settings().is_ok());
+    }
+
+    #[test]
+    fn the_source_is_the_api_server_unless_manifests_are_given() {
+        let parse = |args: &[&str]| {
+            let base = ["ambit-agent", "--node-name", "n1"];
+            Args::try_parse_from(base.iter().chain(args))
+        };
+        assert!(parse(&[]).unwrap().manifests.is_empty());
+        assert!(parse(&["--kubernetes", "--kubeconfig", "/k"]).is_ok());
+        assert!(parse(&["--kubernetes", "--manifests", "/x"]).is_err());
+        assert!(parse(&["--status-dir", "/x"]).is_err());
+    }
+
+    #[test]
+    fn the_nodes_paths_go_together() {
+        let paths = |more: &[&str]| {
+            let (proc, prefix) = args(more).node_paths();
+            (proc.display().to_string(), prefix.display().to_string())
+        };
+        let expected = |proc: &str, prefix: &str| (proc.to_owned(), prefix.to_owned());
+        assert_eq!(
+            paths(&["--host-proc", "/host/proc"]),
+            expected("/host/proc", "/host")
+        );
+        assert_eq!(paths(&["--host-proc", "/proc"]), expected("/proc", "/"));
+        assert_eq!(
+            paths(&["--host-proc", "/proc", "--host-prefix", "/n"]),
+            expected("/proc", "/n")
+        );
     }
 
     #[test]

@@ -18,11 +18,12 @@ use ambit_zds::{PodUid, WorkloadInfo};
 
 use crate::{
     predicate::Enablement,
-    source::{Labels, PodView, SourceEvent},
+    source::{Labels, PodView, SourceEvent, Status},
 };
 
 mod annotations;
 mod pod;
+mod report;
 mod requests;
 mod scan;
 
@@ -41,17 +42,6 @@ pub struct RequestId(pub u64);
 /// Tells an outcome's step from others of the same pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(u64);
-
-/// What the pod's annotation says of its capture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
-    /// No annotation.
-    None,
-    /// Being captured, or its capture is in doubt.
-    Pending,
-    /// Captured.
-    Enabled,
-}
 
 /// What happened.
 #[derive(Debug)]
@@ -73,6 +63,8 @@ pub enum Event<N> {
         /// How it ended.
         result: Result<(), String>,
     },
+    /// Redirection of a pod was not as it should be, and has been repaired.
+    Drifted(PodUid),
     /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
     ProxySynced,
     /// Compare everything with the kernel again. Sent regularly.
@@ -107,6 +99,15 @@ pub enum Effect<N> {
     SetProbeMembers(Vec<(PodUid, IpAddr)>),
     /// Status is to be left on no other pods than these.
     PruneStatus(BTreeSet<PodName>),
+    /// The pod's owner is to be told that it cannot be enrolled and why, or that now it is.
+    Tell {
+        /// The pod.
+        uid: PodUid,
+        /// Its name.
+        pod: PodName,
+        /// Why not.
+        failure: Option<String>,
+    },
 }
 
 /// One step for one pod.
@@ -250,6 +251,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Event::StepDone { uid, id, result } => {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }
+            Event::Drifted(uid) => {
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.drifts = pod.drifts.saturating_add(1);
+                }
+            }
             Event::ProxySynced => {
                 for uid in self.uids() {
                     if let Some(failure) = self.pods.get_mut(&uid).and_then(|p| p.failure.as_mut())
@@ -273,7 +279,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         match event {
             SourceEvent::Pod(view) => {
                 let uid = view.uid.clone();
-                self.update_pod(view);
+                self.update_pod(view, now);
                 self.advance(&uid, now, effects);
             }
             SourceEvent::PodGone(uid) => {
@@ -303,7 +309,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    fn update_pod(&mut self, view: PodView) {
+    fn update_pod(&mut self, view: PodView, now: Instant) {
         let Some(pod) = self.pods.get_mut(&view.uid) else {
             self.pods
                 .insert(view.uid.clone(), Pod::new(view, !self.synced));
@@ -311,11 +317,18 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         };
         pod.gone = false;
         // An ended pod loses its addresses in its status; what we know is needed to the end.
-        if !view.addresses.is_empty() && view.addresses != pod.view.addresses {
+        let moved = !view.addresses.is_empty() && view.addresses != pod.view.addresses;
+        // What the plugin told is confirmed now; anything else means another sandbox.
+        let unexpected = moved && (view.addresses != pod.addresses || pod.netns.is_none());
+        if moved {
             pod.addresses.clone_from(&view.addresses);
-            self.scanning.hasten();
         }
+        let uid = view.uid.clone();
         pod.view = view;
+        let wanted = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::In(_)));
+        if unexpected && self.pods.get(&uid).is_some_and(wanted) {
+            self.scanning.hasten(now);
+        }
     }
 
     fn advance_namespace(&mut self, name: &str, now: Instant, effects: &mut Vec<Effect<N>>) {
@@ -364,12 +377,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Ok(goal) => goal,
             Err(error) => {
                 let text = format!("pod {}: {error}", pod.view.name);
+                self.complain(uid, &text, effects);
                 self.answer_waiters(uid, &Reply::Refused(text), effects);
                 return;
             }
         };
         if pod.is_captured(&goal) {
             self.answer_waiters(uid, &Reply::Done, effects);
+            self.end_complaint(uid, effects);
         } else if !matches!(goal, Goal::In(_)) {
             let text = format!(
                 "pod {} does not belong to the mesh (any more)",
@@ -435,8 +450,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                     _ => false,
                 };
                 if !stale {
-                    pod.failed(&busy.step, now);
+                    pod.failed(&busy.step, text.clone(), now);
                     let waited = !pod.waiters.is_empty();
+                    if !matches!(busy.step, Step::WriteStatus { .. }) {
+                        self.complain(uid, &text, effects);
+                    }
                     let reply = match busy.step {
                         Step::Announce { .. } => Reply::TryLater(text),
                         _ => Reply::Failed(text),
@@ -452,6 +470,33 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
         self.advance(uid, now, effects);
         self.scan_if_due(now, effects);
+    }
+
+    /// Tells the pod's owner of a failure, once each.
+    fn complain(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
+            return;
+        };
+        if pod.complaint.as_deref() != Some(text) {
+            pod.complaint = Some(text.to_owned());
+            effects.push(Effect::Tell {
+                uid: uid.clone(),
+                pod: pod.view.name.clone(),
+                failure: Some(text.to_owned()),
+            });
+        }
+    }
+
+    fn end_complaint(&mut self, uid: &PodUid, effects: &mut Vec<Effect<N>>) {
+        if let Some(pod) = self.pods.get_mut(uid)
+            && pod.complaint.take().is_some()
+        {
+            effects.push(Effect::Tell {
+                uid: uid.clone(),
+                pod: pod.view.name.clone(),
+                failure: None,
+            });
+        }
     }
 
     fn on_reconcile(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {

@@ -10,11 +10,13 @@
 pub mod actions;
 pub mod config;
 pub mod enrolment;
+pub mod install;
 pub mod membership;
 pub mod metrics;
 pub mod plugin;
 pub mod predicate;
 mod process;
+pub mod report;
 pub mod source;
 pub mod status;
 pub mod zds;

@@ -28,6 +28,7 @@ use crate::{
     actions::{Actions, with_causes},
     enrolment::{CniAdd, Reply, WhichPod},
     metrics::{Metrics, ResponseCode},
+    report::AgentReport,
 };
 
 /// The socket's name in the run directory.
@@ -40,10 +41,21 @@ pub enum Call {
     CniAdd(CniAdd<Netns>),
     /// Does a pod belong to the mesh?
     IsMember(WhichPod),
+    /// How does everything stand?
+    Report,
+}
+
+/// The answer to a call.
+#[derive(Debug)]
+pub enum Answer {
+    /// To the plugin.
+    Reply(Reply),
+    /// To people.
+    Report(Box<AgentReport>),
 }
 
 /// Calls and where their answers go.
-pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Reply>)>;
+pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Answer>)>;
 
 /// The body of `/cmdadd`. Field names are the contract's.
 #[derive(Debug, Deserialize)]
@@ -239,7 +251,41 @@ async fn ask(calls: &Calls, call: Call) -> Reply {
     if calls.send((call, sender)).await.is_err() {
         return ending();
     }
-    receiver.await.unwrap_or_else(|_| ending())
+    match receiver.await {
+        Ok(Answer::Reply(reply)) => reply,
+        Ok(Answer::Report(_)) | Err(_) => ending(),
+    }
+}
+
+/// Answers `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
+pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
+    let pod = match request.uri().path() {
+        "/v1/status" => None,
+        path => Some(path.strip_prefix("/v1/pods/")?.split_once('/')?),
+    };
+    if request.method() != http::Method::GET {
+        return Some(method_not_allowed("GET"));
+    }
+    let (sender, receiver) = oneshot::channel();
+    let asked = calls.send((Call::Report, sender)).await;
+    let answer = match asked {
+        Ok(()) => receiver.await.ok(),
+        Err(_) => None,
+    };
+    let Some(Answer::Report(report)) = answer else {
+        return Some(text(503, "the agent is ending\n"));
+    };
+    let Some((namespace, name)) = pod else {
+        return Some(json(200, &*report));
+    };
+    let found = report
+        .pods
+        .iter()
+        .find(|pod| pod.namespace == namespace && pod.name == name);
+    Some(found.map_or_else(
+        || text(404, format!("pod {namespace}/{name} is not known on node {}\n", report.node)),
+        |pod| json(200, pod),
+    ))
 }
 
 fn respond(reply: Reply) -> Response {

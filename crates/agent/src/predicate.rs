@@ -1,6 +1,9 @@
 //! Which pods belong to the mesh, by labels and annotations. Pure.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use ambit_k8s_api::labels::{DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_NONE};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
@@ -30,6 +33,41 @@ pub struct Enablement {
     excluded: BTreeSet<String>,
     /// Where node proxies run; they are never captured themselves.
     system_namespace: String,
+}
+
+/// Whether a pod belongs to the mesh, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It belongs.
+    Included,
+    /// It shares the node's network namespace.
+    HostNetwork,
+    /// A sidecar serves it.
+    Sidecar,
+    /// Its namespace is kept out.
+    ExcludedNamespace,
+    /// It is a node proxy itself.
+    NodeProxy,
+    /// Its own label keeps it out.
+    OptedOut,
+    /// No selector matches it and its namespace.
+    NotSelected,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Included => "its labels, or those of its namespace, bring it into the mesh",
+            Self::HostNetwork => "it uses the node's network, which is never captured",
+            Self::Sidecar => "it has a sidecar (annotation sidecar.istio.io/status)",
+            Self::ExcludedNamespace => "its namespace is excluded in the agent's settings",
+            Self::NodeProxy => "it is a node proxy",
+            Self::OptedOut => "its label istio.io/dataplane-mode=none keeps it out",
+            Self::NotSelected => {
+                "neither it nor its namespace has the label istio.io/dataplane-mode=ambient"
+            }
+        })
+    }
 }
 
 /// A selector that cannot be understood.
@@ -70,11 +108,37 @@ impl Enablement {
 
     /// Whether the pod belongs to the mesh, its namespace having these labels.
     pub fn includes(&self, pod: &PodView, namespace: &Labels) -> bool {
-        !pod.host_network
-            && !pod.annotations.contains_key(SIDECAR_STATUS)
-            && !self.excludes(&pod.name.namespace)
-            && !self.is_node_proxy(pod)
-            && self.selects(&pod.labels, namespace)
+        self.verdict(pod, namespace) == Verdict::Included
+    }
+
+    /// Whether the pod belongs to the mesh and if not, why.
+    pub fn verdict(&self, pod: &PodView, namespace: &Labels) -> Verdict {
+        if pod.host_network {
+            Verdict::HostNetwork
+        } else if pod.annotations.contains_key(SIDECAR_STATUS) {
+            Verdict::Sidecar
+        } else if self.excludes(&pod.name.namespace) {
+            Verdict::ExcludedNamespace
+        } else if self.is_node_proxy(pod) {
+            Verdict::NodeProxy
+        } else if self.selects(&pod.labels, namespace) {
+            Verdict::Included
+        } else if pod.labels.get(DATAPLANE_MODE).is_some_and(|mode| mode == DATAPLANE_MODE_NONE) {
+            Verdict::OptedOut
+        } else {
+            Verdict::NotSelected
+        }
+    }
+
+    /// The label keys that decide about a namespace.
+    pub fn namespace_keys(&self) -> BTreeSet<String> {
+        let selectors = self.selectors.iter().map(|of| &of.namespace_selector);
+        let keys = selectors.flat_map(|selector| {
+            let equal = selector.match_labels.iter().flat_map(BTreeMap::keys);
+            let others = selector.match_expressions.iter().flatten();
+            equal.chain(others.map(|requirement| &requirement.key))
+        });
+        keys.cloned().collect()
     }
 
     /// Whether the namespace is kept out whatever its labels.

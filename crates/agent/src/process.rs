@@ -11,7 +11,7 @@ use std::{
 use ambit_netplan::HostMember;
 use ambit_rt::{
     Env, Readiness, Shutdown, drain,
-    http::{ListenError, Request, ServerOptions, text},
+    http::{ListenError, Peer, Request, ServerOptions, text},
     logging::LoggingError,
     spawn, spawn_blocking,
 };
@@ -22,13 +22,18 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::{
     actions::{ActionError, Actions, with_causes},
     config::{Args, ConfigError},
-    enrolment::{Effect, Enrolment, Event, Reply, RequestId, Step, StepId, Wanted},
-    membership,
+    enrolment::{Effect, Enrolment, Event, RequestId, Step, StepId, Wanted},
     install::{self, Installing},
+    membership,
     metrics::Metrics,
-    plugin::{self, Call},
-    source::{PodSource, manifests::ManifestSource},
-    status::{StatusDir, StatusError},
+    plugin::{self, Answer, Call, Calls},
+    report::AgentReport,
+    source::{PodSource, SourceEvent, kubernetes::KubernetesSource, manifests::ManifestSource},
+    status::{
+        StatusSink,
+        api::ApiStatus,
+        dir::{StatusDir, StatusError},
+    },
     zds::{self, Zds},
 };
 
@@ -67,6 +72,9 @@ pub enum RunError {
     /// The source of pods.
     #[error("cannot follow the manifests")]
     Source(#[from] ambit_manifests::OpenError),
+    /// The API server.
+    #[error("cannot follow the Kubernetes API")]
+    Client(#[from] ambit_kube_kit::ClientError),
     /// The source has ended.
     #[error("the source of pods and namespaces has ended")]
     SourceEnded,
@@ -86,13 +94,23 @@ pub fn run(args: Args) -> Result<(), RunError> {
     let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
     runtime.block_on(async move {
         let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;
-        let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
         let actions = args.actions()?;
-        run_with(args, source, actions, shutdown).await
+        if args.manifests.is_empty() {
+            let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-agent").await?;
+            let keys = args.settings()?.enablement.namespace_keys();
+            let source = KubernetesSource::new(client.clone(), &args.node, keys, &args.run_dir);
+            let status = StatusSink::Api(ApiStatus::start(client, &args.node));
+            return run_with(args, source, actions, status, shutdown).await;
+        }
+        let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
+        let dir = args.status_dir.as_ref();
+        let dir = dir.map(|dir| StatusDir::open(dir, &args.node)).transpose()?;
+        let status = dir.map_or(StatusSink::Nowhere, |dir| StatusSink::Dir(Arc::new(dir)));
+        run_with(args, source, actions, status, shutdown).await
     })
 }
 
-/// Runs the agent with a given source and given actions.
+/// Runs the agent with a given source, given actions, and the pods' status given a place.
 ///
 /// # Errors
 /// As [`run`].
@@ -100,6 +118,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     args: Args,
     source: S,
     actions: A,
+    status: StatusSink,
     mut shutdown: Shutdown,
 ) -> Result<(), RunError> {
     let settings = args.settings()?;
@@ -111,13 +130,9 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let ready = readiness.pending("enrolment");
     let (drain, watcher) = drain::channel();
     let installing = Installing::new(&args, &mut registry, &readiness);
-    serve_admin(&args, registry, readiness, &watcher).await?;
+    let (calls, called) = mpsc::channel(64);
+    serve_admin(&args, registry, readiness, calls.clone(), &watcher).await?;
 
-    let status_dir = args.status_dir.as_ref();
-    let status = status_dir
-        .map(|dir| StatusDir::open(dir, &args.node))
-        .transpose()?
-        .map(Arc::new);
     let (zds, server) = zds::bind(&args.zds_socket).map_err(|source| RunError::Socket {
         path: args.zds_socket.clone(),
         source,
@@ -135,7 +150,6 @@ pub async fn run_with<S: PodSource, A: Actions>(
     }
 
     let (events, received) = mpsc::unbounded_channel();
-    let (calls, called) = mpsc::channel(64);
     let synced = events.clone();
     let proxies = metrics.proxies.clone();
     let server = server.run(proxies, move || drop(synced.send(Event::ProxySynced)));
@@ -154,6 +168,10 @@ pub async fn run_with<S: PodSource, A: Actions>(
         enrolment: Enrolment::new(settings),
         waiting: HashMap::new(),
         next_request: 0,
+        identity: Identity {
+            node: args.node.clone(),
+            redirection_backend: args.backend.to_string(),
+        },
         hands: Hands {
             actions: Arc::clone(&actions),
             zds,
@@ -197,6 +215,7 @@ async fn serve_admin(
     args: &Args,
     registry: Registry,
     readiness: Readiness,
+    calls: Calls,
     watcher: &ambit_rt::DrainWatcher,
 ) -> Result<(), RunError> {
     let [metrics, health] = args.listen()?;
@@ -204,8 +223,14 @@ async fn serve_admin(
         let listener = ambit_rt::http::bind(address, "metrics").await?;
         let registry = Arc::new(registry);
         let handler = move |request: Request| {
-            let response = ambit_rt::metrics::serve_metrics(&registry, &request);
-            std::future::ready(response)
+            let (registry, calls) = (Arc::clone(&registry), calls.clone());
+            async move {
+                // Who asks over loopback is in the agent's own pod, or has been let in by kubelet.
+                match plugin::report(&request, &calls).await {
+                    Some(response) if Peer::is_local(&request) => response,
+                    _ => ambit_rt::metrics::serve_metrics(&registry, &request),
+                }
+            }
         };
         let options = ServerOptions::default();
         let server = ambit_rt::http::serve("metrics", listener, options, watcher.clone(), handler);
@@ -250,11 +275,18 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
     }
 }
 
+/// What does not change while the agent runs.
+struct Identity {
+    node: String,
+    redirection_backend: String,
+}
+
 /// The loop and what it needs.
 struct Agent<A> {
     enrolment: Enrolment<Netns>,
-    waiting: HashMap<RequestId, oneshot::Sender<Reply>>,
+    waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
     next_request: u64,
+    identity: Identity,
     hands: Hands<A>,
 }
 
@@ -263,7 +295,7 @@ impl<A: Actions> Agent<A> {
         mut self,
         mut source: S,
         mut events: mpsc::UnboundedReceiver<Event<Netns>>,
-        mut calls: mpsc::Receiver<(Call, oneshot::Sender<Reply>)>,
+        mut calls: mpsc::Receiver<(Call, oneshot::Sender<Answer>)>,
         reconcile_every: Duration,
         mut shutdown: Shutdown,
         ready: impl Fn(),
@@ -275,12 +307,11 @@ impl<A: Actions> Agent<A> {
             tokio::select! {
                 told = source.next() => {
                     for event in told.ok_or(RunError::SourceEnded)? {
-                        self.hands.metrics.count_event(&event);
-                        self.take(Event::Source(event));
+                        self.told(event);
                     }
                 }
                 Some(event) = events.recv() => self.take(event),
-                Some((call, reply)) = calls.recv() => self.call(call, reply),
+                Some((call, reply)) = calls.recv() => self.call(call, reply, source.trouble()),
                 _ = reconcile.tick() => self.take(Event::Reconcile),
                 () = sleep_until(deadline) => self.take(Event::Tick),
                 cause = shutdown.wait() => {
@@ -294,14 +325,46 @@ impl<A: Actions> Agent<A> {
         }
     }
 
-    fn call(&mut self, call: Call, reply: oneshot::Sender<Reply>) {
+    fn told(&mut self, event: SourceEvent) {
+        self.hands.metrics.count_event(&event);
+        match &event {
+            SourceEvent::Pod(view) => self.hands.status.observed(view),
+            SourceEvent::PodGone(uid) => self.hands.status.gone(uid),
+            _ => {}
+        }
+        self.take(Event::Source(event));
+    }
+
+    fn call(&mut self, call: Call, reply: oneshot::Sender<Answer>, trouble: Option<&str>) {
+        if let Call::Report = call {
+            // Whoever asked may have hung up.
+            reply.send(Answer::Report(Box::new(self.report(trouble)))).ok();
+            return;
+        }
         let request = RequestId(self.next_request);
         self.next_request += 1;
         self.waiting.insert(request, reply);
         self.take(match call {
             Call::CniAdd(add) => Event::CniAdd(request, add),
             Call::IsMember(which) => Event::IsMember(request, which),
+            Call::Report => return,
         });
+    }
+
+    fn report(&self, trouble: Option<&str>) -> AgentReport {
+        let counts = self.enrolment.counts();
+        AgentReport {
+            version: env!("CARGO_PKG_VERSION"),
+            node: self.identity.node.clone(),
+            ready: self.enrolment.is_ready(),
+            source_trouble: trouble.map(str::to_owned),
+            proxies: self.hands.metrics.proxies.get(),
+            redirection_backend: self.identity.redirection_backend.clone(),
+            wanted: counts.wanted,
+            captured: counts.captured,
+            failing: counts.failing,
+            pods: self.enrolment.reports(|netns| netns.id().ino),
+        }
     }
 
     fn take(&mut self, event: Event<Netns>) {
@@ -310,7 +373,7 @@ impl<A: Actions> Agent<A> {
                 Effect::Answer(request, reply) => {
                     if let Some(waiting) = self.waiting.remove(&request) {
                         // Whoever asked may have hung up.
-                        waiting.send(reply).ok();
+                        waiting.send(Answer::Reply(reply)).ok();
                     }
                 }
                 Effect::Step { uid, id, step } => self.hands.step(uid, id, step),
@@ -320,13 +383,16 @@ impl<A: Actions> Agent<A> {
                 Effect::WriteMembership(namespaces) => self.hands.write_membership(namespaces),
                 Effect::SetProbeMembers(members) => self.hands.set_probe_members(members),
                 Effect::PruneStatus(keep) => self.hands.prune_status(keep),
+                Effect::Tell { uid, pod, failure } => {
+                    self.hands.status.tell(&uid, &pod, failure.as_deref());
+                }
             }
         }
         self.hands.metrics.set_counts(self.enrolment.counts());
     }
 }
 
-async fn sleep_until(deadline: Option<Instant>) {
+pub(crate) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
@@ -337,7 +403,7 @@ async fn sleep_until(deadline: Option<Instant>) {
 struct Hands<A> {
     actions: Arc<A>,
     zds: Zds,
-    status: Option<Arc<StatusDir>>,
+    status: StatusSink,
     run_dir: PathBuf,
     events: mpsc::UnboundedSender<Event<Netns>>,
     metrics: Metrics,
@@ -386,24 +452,28 @@ impl<A: Actions> Hands<A> {
             step @ (Step::UpsertProbes { .. } | Step::RemoveProbes) => {
                 let actions = Arc::clone(&self.actions);
                 let job = move || {
-                    let result = carry_out(&*actions, None, &uid, &step);
-                    report(uid, result);
+                    let result = carry_out(&*actions, &StatusSink::Nowhere, &uid, &step);
+                    report(uid, result.map(drop));
                 };
                 self.host_jobs.send(Box::new(job)).ok();
             }
             step => {
                 let (actions, status) = (Arc::clone(&self.actions), self.status.clone());
                 let slots = Arc::clone(&self.slots);
+                let drifts = self.events.clone();
                 spawn(name, async move {
                     // Closed never.
                     let _slot = slots.acquire_owned().await;
                     let of = uid.clone();
-                    let work = move || carry_out(&*actions, status.as_deref(), &of, &step);
+                    let work = move || carry_out(&*actions, &status, &of, &step);
                     let result = match spawn_blocking(name, work).await {
                         Ok(result) => result,
                         Err(error) => Err(error.to_string()),
                     };
-                    report(uid, result);
+                    if let Ok(Done::Repaired) = result {
+                        drifts.send(Event::Drifted(uid.clone())).ok();
+                    }
+                    report(uid, result.map(drop));
                 });
             }
         }
@@ -447,34 +517,47 @@ impl<A: Actions> Hands<A> {
     }
 
     fn prune_status(&self, keep: std::collections::BTreeSet<ambit_model::PodName>) {
-        if let Some(status) = &self.status
-            && let Err(error) = status.prune(&keep)
-        {
+        if let Err(error) = self.status.prune(&keep) {
             tracing::warn!(error = with_causes(&error), "stale status is left");
         }
     }
 }
 
+/// How a step ended well.
+enum Done {
+    Simply,
+    /// Something else had changed what stood.
+    Repaired,
+}
+
 fn carry_out<A: Actions>(
     actions: &A,
-    status: Option<&StatusDir>,
+    status: &StatusSink,
     uid: &ambit_zds::PodUid,
     step: &Step<Netns>,
-) -> Result<(), String> {
+) -> Result<Done, String> {
     let done = match step {
-        Step::ApplyRules { netns, spec } => actions.apply_rules(netns, spec),
+        Step::ApplyRules { netns, spec } => {
+            return match actions.apply_rules(netns, spec) {
+                Ok(true) => Ok(Done::Repaired),
+                Ok(false) => Ok(Done::Simply),
+                Err(error) => Err(with_causes(&error)),
+            };
+        }
         Step::ReleaseRules { netns } => actions.release_rules(netns),
         Step::UpsertProbes { addresses } => actions.upsert_probes(uid, addresses),
         Step::RemoveProbes => actions.remove_probes(uid),
         Step::WriteStatus { pod, status: value } => {
             return status
-                .map_or(Ok(()), |status| status.write(uid, pod, *value))
+                .write(uid, pod, *value)
+                .map(|()| Done::Simply)
                 .map_err(|error| with_causes(&error));
         }
         // The proxies' business, not the kernel's.
         Step::Announce { .. } | Step::Withdraw => Ok(()),
     };
-    done.map_err(|error| with_causes(&error))
+    done.map(|()| Done::Simply)
+        .map_err(|error| with_causes(&error))
 }
 
 impl<N> Step<N> {

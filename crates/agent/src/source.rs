@@ -2,16 +2,20 @@
 
 use std::{collections::BTreeMap, future::Future, net::IpAddr};
 
+use ambit_k8s_api::labels;
 use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
+use serde::{Deserialize, Serialize};
 
+mod facts;
+pub mod kubernetes;
 pub mod manifests;
 
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;
 
 /// A pod of this node, as far as enrolment depends on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodView {
     /// Its uid.
     pub uid: PodUid,
@@ -29,6 +33,41 @@ pub struct PodView {
     pub addresses: Vec<IpAddr>,
     /// What its cgroup is called if not by its uid (static pods).
     pub cgroup_alias: Option<String>,
+    /// What its annotation says of its capture. Never believed: it is there to be corrected.
+    pub reported: Status,
+}
+
+/// What a pod's annotation says of its capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// No annotation.
+    #[default]
+    None,
+    /// Being captured, or its capture is in doubt.
+    Pending,
+    /// Captured.
+    Enabled,
+}
+
+impl Status {
+    /// The value of the annotation.
+    pub fn value(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Pending => Some(labels::REDIRECTION_PENDING),
+            Self::Enabled => Some(labels::REDIRECTION_ENABLED),
+        }
+    }
+
+    /// Of a value; one that is neither claims something that has to be corrected.
+    pub fn of(value: Option<&str>) -> Self {
+        match value {
+            None => Self::None,
+            Some(labels::REDIRECTION_ENABLED) => Self::Enabled,
+            Some(_) => Self::Pending,
+        }
+    }
 }
 
 /// What a source tells.
@@ -51,4 +90,9 @@ pub enum SourceEvent {
 pub trait PodSource: Send + 'static {
     /// Waits for events. `None`: the source has ended for good. Cancelling loses nothing.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
+
+    /// Why what it told may be out of date, if it may.
+    fn trouble(&self) -> Option<&str> {
+        None
+    }
 }

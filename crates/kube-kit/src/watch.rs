@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_rt::backoff::Backoff;
+use ambit_rt::{Backoff, ErrorChain};
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
     Api, Resource,
@@ -156,6 +156,9 @@ where
     }
 
     fn take(&mut self, event: Event<K>) {
+        if !matches!(event, Event::Init) {
+            self.backoff.reset();
+        }
         match event {
             Event::Init => {
                 self.listing = true;
@@ -174,7 +177,6 @@ where
                 let gone = self.known.end_listing();
                 self.told.extend(gone.into_iter().map(WatchEvent::Gone));
                 self.told.push_back(WatchEvent::Listed);
-                self.backoff.reset();
                 if std::mem::replace(&mut self.away, false) {
                     tracing::info!(what = self.what, "the Kubernetes API answers again");
                 }
@@ -202,9 +204,13 @@ where
                 tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
                 self.pause();
             }
+            // It answers: our version is too old for it.
+            watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410 => {
+                self.list_again();
+            }
             // The store may come back from a backup, its versions older than ours: a watch from ours
             // on would hear nothing, for long.
-            _ => self.begin_anew(with_causes(error)),
+            _ => self.begin_anew(ErrorChain(error).to_string()),
         }
     }
 
@@ -218,6 +224,10 @@ where
             );
             self.told.push_back(WatchEvent::Away(why));
         }
+        self.list_again();
+    }
+
+    fn list_again(&mut self) {
         self.listing = false;
         self.stream = (self.open)();
         self.pause();
@@ -227,21 +237,6 @@ where
         let delay = self.backoff.next_delay(rand::random());
         self.pause_until = Some(Instant::now() + delay);
     }
-}
-
-/// An error with all its causes, on one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        let more = source.to_string();
-        // Some errors quote their cause already.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = source.source();
-    }
-    text
 }
 
 /// Which objects the reader has been told of. Pure.

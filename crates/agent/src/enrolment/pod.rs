@@ -52,6 +52,8 @@ pub(super) struct Failure {
     pub(super) delay: Duration,
     /// The pod's status has been told of it, or could not be.
     pub(super) told: bool,
+    /// For people.
+    pub(super) text: String,
 }
 
 /// What is to happen next.
@@ -83,17 +85,21 @@ pub(super) struct Pod<N> {
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
     pub(super) probes: Option<Vec<IpAddr>>,
-    /// `None`: not known.
+    /// What was written; `None`: nothing, it reads as the source says.
     pub(super) status: Option<Status>,
     pub(super) busy: Option<Busy<N>>,
     pub(super) failure: Option<Failure>,
     pub(super) linger_until: Option<Instant>,
     /// Plugin calls that wait for this pod.
     pub(super) waiters: Vec<RequestId>,
+    /// How often its redirection had to be repaired.
+    pub(super) drifts: u32,
+    /// The last failure told to its owner, until the pod is captured.
+    pub(super) complaint: Option<String>,
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
-    /// `rules` and `status` are unknown for pods that were there before us.
+    /// `rules` are unknown for pods that were there before us.
     pub(super) fn new(view: PodView, was_there: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
@@ -110,12 +116,19 @@ impl<N: Clone + PartialEq> Pod<N> {
                 Rules::None
             },
             probes: None,
-            status: (!was_there).then_some(Status::None),
+            status: None,
             busy: None,
             failure: None,
             linger_until: None,
             waiters: Vec::new(),
+            drifts: 0,
+            complaint: None,
         }
+    }
+
+    /// How its annotation reads, as far as known.
+    pub(super) fn reads(&self) -> Status {
+        self.status.unwrap_or(self.view.reported)
     }
 
     pub(super) fn info(&self) -> WorkloadInfo {
@@ -159,8 +172,8 @@ impl<N: Clone + PartialEq> Pod<N> {
     pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
         if let Some(failure) = &self.failure {
             // A pod whose capture is in doubt must not be called captured meanwhile.
-            let told = failure.told || matches!(self.status, Some(Status::Pending | Status::None));
-            if matches!(goal, Goal::In(_)) && !told && self.netns.is_some() {
+            let told = failure.told || self.reads() != Status::Enabled;
+            if matches!(goal, Goal::In(_)) && !told {
                 return Next::Step(self.write_status(Status::Pending));
             }
             if failure.retry_at > now {
@@ -177,7 +190,11 @@ impl<N: Clone + PartialEq> Pod<N> {
     /// Listeners stand before rules.
     fn next_in(&self, spec: &RedirectionSpec, goal: &Goal) -> Next<N> {
         let Some(netns) = self.netns.clone() else {
-            return Next::NeedNetns;
+            // As after a reboot: the annotation is of another sandbox.
+            return match self.reads() {
+                Status::Enabled => Next::Step(self.write_status(Status::Pending)),
+                Status::None | Status::Pending => Next::NeedNetns,
+            };
         };
         let info = self.info();
         if self.announced.as_ref() != Some(&info) {
@@ -210,7 +227,7 @@ impl<N: Clone + PartialEq> Pod<N> {
                 netns: netns.clone(),
             });
         }
-        if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
+        if self.reads() != Status::None {
             return Next::Step(self.write_status(Status::None));
         }
         if self.maybe_served {
@@ -223,7 +240,13 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     fn next_gone(&self) -> Next<N> {
-        if matches!(self.status, Some(Status::Enabled | Status::Pending)) {
+        // With the object gone only what we wrote elsewhere is left of it.
+        let stands = if self.gone {
+            self.status.unwrap_or_default()
+        } else {
+            self.reads()
+        };
+        if stands != Status::None {
             return Next::Step(self.write_status(Status::None));
         }
         if self.maybe_served {
@@ -308,7 +331,7 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// A step has failed; it is tried again later, each time later than before.
-    pub(super) fn failed(&mut self, step: &Step<N>, now: Instant) {
+    pub(super) fn failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {
             Step::ApplyRules { .. } | Step::ReleaseRules { .. } => self.rules = Rules::Unknown,
@@ -335,6 +358,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             retry_at: now + delay,
             delay,
             told: false,
+            text,
         });
     }
 }

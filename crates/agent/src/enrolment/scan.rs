@@ -55,9 +55,10 @@ impl Scanning {
         }
     }
 
-    /// Something has changed that makes it worth looking again soon.
-    pub(super) fn hasten(&mut self) {
+    /// Something has changed that makes it worth looking again at once, and soon after.
+    pub(super) fn hasten(&mut self, now: Instant) {
         self.pause = PAUSE.0;
+        self.want(now);
     }
 }
 

@@ -28,6 +28,8 @@ struct World {
     pruned: Option<BTreeSet<PodName>>,
     held: Vec<PodUid>,
     zds_open: bool,
+    /// What owners of pods were told.
+    complaints: Vec<(PodUid, Option<String>)>,
 }
 
 const AMBIENT: &[(&str, &str)] = &[("istio.io/dataplane-mode", "ambient")];
@@ -84,6 +86,7 @@ impl World {
             pruned: None,
             held: Vec::new(),
             zds_open: false,
+            complaints: Vec::new(),
         }
     }
 
@@ -164,6 +167,7 @@ impl World {
                 self.log.push(format!("probe members {}", members.len()));
             }
             Effect::PruneStatus(keep) => self.pruned = Some(keep),
+            Effect::Tell { uid, failure, .. } => self.complaints.push((uid, failure)),
         }
         true
     }

@@ -8,13 +8,9 @@ use std::{
 
 use ambit_k8s_api::{Namespace, Object, ObjectKey, Pod};
 use ambit_manifests::{Change, ManifestDirs, ObjectEvent, OpenError, Problem};
-use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 
-use super::{PodSource, PodView, SourceEvent};
-
-/// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+use super::{PodSource, SourceEvent, facts};
 
 /// Directories of manifests, seen from one node.
 #[derive(Debug)]
@@ -131,44 +127,12 @@ impl NodeView {
     }
 }
 
-/// A pod without a uid is not known to any kubelet yet.
-fn view(pod: &Pod, key: &ObjectKey) -> Option<PodView> {
-    let metadata = &pod.metadata;
-    let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
-    let spec = pod.spec.as_ref();
-    let status = pod.status.as_ref();
-    let annotations = metadata.annotations.clone().unwrap_or_default();
-    let mut texts: Vec<&str> = status
-        .and_then(|status| status.pod_ips.as_ref())
-        .into_iter()
-        .flatten()
-        .map(|ip| ip.ip.as_str())
-        .collect();
-    if texts.is_empty() {
-        texts.extend(status.and_then(|status| status.pod_ip.as_deref()));
-    }
-    let service_account = spec
-        .and_then(|spec| spec.service_account_name.as_deref())
-        .filter(|account| !account.is_empty())
-        .unwrap_or("default");
-    let phase = status.and_then(|status| status.phase.as_deref());
-    Some(PodView {
-        uid: uid.to_ascii_lowercase().into(),
-        name: PodName {
-            name: key.name.clone(),
-            namespace: key.namespace.clone(),
-            service_account: ArcStr::from(service_account),
-        },
-        host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
-        terminal: matches!(phase, Some("Succeeded" | "Failed")),
-        labels: metadata.labels.clone().unwrap_or_default(),
-        cgroup_alias: annotations.get(CONFIG_HASH).cloned(),
-        annotations,
-        addresses: texts
-            .into_iter()
-            .filter_map(|text| Some(text.parse::<std::net::IpAddr>().ok()?.to_canonical()))
-            .collect(),
-    })
+/// A manifest may leave its namespace out; the key has it.
+fn view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
+    let mut view = facts::of_pod(pod)?;
+    view.name.namespace = key.namespace.clone();
+    view.name.name = key.name.clone();
+    Some(view)
 }
 
 #[cfg(test)]

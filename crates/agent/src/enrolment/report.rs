@@ -1,0 +1,76 @@
+//! What is told of pods to people.
+
+use super::{Enrolment, Goal, Labels, Pod, Rules};
+use crate::{
+    predicate::Verdict,
+    report::{PodReport, PodState},
+};
+
+impl<N: Clone + PartialEq> Enrolment<N> {
+    /// How every pod stands; `inode` is that of a namespace.
+    pub fn reports(&self, inode: impl Fn(&N) -> u64) -> Vec<PodReport> {
+        let pods = self.pods.values().filter(|pod| !pod.gone);
+        pods.map(|pod| self.report(pod, &inode)).collect()
+    }
+
+    fn report(&self, pod: &Pod<N>, inode: impl Fn(&N) -> u64) -> PodReport {
+        let goal = self.goal(pod);
+        let captured = goal.as_ref().is_ok_and(|goal| pod.is_captured(goal));
+        let wanted = matches!(goal, Ok(Goal::In(_)) | Err(_));
+        let failure = pod.failure.as_ref().map(|failure| failure.text.clone());
+        let (state, why) = match &goal {
+            Err(error) => (PodState::Failing, error.to_string()),
+            Ok(Goal::Gone) => (PodState::Ended, "it has ended".to_owned()),
+            Ok(Goal::Out) => {
+                let state = if pod.netns.is_some() || pod.maybe_served {
+                    PodState::Leaving
+                } else {
+                    PodState::Outside
+                };
+                (state, self.verdict(pod).to_string())
+            }
+            Ok(Goal::In(_)) if captured => (PodState::Captured, Verdict::Included.to_string()),
+            Ok(Goal::In(_)) if failure.is_some() => (
+                PodState::Failing,
+                "the last step failed; it is tried again by itself".to_owned(),
+            ),
+            Ok(Goal::In(_)) if pod.netns.is_none() => (
+                PodState::NoNamespace,
+                if pod.addresses.is_empty() {
+                    "it has not started: the container runtime brings it".to_owned()
+                } else {
+                    "no process of it has been found in a network namespace with its address"
+                        .to_owned()
+                },
+            ),
+            Ok(Goal::In(_)) => (PodState::Enrolling, "steps are under way".to_owned()),
+        };
+        PodReport {
+            namespace: pod.view.name.namespace.clone(),
+            name: pod.view.name.name.clone(),
+            uid: pod.view.uid.clone(),
+            service_account: pod.view.name.service_account.clone(),
+            addresses: pod.addresses.clone(),
+            wanted,
+            state,
+            why,
+            error: match goal {
+                Err(error) => Some(error.to_string()),
+                Ok(_) => failure,
+            },
+            netns_inode: pod.netns.as_ref().map(inode),
+            listeners: pod.announced.is_some(),
+            redirected: matches!(pod.rules, Rules::Applied(_)),
+            drifts: pod.drifts,
+            annotation: pod.reads(),
+            annotation_seen: pod.view.reported,
+        }
+    }
+
+    fn verdict(&self, pod: &Pod<N>) -> Verdict {
+        let none = Labels::new();
+        let namespace = &pod.view.name.namespace;
+        let labels = self.namespaces.get(namespace).unwrap_or(&none);
+        self.settings.enablement.verdict(&pod.view, labels)
+    }
+}

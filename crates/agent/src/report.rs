@@ -1,0 +1,96 @@
+//! What the agent says of itself and its pods: `GET /v1/status` and `GET /v1/pods/NAMESPACE/NAME`,
+//! on the plugin's socket and, for callers on loopback, on the metrics port. JSON, field names in
+//! camelCase; whoever reads it must skip fields that are not known to it.
+
+use std::net::IpAddr;
+
+use ambit_model::ArcStr;
+use ambit_zds::PodUid;
+use serde::Serialize;
+
+use crate::source::Status;
+
+/// The answer to `/v1/status`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentReport {
+    /// The agent's version.
+    pub version: &'static str,
+    /// Its node.
+    pub node: String,
+    /// Everything that was there at the start is known, and the proxies have been let in.
+    pub ready: bool,
+    /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_trouble: Option<String>,
+    /// Node proxies connected.
+    pub proxies: i64,
+    /// The setting of what carries redirection: `auto` takes nftables where the kernel has it.
+    pub redirection_backend: String,
+    /// Pods that belong to the mesh.
+    pub wanted: usize,
+    /// Those of them that are captured.
+    pub captured: usize,
+    /// Those whose last step failed.
+    pub failing: usize,
+    /// Every pod of the node, also those outside the mesh.
+    pub pods: Vec<PodReport>,
+}
+
+/// One pod; the answer to `/v1/pods/NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodReport {
+    /// Its namespace.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+    /// Its uid.
+    pub uid: PodUid,
+    /// Its service account.
+    pub service_account: ArcStr,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// It belongs to the mesh, whether captured yet or not.
+    pub wanted: bool,
+    /// How it stands.
+    pub state: PodState,
+    /// Why it stands so, in words.
+    pub why: String,
+    /// The last failure, if the last step failed. Absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The inode of its network namespace, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub netns_inode: Option<u64>,
+    /// A node proxy has acknowledged that it listens in the namespace.
+    pub listeners: bool,
+    /// Redirection was seen in the kernel to be as it should, within the last comparison.
+    pub redirected: bool,
+    /// How often redirection was found changed and repaired.
+    pub drifts: u32,
+    /// What its annotation should say.
+    pub annotation: Status,
+    /// What its annotation was last seen to say.
+    pub annotation_seen: Status,
+}
+
+/// How a pod stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PodState {
+    /// In the mesh: listeners and redirection stand.
+    Captured,
+    /// It belongs to the mesh, and steps are under way.
+    Enrolling,
+    /// It belongs to the mesh, and the last step failed; it is tried again.
+    Failing,
+    /// It belongs to the mesh, and its network namespace has not been found (yet).
+    NoNamespace,
+    /// It leaves the mesh.
+    Leaving,
+    /// Not in the mesh.
+    Outside,
+    /// It has ended.
+    Ended,
+}

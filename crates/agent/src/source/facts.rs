@@ -1,0 +1,131 @@
+//! What enrolment needs of a pod object. Everything else is left out, so that a node's pods take
+//! little memory.
+
+use std::net::IpAddr;
+
+use ambit_k8s_api::{Pod, labels::REDIRECTION};
+use ambit_model::PodName;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+
+use super::{Labels, PodView, Status};
+
+/// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
+const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// Domains of the annotations that are kept: enrolment looks at no others.
+const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
+
+/// The part of a pod's spec that matters.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Spec {
+    host_network: Option<bool>,
+    service_account_name: Option<String>,
+}
+
+/// The part of a pod's status that matters.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<PodIp>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
+}
+
+/// Of a whole pod.
+pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
+    let spec = pod.spec.as_ref();
+    let status = pod.status.as_ref();
+    view(
+        &pod.metadata,
+        &Spec {
+            host_network: spec.and_then(|spec| spec.host_network),
+            service_account_name: spec.and_then(|spec| spec.service_account_name.clone()),
+        },
+        &PodStatus {
+            phase: status.and_then(|status| status.phase.clone()),
+            pod_ip: status.and_then(|status| status.pod_ip.clone()),
+            pod_ips: status.and_then(|status| status.pod_ips.as_ref()).map(|ips| {
+                let ips = ips.iter().map(|ip| PodIp { ip: ip.ip.clone() });
+                ips.collect()
+            }),
+        },
+    )
+}
+
+/// A pod without a uid is not known to any kubelet yet.
+pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Option<PodView> {
+    let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    let annotations = metadata.annotations.iter().flatten();
+    let annotation = |name| metadata.annotations.as_ref()?.get(name);
+    let ips = status.pod_ips.iter().flatten().map(|ip| &ip.ip);
+    let mut addresses: Vec<_> = ips.filter_map(|ip| address(ip)).collect();
+    if addresses.is_empty() {
+        addresses.extend(status.pod_ip.as_deref().and_then(address));
+    }
+    let service_account = spec.service_account_name.as_deref();
+    let service_account = service_account.filter(|account| !account.is_empty());
+    Some(PodView {
+        uid: uid.to_ascii_lowercase().into(),
+        name: PodName {
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+            namespace: metadata.namespace.as_deref().unwrap_or_default().into(),
+            service_account: service_account.unwrap_or("default").into(),
+        },
+        host_network: spec.host_network.unwrap_or(false),
+        terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+        labels: metadata.labels.clone().unwrap_or_default(),
+        cgroup_alias: annotation(CONFIG_HASH).cloned(),
+        reported: Status::of(annotation(REDIRECTION).map(String::as_str)),
+        annotations: annotations
+            .filter(|(key, _)| DOMAINS.iter().any(|domain| key.contains(domain)))
+            .filter(|(key, _)| *key != REDIRECTION)
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect::<Labels>(),
+        addresses,
+    })
+}
+
+fn address(text: &str) -> Option<IpAddr> {
+    Some(text.parse::<IpAddr>().ok()?.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_enrolment_does_not_look_at_is_left_out_and_the_claim_is_set_apart() {
+        let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
+            "uid": "A-B", "name": "web", "namespace": "shop",
+            "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{…}",
+                "ambient.istio.io/redirection": "enabled",
+                "ambient.istio.io/dns-capture": "false",
+                "kubernetes.io/config.hash": "h",
+            }
+        }))
+        .unwrap();
+        let status = PodStatus {
+            pod_ip: Some("::ffff:10.0.0.1".to_owned()),
+            ..PodStatus::default()
+        };
+        let view = view(&metadata, &Spec::default(), &status).unwrap();
+        assert_eq!((&*view.uid, &*view.name.service_account), ("a-b", "default"));
+        assert_eq!(
+            view.annotations.keys().collect::<Vec<_>>(),
+            ["ambient.istio.io/dns-capture"]
+        );
+        assert_eq!(view.reported, Status::Enabled);
+        assert_eq!(view.cgroup_alias.as_deref(), Some("h"));
+        assert_eq!(view.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+    }
+}

@@ -1,0 +1,281 @@
+//! Pods of this node, and namespaces, from the API server.
+//!
+//! While the API server is away what is known stays. At a start without it the agent takes up what
+//! the agent before it last knew ([`LastKnown`]): captured pods are served, and what has changed
+//! meanwhile follows when the API server is back. [`Progress`] is the pure part.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::Duration,
+};
+
+use ambit_k8s_api::{Namespace, Pod};
+use ambit_kube_kit::{
+    Watch, WatchEvent,
+    watch::{self, ObjectId},
+};
+use ambit_model::ArcStr;
+use ambit_zds::PodUid;
+use kube::{
+    Api, Client,
+    core::{ApiResource, Object, PartialObjectMeta},
+};
+use tokio::time::Instant;
+
+use super::{
+    Labels, PodSource, PodView, SourceEvent,
+    facts::{self, PodStatus, Spec},
+};
+
+mod last_known;
+
+use last_known::LastKnown;
+
+/// How long the API server may take to tell everything at the start before the agent takes up what
+/// was last known.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Shortest time between two writings of what is known.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// A pod reduced to what matters, so that listing many costs little.
+type SlimPod = Object<Spec, PodStatus>;
+
+/// The API server, seen from one node.
+#[derive(Debug)]
+pub struct KubernetesSource {
+    pods: Watch<SlimPod, PodView>,
+    namespaces: Watch<PartialObjectMeta<Namespace>, Labels>,
+    progress: Progress,
+    file: last_known::File,
+    patience_ends: Instant,
+    write_at: Option<Instant>,
+}
+
+impl KubernetesSource {
+    /// Follows the pods of `node`. Of namespaces only labels with these `keys` are looked at. What
+    /// is known is kept in `run_dir`.
+    pub fn new(client: Client, node: &str, keys: BTreeSet<String>, run_dir: &Path) -> Self {
+        let pods: Api<SlimPod> = Api::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
+        let of_node = watch::config().fields(&format!("spec.nodeName={node}"));
+        let file = last_known::File::in_dir(run_dir, node);
+        Self {
+            pods: Watch::new("pods", pods, of_node, |pod: &SlimPod| {
+                let nothing = PodStatus::default();
+                let status = pod.status.as_ref().unwrap_or(&nothing);
+                facts::view(&pod.metadata, &pod.spec, status)
+            }),
+            namespaces: Watch::new(
+                "namespaces",
+                Api::all(client),
+                watch::config(),
+                move |namespace: &PartialObjectMeta<Namespace>| {
+                    let mut labels = namespace.metadata.labels.clone().unwrap_or_default();
+                    labels.retain(|key, _| keys.contains(key));
+                    Some(labels)
+                },
+            ),
+            progress: Progress::new(file.read()),
+            file,
+            patience_ends: Instant::now() + PATIENCE,
+            write_at: None,
+        }
+    }
+
+    fn write_if_due(&mut self) {
+        if self.write_at.is_some_and(|at| at <= Instant::now()) {
+            self.write_at = None;
+            self.file.write(&self.progress.known);
+        }
+    }
+}
+
+impl PodSource for KubernetesSource {
+    async fn next(&mut self) -> Option<Vec<SourceEvent>> {
+        loop {
+            let patience_ends = self.patience_ends;
+            let waiting = self.progress.may_recall();
+            let write_at = self.write_at;
+            let events = tokio::select! {
+                event = self.namespaces.next() => self.progress.namespaces(event),
+                event = self.pods.next() => self.progress.pods(event),
+                () = tokio::time::sleep_until(patience_ends), if waiting => {
+                    self.progress.recall("no answer yet")
+                }
+                () = sleep_until(write_at) => Vec::new(),
+            };
+            if self.progress.is_synced() && self.write_at.is_none() && !events.is_empty() {
+                self.write_at = Some(Instant::now() + WRITE_PAUSE);
+            }
+            self.write_if_due();
+            if !events.is_empty() {
+                return Some(events);
+            }
+        }
+    }
+
+    fn trouble(&self) -> Option<&str> {
+        self.progress.trouble.as_deref()
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What has been told, and what is still to be confirmed.
+#[derive(Debug)]
+struct Progress {
+    known: LastKnown,
+    /// What the agent before us knew, until it is taken up or not needed.
+    before: Option<LastKnown>,
+    /// Taken up from `before`, and not confirmed by a listing.
+    unconfirmed_pods: BTreeSet<PodUid>,
+    unconfirmed_namespaces: BTreeSet<ArcStr>,
+    pods_listed: bool,
+    namespaces_listed: bool,
+    synced: bool,
+    trouble: Option<String>,
+}
+
+impl Progress {
+    fn new(before: Option<LastKnown>) -> Self {
+        Self {
+            known: LastKnown::default(),
+            before,
+            unconfirmed_pods: BTreeSet::new(),
+            unconfirmed_namespaces: BTreeSet::new(),
+            pods_listed: false,
+            namespaces_listed: false,
+            synced: false,
+            trouble: None,
+        }
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    fn may_recall(&self) -> bool {
+        !self.synced && self.before.is_some()
+    }
+
+    fn pods(&mut self, event: WatchEvent<PodView>) -> Vec<SourceEvent> {
+        match event {
+            WatchEvent::Listing => Vec::new(),
+            WatchEvent::Object(_, view) => {
+                self.unconfirmed_pods.remove(&view.uid);
+                vec![self.pod(view)]
+            }
+            WatchEvent::Gone(ObjectId { uid, .. }) => {
+                vec![self.pod_gone(uid.to_ascii_lowercase().into())]
+            }
+            WatchEvent::Listed => {
+                self.pods_listed = true;
+                let gone = std::mem::take(&mut self.unconfirmed_pods);
+                let mut events: Vec<_> = gone.into_iter().map(|uid| self.pod_gone(uid)).collect();
+                self.listed(&mut events);
+                events
+            }
+            WatchEvent::Away(why) => self.away(why),
+        }
+    }
+
+    fn namespaces(&mut self, event: WatchEvent<Labels>) -> Vec<SourceEvent> {
+        match event {
+            WatchEvent::Listing => Vec::new(),
+            WatchEvent::Object(id, labels) => {
+                let name = ArcStr::from(&*id.name);
+                self.unconfirmed_namespaces.remove(&name);
+                vec![self.namespace(name, labels)]
+            }
+            WatchEvent::Gone(id) => vec![self.namespace_gone(ArcStr::from(&*id.name))],
+            WatchEvent::Listed => {
+                self.namespaces_listed = true;
+                let gone = std::mem::take(&mut self.unconfirmed_namespaces);
+                let mut events: Vec<_> = gone
+                    .into_iter()
+                    .map(|name| self.namespace_gone(name))
+                    .collect();
+                self.listed(&mut events);
+                events
+            }
+            WatchEvent::Away(why) => self.away(why),
+        }
+    }
+
+    fn listed(&mut self, events: &mut Vec<SourceEvent>) {
+        if self.pods_listed && self.namespaces_listed {
+            self.trouble = None;
+            self.before = None;
+            if !std::mem::replace(&mut self.synced, true) {
+                events.push(SourceEvent::Synced);
+            }
+        }
+    }
+
+    fn away(&mut self, why: String) -> Vec<SourceEvent> {
+        self.pods_listed = false;
+        self.namespaces_listed = false;
+        let events = self.recall(&why);
+        self.trouble = Some(why);
+        events
+    }
+
+    /// Takes up what the agent before us knew, as far as nothing newer has been told.
+    fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
+        if self.synced {
+            return Vec::new();
+        }
+        let Some(before) = self.before.take() else {
+            return Vec::new();
+        };
+        tracing::warn!(
+            error = why,
+            pods = before.pods.len(),
+            "the Kubernetes API is away; starting from what the agent last knew"
+        );
+        let mut events = Vec::new();
+        for (name, labels) in before.namespaces {
+            if !self.known.namespaces.contains_key(&name) {
+                self.unconfirmed_namespaces.insert(name.clone());
+                events.push(self.namespace(name, labels));
+            }
+        }
+        for (uid, view) in before.pods {
+            if !self.known.pods.contains_key(&uid) {
+                self.unconfirmed_pods.insert(uid);
+                events.push(self.pod(view));
+            }
+        }
+        self.synced = true;
+        events.push(SourceEvent::Synced);
+        events
+    }
+
+    fn pod(&mut self, view: PodView) -> SourceEvent {
+        self.known.pods.insert(view.uid.clone(), view.clone());
+        SourceEvent::Pod(view)
+    }
+
+    fn pod_gone(&mut self, uid: PodUid) -> SourceEvent {
+        self.known.pods.remove(&uid);
+        SourceEvent::PodGone(uid)
+    }
+
+    fn namespace(&mut self, name: ArcStr, labels: Labels) -> SourceEvent {
+        self.known.namespaces.insert(name.clone(), labels.clone());
+        SourceEvent::Namespace(name, labels)
+    }
+
+    fn namespace_gone(&mut self, name: ArcStr) -> SourceEvent {
+        self.known.namespaces.remove(&name);
+        SourceEvent::NamespaceGone(name)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! The file that lets an agent start while the API server is away: `last-known.json` in the run
+//! directory, everything the source has told, written whole and renamed into place.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use ambit_model::ArcStr;
+use ambit_zds::PodUid;
+use serde::{Deserialize, Serialize};
+
+use crate::source::{Labels, PodView};
+
+/// Of another form: not read.
+const VERSION: u32 = 1;
+
+/// Everything the source has told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LastKnown {
+    pub(super) namespaces: BTreeMap<ArcStr, Labels>,
+    pub(super) pods: BTreeMap<PodUid, PodView>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Content<K> {
+    version: u32,
+    node: ArcStr,
+    known: K,
+}
+
+/// Where it is kept.
+#[derive(Debug)]
+pub(super) struct File {
+    path: PathBuf,
+    node: ArcStr,
+}
+
+impl File {
+    pub(super) fn in_dir(run_dir: &Path, node: &str) -> Self {
+        Self {
+            path: run_dir.join("last-known.json"),
+            node: node.into(),
+        }
+    }
+
+    /// What an agent of this node knew last, if it left anything that can be read.
+    pub(super) fn read(&self) -> Option<LastKnown> {
+        let bytes = fs::read(&self.path).ok()?;
+        match serde_json::from_slice::<Content<LastKnown>>(&bytes) {
+            Ok(content) => (content.version == VERSION && content.node == self.node)
+                .then_some(content.known),
+            Err(error) => {
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "what the agent last knew cannot be read");
+                None
+            }
+        }
+    }
+
+    pub(super) fn write(&self, known: &LastKnown) {
+        if let Err(error) = self.replace(known) {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "an agent that starts without the API server will not know the node's pods");
+        }
+    }
+
+    fn replace(&self, known: &LastKnown) -> io::Result<()> {
+        let content = Content {
+            version: VERSION,
+            node: self.node.clone(),
+            known,
+        };
+        let temporary = self.path.with_extension("json.tmp");
+        // Who may write it could have pods captured; who may read it learns their labels.
+        let mut options = fs::File::options();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = io::BufWriter::new(options.open(&temporary)?);
+        serde_json::to_writer(&mut file, &content)?;
+        file.flush()?;
+        fs::rename(&temporary, &self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again_on_the_same_node_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::in_dir(dir.path(), "n1");
+        assert_eq!(file.read(), None);
+        let mut known = LastKnown::default();
+        let labels = Labels::from([("a".to_owned(), "b".to_owned())]);
+        known.namespaces.insert("shop".into(), labels.clone());
+        let pod = PodView {
+            uid: "u".into(),
+            addresses: vec!["fd00::1".parse().unwrap()],
+            labels,
+            ..PodView::default()
+        };
+        known.pods.insert("u".into(), pod);
+        file.write(&known);
+        assert_eq!(file.read(), Some(known));
+        assert_eq!(File::in_dir(dir.path(), "n2").read(), None);
+        fs::write(dir.path().join("last-known.json"), "{").unwrap();
+        assert_eq!(file.read(), None);
+    }
+}

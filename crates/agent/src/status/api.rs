@@ -1,0 +1,217 @@
+//! Status through the API server: a merge patch of the annotation, and events on pods that cannot be
+//! enrolled. One task does it all; nobody waits for it.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use ambit_k8s_api::{Pod, labels::REDIRECTION};
+use ambit_model::PodName;
+use ambit_rt::{ErrorChain, spawn};
+use ambit_zds::PodUid;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Api, Client,
+    api::{Patch as KubePatch, PatchParams},
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::book::{Book, Patch, Written};
+use crate::source::Status;
+
+/// The reason of events on pods that cannot be enrolled.
+pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
+/// The reason of events on pods that could not be enrolled before, and now are.
+pub const ENROLLED: &str = "AmbitEnrolled";
+/// The same failure of the same pod is told again after this long.
+const TELL_AGAIN: Duration = Duration::from_secs(300);
+/// The API server takes no longer notes.
+const LONGEST_NOTE: usize = 1000;
+/// A writing that takes longer is given up, and tried again.
+const WRITE_WITHIN: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+enum Order {
+    Desire(PodUid, PodName, Status),
+    Observed(PodUid, PodName, Status),
+    Gone(PodUid),
+    Tell(PodUid, PodName, Option<String>),
+}
+
+/// Takes down what is to be told.
+#[derive(Clone, Debug)]
+pub struct ApiStatus(mpsc::UnboundedSender<Order>);
+
+impl ApiStatus {
+    /// Starts the task that writes for `node`.
+    pub fn start(client: Client, node: &str) -> Self {
+        let (sender, orders) = mpsc::unbounded_channel();
+        let reporter = Reporter {
+            controller: "ambit-agent".to_owned(),
+            instance: Some(node.to_owned()),
+        };
+        let writer = Writer {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            book: Book::default(),
+            told: BTreeMap::new(),
+        };
+        spawn("status", writer.run(orders));
+        Self(sender)
+    }
+
+    pub(super) fn desire(&self, uid: PodUid, pod: PodName, status: Status) {
+        self.order(Order::Desire(uid, pod, status));
+    }
+
+    pub(super) fn observed(&self, uid: PodUid, pod: PodName, status: Status) {
+        self.order(Order::Observed(uid, pod, status));
+    }
+
+    pub(super) fn gone(&self, uid: PodUid) {
+        self.order(Order::Gone(uid));
+    }
+
+    pub(super) fn tell(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
+        self.order(Order::Tell(uid, pod, failure));
+    }
+
+    fn order(&self, order: Order) {
+        // The task ends only with the process.
+        self.0.send(order).ok();
+    }
+}
+
+struct Writer {
+    client: Client,
+    recorder: Recorder,
+    book: Book,
+    /// What pods were told last, and when.
+    told: BTreeMap<PodUid, (String, Instant)>,
+}
+
+impl Writer {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        let (done, mut outcomes) = mpsc::unbounded_channel();
+        loop {
+            for patch in self.book.due(Instant::now()) {
+                let (client, done) = (self.client.clone(), done.clone());
+                spawn("write status", async move {
+                    let how = write(client, &patch).await;
+                    done.send((patch, how)).ok();
+                });
+            }
+            let deadline = self.book.deadline();
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(order) => self.take(order),
+                    None => return,
+                },
+                Some((patch, how)) = outcomes.recv() => {
+                    self.book.written(&patch, how, Instant::now());
+                }
+                () = crate::process::sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Desire(uid, pod, status) => self.book.desire(uid, pod, status),
+            Order::Observed(uid, pod, status) => self.book.observed(uid, pod, status),
+            Order::Gone(uid) => {
+                self.book.gone(&uid);
+                self.told.remove(&uid);
+            }
+            Order::Tell(uid, pod, failure) => self.tell(&uid, &pod, failure),
+        }
+    }
+
+    fn tell(&mut self, uid: &PodUid, pod: &PodName, failure: Option<String>) {
+        let now = Instant::now();
+        let event = if let Some(text) = failure {
+            let before = self.told.get(uid);
+            if before.is_some_and(|(last, at)| *last == text && now < *at + TELL_AGAIN) {
+                return;
+            }
+            let note = format!("{text}. {}", advice(&text));
+            self.told.insert(uid.clone(), (text, now));
+            event(EventType::Warning, ENROLMENT_FAILED, note)
+        } else {
+            if self.told.remove(uid).is_none() {
+                return;
+            }
+            let note = "the pod is in the mesh now".to_owned();
+            event(EventType::Normal, ENROLLED, note)
+        };
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name.to_string()),
+            namespace: Some(pod.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            ..ObjectReference::default()
+        };
+        let recorder = self.recorder.clone();
+        spawn("event", async move {
+            let published = recorder.publish(&event, &about);
+            let failed = match tokio::time::timeout(WRITE_WITHIN, published).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => ErrorChain(&error).to_string(),
+                Err(_) => format!("no answer within {WRITE_WITHIN:?}"),
+            };
+            tracing::debug!(error = failed, "an event is not told");
+        });
+    }
+}
+
+fn event(type_: EventType, reason: &str, mut note: String) -> Event {
+    let end = note.floor_char_boundary(LONGEST_NOTE);
+    note.truncate(end);
+    Event {
+        type_,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: "Enrol".to_owned(),
+        secondary: None,
+    }
+}
+
+/// What an operator can do about a failure.
+fn advice(text: &str) -> &'static str {
+    if text.contains("no node proxy") {
+        "See whether the node proxy's pod (app=ztunnel) runs on this node; the pod is tried again \
+         by itself"
+    } else if text.contains("annotations ask") {
+        "Correct the pod's annotations"
+    } else {
+        "It is tried again by itself; the log of ambit-agent on this node has the details, and \
+         `ambit check` looks for what hinders"
+    }
+}
+
+async fn write(client: Client, patch: &Patch) -> Written {
+    let Patch { uid, pod, status } = patch;
+    let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
+    // The uid, so that a successor of the same name is not meant.
+    let body = json!({
+        "metadata": { "uid": uid, "annotations": { REDIRECTION: status.value() } }
+    });
+    let (parameters, body) = (PatchParams::default(), KubePatch::Merge(&body));
+    let patched = api.patch_status(&pod.name, &parameters, &body);
+    let error = match tokio::time::timeout(WRITE_WITHIN, patched).await {
+        Ok(Ok(_)) => return Written::Done,
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Written::NoPod,
+        Ok(Err(error)) => ErrorChain(&error).to_string(),
+        Err(_) => format!("no answer within {WRITE_WITHIN:?}"),
+    };
+    tracing::warn!(
+        pod = %format_args!("{}/{}", pod.namespace, pod.name),
+        error,
+        "the pod's annotation cannot be written; it is tried again"
+    );
+    Written::Failed
+}

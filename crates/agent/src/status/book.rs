@@ -1,0 +1,231 @@
+//! Which annotations are to be written: what each pod's should be, what it was seen to be, and which
+//! writing is under way or has to wait. Pure.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use ambit_model::PodName;
+use ambit_zds::PodUid;
+
+use crate::source::Status;
+
+/// First and longest pause after a failure.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// After a writing, older news of the object may still arrive; and whoever else writes the annotation
+/// is not raced.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Writings at once.
+const PARALLEL: usize = 8;
+
+/// One writing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Patch {
+    pub(super) uid: PodUid,
+    pub(super) pod: PodName,
+    pub(super) status: Status,
+}
+
+/// How a writing ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    Done,
+    /// There is no such pod any more.
+    NoPod,
+    Failed,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pod: PodName,
+    desired: Option<Status>,
+    observed: Option<Status>,
+    writing: bool,
+    not_before: Option<Instant>,
+    pause: Duration,
+}
+
+/// The pods of this node.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    pods: BTreeMap<PodUid, Entry>,
+}
+
+impl Book {
+    /// What the annotation is to say. Only the latest counts.
+    pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
+        let entry = self.entry(uid, pod);
+        entry.desired = Some(status);
+        entry.not_before = None;
+        entry.pause = RETRY.0;
+    }
+
+    /// What the annotation says.
+    pub(super) fn observed(&mut self, uid: PodUid, pod: PodName, status: Status) {
+        self.entry(uid, pod).observed = Some(status);
+    }
+
+    pub(super) fn gone(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+
+    fn entry(&mut self, uid: PodUid, pod: PodName) -> &mut Entry {
+        self.pods.entry(uid).or_insert(Entry {
+            pod,
+            desired: None,
+            observed: None,
+            writing: false,
+            not_before: None,
+            pause: RETRY.0,
+        })
+    }
+
+    /// What is to be written now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<Patch> {
+        let mut room = PARALLEL - self.pods.values().filter(|entry| entry.writing).count();
+        let mut patches = Vec::new();
+        for (uid, entry) in &mut self.pods {
+            let Some(status) = entry.wanted() else {
+                continue;
+            };
+            if room == 0 || entry.not_before.is_some_and(|at| at > now) {
+                continue;
+            }
+            room -= 1;
+            entry.writing = true;
+            patches.push(Patch {
+                uid: uid.clone(),
+                pod: entry.pod.clone(),
+                status,
+            });
+        }
+        patches
+    }
+
+    /// When [`Self::due`] may have something without anything having happened.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let waiting = self.pods.values().filter(|entry| entry.wanted().is_some());
+        waiting.filter_map(|entry| entry.not_before).min()
+    }
+
+    pub(super) fn written(&mut self, patch: &Patch, how: Written, now: Instant) {
+        let Some(entry) = self.pods.get_mut(&patch.uid) else {
+            return;
+        };
+        entry.writing = false;
+        match how {
+            Written::Done => {
+                entry.observed = Some(patch.status);
+                entry.pause = RETRY.0;
+                if entry.desired == Some(patch.status) {
+                    entry.not_before = Some(now + SETTLE);
+                }
+            }
+            Written::NoPod => {
+                self.pods.remove(&patch.uid);
+            }
+            Written::Failed => {
+                entry.not_before = Some(now + entry.pause);
+                entry.pause = (entry.pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn wanted(&self) -> Option<Status> {
+        self.desired
+            .filter(|desired| !self.writing && self.observed != Some(*desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> PodName {
+        PodName {
+            name: "web".into(),
+            namespace: "shop".into(),
+            service_account: "sa".into(),
+        }
+    }
+
+    fn statuses(book: &mut Book, now: Instant) -> Vec<Status> {
+        let due = book.due(now);
+        due.into_iter().map(|patch| patch.status).collect()
+    }
+
+    #[test]
+    fn what_reads_right_is_not_written() {
+        let now = Instant::now();
+        let mut book = Book::default();
+        book.observed("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut book, now), []);
+        book.desire("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut book, now), []);
+        book.desire("u".into(), pod(), Status::None);
+        assert_eq!(statuses(&mut book, now), [Status::None]);
+        assert_eq!(statuses(&mut book, now), [], "one at a time");
+    }
+
+    #[test]
+    fn only_the_latest_wish_is_written_however_long_the_api_server_was_away() {
+        let now = Instant::now();
+        let mut book = Book::default();
+        book.desire("u".into(), pod(), Status::Pending);
+        let patch = book.due(now).remove(0);
+        book.desire("u".into(), pod(), Status::None);
+        book.written(&patch, Written::Failed, now);
+        book.desire("u".into(), pod(), Status::Enabled);
+        assert_eq!(statuses(&mut book, now), [Status::Enabled]);
+    }
+
+    #[test]
+    fn failures_are_tried_again_ever_later() {
+        let mut now = Instant::now();
+        let mut book = Book::default();
+        book.desire("u".into(), pod(), Status::Enabled);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let patch = book.due(now).remove(0);
+            book.written(&patch, Written::Failed, now);
+            assert_eq!(statuses(&mut book, now), []);
+            let at = book.deadline().unwrap();
+            pauses.push((at - now).as_millis());
+            now = at;
+        }
+        assert_eq!(pauses[..3], [500, 1000, 2000]);
+        assert_eq!(pauses[8], 30_000);
+    }
+
+    #[test]
+    fn what_others_write_is_corrected_without_a_race() {
+        let now = Instant::now();
+        let mut book = Book::default();
+        book.desire("u".into(), pod(), Status::Enabled);
+        let patch = book.due(now).remove(0);
+        book.written(&patch, Written::Done, now);
+        book.observed("u".into(), pod(), Status::None);
+        assert_eq!(statuses(&mut book, now), []);
+        assert_eq!(statuses(&mut book, now + SETTLE), [Status::Enabled]);
+    }
+
+    #[test]
+    fn pods_that_are_gone_are_forgotten_and_many_are_written_in_turn() {
+        let now = Instant::now();
+        let mut book = Book::default();
+        for n in 0..20 {
+            book.desire(format!("u{n:02}").into(), pod(), Status::Enabled);
+        }
+        let first = book.due(now);
+        assert_eq!(first.len(), PARALLEL);
+        for patch in &first {
+            book.written(patch, Written::NoPod, now);
+        }
+        book.gone(&"u19".into());
+        assert_eq!(book.due(now).len(), PARALLEL);
+        assert_eq!(book.pods.len(), 11);
+    }
+}

@@ -1,0 +1,200 @@
+//! Watches of a scripted API server, and the bookkeeping by itself.
+
+use ambit_testkit::ApiServer;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Client, Config, core::PartialObjectMeta};
+use serde_json::json;
+
+use super::*;
+
+const MAPS: &str = "/api/v1/configmaps";
+
+/// One data value of ConfigMaps; those without are of no interest.
+type Values = Watch<ConfigMap, String>;
+
+fn client(server: &ApiServer) -> Client {
+    let config = Config::new(server.url().parse().unwrap());
+    crate::client::from_config(config, "test").unwrap()
+}
+
+fn values(server: &ApiServer) -> Values {
+    let value = |map: &ConfigMap| map.data.as_ref()?.get("v").cloned();
+    Watch::new("maps", Api::all(client(server)), config(), value)
+}
+
+fn put(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
+    let data = value.map_or_else(|| json!({}), |value| json!({"v": value}));
+    server.put(
+        MAPS,
+        json!({"metadata": {"namespace": "a", "name": name, "uid": uid}, "data": data}),
+    );
+}
+
+/// The next events, as text; waits for each of `count`.
+async fn next<K, V: ToString>(watch: &mut Watch<K, V>, count: usize) -> Vec<String>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    let mut told = Vec::new();
+    for _ in 0..count {
+        let event = tokio::time::timeout(Duration::from_secs(20), watch.next());
+        let Ok(event) = event.await else {
+            panic!("no event follows {told:?}");
+        };
+        told.push(match event {
+            WatchEvent::Listing => "listing".to_owned(),
+            WatchEvent::Object(id, value) => format!("{}={}", id.name, value.to_string()),
+            WatchEvent::Gone(id) => format!("gone {}/{}", id.name, id.uid),
+            WatchEvent::Listed => "listed".to_owned(),
+            WatchEvent::Away(_) => "away".to_owned(),
+        });
+    }
+    told
+}
+
+#[tokio::test]
+async fn a_listing_in_pages_is_followed_by_every_change() {
+    let server = ApiServer::start();
+    for n in 0..250 {
+        put(&server, &format!("m{n:03}"), &format!("u{n}"), Some("x"));
+    }
+    put(&server, "uninteresting", "u", None);
+    let mut watch = values(&server);
+    let first = next(&mut watch, 252).await;
+    assert_eq!((&*first[0], &*first[1]), ("listing", "m000=x"));
+    assert_eq!((&*first[250], &*first[251]), ("m249=x", "listed"));
+    let pages = server.requests().len();
+    assert!(pages >= 3, "{pages} requests");
+    put(&server, "m000", "u0", Some("y"));
+    put(&server, "m001", "u1", None);
+    put(&server, "m001", "u1", Some("back"));
+    server.delete(MAPS, "a", "m002");
+    assert_eq!(
+        next(&mut watch, 4).await,
+        ["m000=y", "gone m001/u1", "m001=back", "gone m002/u2"]
+    );
+}
+
+#[tokio::test]
+async fn what_disappeared_during_an_outage_is_gone_after_it() {
+    let server = ApiServer::start();
+    for (name, uid) in [("stays", "1"), ("goes", "2"), ("renewed", "3")] {
+        put(&server, name, uid, Some("x"));
+    }
+    let mut watch = values(&server);
+    next(&mut watch, 5).await;
+    server.set_away(true);
+    server.delete(MAPS, "a", "goes");
+    server.delete(MAPS, "a", "renewed");
+    put(&server, "renewed", "4", Some("z"));
+    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
+    server.set_away(false);
+    let mut told = next(&mut watch, 1).await;
+    // Listings that fail begin anew.
+    while told.last().is_some_and(|last| last != "listed") {
+        told.extend(next(&mut watch, 1).await);
+    }
+    told.retain(|event| event != "listing");
+    assert_eq!(
+        told,
+        [
+            "gone renewed/3",
+            "renewed=z",
+            "stays=x",
+            "gone goes/2",
+            "listed"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
+    let server = ApiServer::start();
+    put(&server, "m", "1", Some("a"));
+    let mut watch = values(&server);
+    assert_eq!(next(&mut watch, 3).await, ["listing", "m=a", "listed"]);
+    // So that the watch is open when it is cut.
+    put(&server, "m", "1", Some("b"));
+    assert_eq!(next(&mut watch, 1).await, ["m=b"]);
+    eprintln!("b");
+    server.cut();
+    put(&server, "m", "1", Some("c"));
+    assert_eq!(next(&mut watch, 1).await, ["m=c"], "no new listing");
+    server.cut();
+    server.delete(MAPS, "a", "m");
+    server.compact();
+    eprintln!("c {:#?}", server.requests());
+    let told = next(&mut watch, 3).await;
+    assert_eq!(told, ["listing", "gone m/1", "listed"]);
+}
+
+#[tokio::test]
+async fn a_store_that_comes_back_older_is_listed_anew() {
+    let server = ApiServer::start();
+    for value in ["a", "b", "c"] {
+        put(&server, "m", "1", Some(value));
+    }
+    let mut watch = values(&server);
+    next(&mut watch, 3).await;
+    server.set_away(true);
+    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
+    server.restore();
+    put(&server, "m", "1", Some("old"));
+    server.set_away(false);
+    let mut told = next(&mut watch, 2).await;
+    told.retain(|event| event != "listing");
+    assert_eq!(told[0], "m=old");
+    put(&server, "m", "1", Some("new"));
+    // Its versions are below those of before.
+    while next(&mut watch, 1).await != ["m=new"] {}
+}
+
+#[tokio::test]
+async fn metadata_alone_is_asked_for_and_understood() {
+    let server = ApiServer::start();
+    server.put(
+        "/api/v1/namespaces",
+        json!({"metadata": {"name": "shop", "labels": {"l": "v"}}, "spec": {"x": 1}}),
+    );
+    let label = |namespace: &PartialObjectMeta<Namespace>| {
+        namespace.metadata.labels.as_ref()?.get("l").cloned()
+    };
+    let mut watch = Watch::new("namespaces", Api::all(client(&server)), config(), label);
+    assert_eq!(next(&mut watch, 3).await, ["listing", "shop=v", "listed"]);
+}
+
+fn id(name: &str, uid: &str) -> ObjectId {
+    ObjectId {
+        namespace: "a".into(),
+        name: name.into(),
+        uid: uid.into(),
+    }
+}
+
+#[test]
+fn a_listing_that_failed_half_way_loses_nothing() {
+    let mut known = Known::default();
+    known.begin_listing();
+    for name in ["x", "y", "z"] {
+        assert_eq!(known.insert(&id(name, "1")), None);
+    }
+    assert_eq!(known.end_listing(), []);
+    known.begin_listing();
+    known.insert(&id("x", "1"));
+    // It fails here, and the next has something else.
+    known.begin_listing();
+    known.insert(&id("y", "1"));
+    let mut gone = known.end_listing();
+    gone.sort();
+    assert_eq!(gone, [id("x", "1"), id("z", "1")]);
+}
+
+#[test]
+fn a_late_deletion_of_a_predecessor_is_not_that_of_its_successor() {
+    let mut known = Known::default();
+    known.insert(&id("web-0", "1"));
+    assert_eq!(known.insert(&id("web-0", "2")), Some(id("web-0", "1")));
+    assert!(!known.remove(&id("web-0", "1")));
+    assert!(known.remove(&id("web-0", "2")));
+    assert!(!known.remove(&id("web-0", "2")));
+}

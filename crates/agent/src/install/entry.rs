@@ -123,7 +123,13 @@ fn around(
     plugins: &[Box<serde_json::value::RawValue>],
 ) -> Result<String, serde_json::Error> {
     let primary = Object::parse(text)?;
-    let kept = ["cniVersion", "cniVersions", "name", "disableCheck", "disableGC"];
+    let kept = [
+        "cniVersion",
+        "cniVersions",
+        "name",
+        "disableCheck",
+        "disableGC",
+    ];
     let mut members: Vec<_> = kept
         .into_iter()
         .filter_map(|key| Some((key, primary.get(key)?.to_owned())))

@@ -113,7 +113,9 @@ pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
         temporary.fill(&mut fs::File::open(&from)?)?;
         temporary.rename_to(&to)
     };
-    copy().map_err(failed("install the plugin as", &to)).map(|()| true)
+    copy()
+        .map_err(failed("install the plugin as", &to))
+        .map(|()| true)
 }
 
 fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {

@@ -37,11 +37,7 @@ pub struct InstallArgs {
     #[arg(long, env = "ISTIO_OWNED_CNI_CONFIG", action = ArgAction::Set, default_value_t = false)]
     pub owned_cni_config: bool,
     /// Name of our own configuration; by default one that sorts before the primary's.
-    #[arg(
-        long,
-        env = "ISTIO_OWNED_CNI_CONFIG_FILENAME",
-        default_value = ""
-    )]
+    #[arg(long, env = "ISTIO_OWNED_CNI_CONFIG_FILENAME", default_value = "")]
     pub owned_cni_config_filename: String,
     /// Name of the primary CNI's configuration; by default the first usable one.
     #[arg(long, env = "CNI_CONF_NAME", default_value = "")]
@@ -107,7 +103,11 @@ impl InstallArgs {
             mode: self.mode(),
             primary: named(&self.cni_conf_name),
             own_name: named(&self.owned_cni_config_filename),
-            file_mode: if self.cni_conf_group_read { 0o640 } else { 0o600 },
+            file_mode: if self.cni_conf_group_read {
+                0o640
+            } else {
+                0o600
+            },
             entry: Entry {
                 log_level: self.plugin_log_level.clone(),
                 run_dir: run_dir.to_owned(),

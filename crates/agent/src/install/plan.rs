@@ -239,7 +239,10 @@ fn own_name(files: &[ConfFile], wanted: &Wanted, primary: &str) -> Option<String
         let there = files.iter().find(|file| file.name == name);
         there.is_some_and(|file| !file.network().is_ok_and(|network| network.is_ours()))
     };
-    let chosen = wanted.own_name.as_deref().filter(|name| name.ends_with(".conflist"));
+    let chosen = wanted
+        .own_name
+        .as_deref()
+        .filter(|name| name.ends_with(".conflist"));
     let mut names = chosen.into_iter().chain(NAMES);
     names
         .find(|name| *name < primary && !is_foreign(name))

@@ -1,10 +1,6 @@
 //! The socket that the plugin sends its log lines to: they come out in this agent's log.
 
-use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-};
+use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 
 use ambit_rt::{
     DrainWatcher,

@@ -59,7 +59,10 @@ pub fn decide(lookup: &Lookup) -> Decision {
 
 /// Whether the set's pods may run on the node: its selector, and its required affinity.
 fn wants(set: &DaemonSet, node: &Node) -> bool {
-    let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let spec = set
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.spec.as_ref());
     let Some(spec) = spec else {
         return true;
     };
@@ -192,10 +195,16 @@ mod tests {
             (name("n1"), true),
             (name("n2"), false),
             (affinity(json!([{}])), false),
-            (affinity(json!([{}, {"matchExpressions": [{"key": "a", "operator": "Exists"}]}])), true),
+            (
+                affinity(json!([{}, {"matchExpressions": [{"key": "a", "operator": "Exists"}]}])),
+                true,
+            ),
         ] {
             assert_eq!(keeps(&found(set.clone(), labels())), expected, "{set}");
-            assert!(keeps(&found(set, None)), "a node that cannot be read decides nothing");
+            assert!(
+                keeps(&found(set, None)),
+                "a node that cannot be read decides nothing"
+            );
         }
         assert!(!keeps(&found(selector(), Some(json!({})))));
     }

@@ -1,9 +1,6 @@
 //! Tells when one of the files that matter may have changed.
 
-use std::{
-    path::Path,
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use ambit_cni_conf::{PLUGIN, directory::is_candidate};
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
@@ -13,7 +10,9 @@ use crate::membership;
 
 /// Watches directories until dropped.
 #[derive(Debug)]
-pub(super) struct Watch(#[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>);
+pub(super) struct Watch(
+    #[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>,
+);
 
 impl Watch {
     /// Begins to watch. What cannot be watched is looked at now and then only.

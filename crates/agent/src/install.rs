@@ -1,0 +1,343 @@
+//! Installs the CNI plugin on the node and keeps it there: its file, the configuration that makes the
+//! runtime call it, and what the plugin needs to know while no agent is there.
+//!
+//! [`plan`] says what the directory of configurations should hold, [`uninstall`] whether an agent that
+//! ends is being replaced or removed; both are pure. This module is the loop around them: it looks when
+//! something changes and now and then in any case, and compares the whole with what should be.
+//!
+//! The plugin is put into force only once the agent can answer it. When the agent is removed, the
+//! configuration goes while the agent still answers; the plugin's file stays. Some runtimes keep the
+//! list a pod was started with and call every plugin of it when the pod ends: without the file such pods
+//! could not end. Without a configuration nothing else calls it.
+
+pub mod daemonset;
+pub mod entry;
+pub mod files;
+pub mod lifecycle;
+pub mod membership_copy;
+pub mod metrics;
+pub mod options;
+pub mod plan;
+pub mod plugin_log;
+pub mod throttle;
+pub mod uninstall;
+mod watch;
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_cni_conf::{Primary, directory};
+use ambit_rt::{ReadyTask, spawn, spawn_blocking};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::JoinHandle,
+};
+
+pub use self::lifecycle::Installing;
+use self::{
+    files::FileError,
+    metrics::InstallMetrics,
+    options::InstallArgs,
+    plan::{Plan, State, Wanted, plan},
+    throttle::Throttle,
+    watch::Watch,
+};
+use crate::{actions::with_causes, membership};
+
+/// How often to look without any event.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How long to wait for further events after one.
+const DEBOUNCE: Duration = Duration::from_millis(5);
+/// Before another try when something could not be written.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Where things are, as seen from here.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The directory of network configurations.
+    pub net_dir: PathBuf,
+    /// The directory of plugins.
+    pub bin_dir: PathBuf,
+    /// Where the plugin is copied from.
+    pub source_dir: PathBuf,
+    /// The agent's run directory.
+    pub run_dir: PathBuf,
+}
+
+/// The installation on this node. Dropping it ends the keeping, and leaves everything as it is.
+#[derive(Debug)]
+pub struct Installation {
+    places: Places,
+    wanted: Wanted,
+    keeper: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Installation {
+    /// Installs, and keeps it so.
+    pub fn start(
+        args: &InstallArgs,
+        run_dir: PathBuf,
+        exclude_namespaces: &[String],
+        metrics: InstallMetrics,
+        ready: ReadyTask,
+    ) -> Self {
+        let wanted = args.wanted(&run_dir, exclude_namespaces);
+        let places = Places {
+            net_dir: args.cni_net_dir.clone(),
+            bin_dir: args.cni_bin_dir.clone(),
+            source_dir: args.cni_source_dir.clone(),
+            run_dir,
+        };
+        let keeper = Keeper {
+            places: places.clone(),
+            wanted: wanted.clone(),
+            throttle: Throttle::default(),
+            absent_since: None,
+            held: None,
+            metrics,
+            ready,
+        };
+        let (stop, stopped) = oneshot::channel();
+        Self {
+            places,
+            wanted,
+            keeper: spawn("plugin installation", keeper.run(stopped)),
+            stop,
+        }
+    }
+
+    /// Takes the plugin out of force. Its file stays.
+    pub async fn remove(self) {
+        // A pass that is at work ends first: it must not put back what is taken away.
+        drop(self.stop);
+        self.keeper.await.ok();
+        let (places, mode) = (self.places, self.wanted.file_mode);
+        let removed = spawn_blocking("uninstall", move || remove(&places, mode)).await;
+        match removed {
+            Ok(Ok(())) => tracing::info!("the CNI plugin is out of force"),
+            Ok(Err(error)) => {
+                tracing::error!(
+                    error = with_causes(&error),
+                    "the CNI plugin is left in force"
+                );
+            }
+            Err(error) => tracing::error!(%error, "the CNI plugin is left in force"),
+        }
+    }
+}
+
+/// One pass: what was found, and whether anything was changed.
+struct Pass {
+    plan: Plan,
+    changed: bool,
+    is_cilium: bool,
+}
+
+/// A pass that failed.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error(transparent)]
+    Plugin(FileError),
+    #[error(transparent)]
+    Configuration(FileError),
+    #[error("cannot read the directory of network configurations {path}")]
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The loop.
+struct Keeper {
+    places: Places,
+    wanted: Wanted,
+    throttle: Throttle,
+    absent_since: Option<Instant>,
+    held: Option<State>,
+    metrics: InstallMetrics,
+    ready: ReadyTask,
+}
+
+impl Keeper {
+    async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
+        let changed = Arc::new(Notify::new());
+        for directory in [&self.places.net_dir, &self.places.bin_dir] {
+            files::remove_stale(directory);
+        }
+        loop {
+            // Watched anew each time: a directory that was replaced makes no events.
+            let Places {
+                net_dir,
+                bin_dir,
+                run_dir,
+                ..
+            } = &self.places;
+            let watch = Watch::new(&[net_dir, bin_dir, run_dir], Arc::clone(&changed));
+            let until = tokio::time::Instant::now() + LOOK_EVERY;
+            loop {
+                let again = self.pass().await;
+                let again = again.map_or(until, |again| until.min(again.into()));
+                tokio::select! {
+                    _ = &mut stopped => return,
+                    () = changed.notified() => tokio::time::sleep(DEBOUNCE).await,
+                    () = tokio::time::sleep_until(again) => {}
+                }
+                if tokio::time::Instant::now() >= until {
+                    break;
+                }
+            }
+            drop(watch);
+        }
+    }
+
+    /// Returns when to make the next one.
+    async fn pass(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let held_back = self.throttle.not_before().filter(|until| *until > now);
+        let (places, wanted) = (self.places.clone(), self.wanted.clone());
+        let absent = self.absent_since;
+        let work = move || look_and_change(&places, &wanted, absent, held_back.is_none());
+        let outcome = spawn_blocking("install", work).await;
+        let pass = match outcome {
+            Ok(Ok((pass, absent))) => {
+                self.absent_since = absent;
+                pass
+            }
+            Ok(Err(error)) => {
+                self.metrics.count(match error {
+                    PassError::Plugin(_) => "COPY_BINARIES_FAILURE",
+                    _ => "CREATE_CNI_CONFIG_FAILURE",
+                });
+                self.hold(State::Waiting(with_causes(&error)));
+                return Some(now + RETRY);
+            }
+            // A pass that panicked has been reported under its name.
+            Err(_) => return Some(now + RETRY),
+        };
+        if pass.changed {
+            self.metrics.count("SUCCESS");
+            if self.throttle.changed(now) {
+                tracing::warn!(
+                    hint = hint(pass.is_cilium),
+                    "somebody keeps undoing the installation of the CNI plugin: changing it less and \
+                     less often"
+                );
+            }
+        }
+        let held_back = held_back.filter(|_| !pass.plan.actions.is_empty() && !pass.changed);
+        self.hold(if held_back.is_some() {
+            State::Waiting("somebody keeps undoing the installation".to_owned())
+        } else {
+            pass.plan.state
+        });
+        let again = pass.plan.look_again.map(|wait| now + wait);
+        [again, held_back].into_iter().flatten().min()
+    }
+
+    /// Tells of a new state, once.
+    fn hold(&mut self, state: State) {
+        if state == State::Settling || self.held.as_ref() == Some(&state) {
+            return;
+        }
+        match &state {
+            State::Installed { mode, file } => {
+                tracing::info!(?mode, file, "the CNI plugin is in force");
+            }
+            State::Waiting(why) => {
+                tracing::warn!(why, "the CNI plugin is not in force");
+            }
+            State::Settling => {}
+        }
+        let is_ready = matches!(state, State::Installed { .. });
+        self.metrics.ready.set(i64::from(is_ready));
+        self.ready.set(is_ready);
+        self.held = Some(state);
+    }
+}
+
+fn hint(is_cilium: bool) -> &'static str {
+    if is_cilium {
+        "set cni.exclusive=false in Cilium's values"
+    } else {
+        "who else writes to the directory of network configurations?"
+    }
+}
+
+/// One pass. The plugin comes before the configuration that needs it.
+fn look_and_change(
+    places: &Places,
+    wanted: &Wanted,
+    absent: Option<Instant>,
+    may_change: bool,
+) -> Result<(Pass, Option<Instant>), PassError> {
+    let Places {
+        net_dir,
+        bin_dir,
+        source_dir,
+        run_dir,
+    } = places;
+    let mut changed = files::install_plugin(source_dir, bin_dir).map_err(PassError::Plugin)?;
+    membership_copy::refresh(run_dir, net_dir).map_err(PassError::Configuration)?;
+    let files = directory::read(net_dir).map_err(|source| PassError::Directory {
+        path: net_dir.clone(),
+        source,
+    })?;
+    let is_absent = directory::primary(&files, wanted.primary.as_deref()) == Primary::None;
+    let absent = is_absent.then(|| absent.unwrap_or_else(Instant::now));
+    let absent_for = absent.map_or(Duration::ZERO, |since| since.elapsed());
+    let mut plan = plan(&files, wanted, absent_for);
+    if may_change {
+        for action in &plan.actions {
+            let done = files::carry_out(net_dir, action, wanted.file_mode)
+                .map_err(PassError::Configuration)?;
+            if done {
+                tracing::debug!(?action, "changed the network configuration");
+                changed = true;
+            } else {
+                plan.look_again = Some(DEBOUNCE);
+            }
+        }
+    }
+    let is_cilium = files.iter().any(|file| file.name.contains("cilium"));
+    let pass = Pass {
+        plan,
+        changed,
+        is_cilium,
+    };
+    Ok((pass, absent))
+}
+
+/// Takes everything of ours out of force; blocks.
+fn remove(places: &Places, mode: u32) -> Result<(), PassError> {
+    let net_dir = &places.net_dir;
+    // Twice where somebody writes at the same time.
+    for _ in 0..5 {
+        let files = directory::read(net_dir).map_err(|source| PassError::Directory {
+            path: net_dir.clone(),
+            source,
+        })?;
+        let mut all_done = true;
+        for action in plan::removal(&files) {
+            all_done &=
+                files::carry_out(net_dir, &action, mode).map_err(PassError::Configuration)?;
+        }
+        if all_done {
+            break;
+        }
+    }
+    for file in [
+        net_dir.join(membership_copy::FILE),
+        places.run_dir.join(membership::FILE),
+    ] {
+        files::remove(&file).map_err(PassError::Configuration)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

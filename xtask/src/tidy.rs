@@ -186,7 +186,12 @@ fn rank(name: &str) -> Option<(usize, usize)> {
 
 fn layers(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
     // Tools and test crates stand outside the layers and nothing shipped may depend on them.
-    let outside = ["ambit-testkit", "ambit-bench", "ambit-system-tests"];
+    let outside = [
+        "ambit-testkit",
+        "ambit-bench",
+        "ambit-system-tests",
+        "ambit-cluster-tests",
+    ];
     for (name, package) in packages.iter().filter(|(name, _)| is_ours(name)) {
         if outside.contains(&name.as_str()) {
             continue;

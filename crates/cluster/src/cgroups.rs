@@ -12,7 +12,11 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// Makes a node's cgroup.
 pub(crate) fn make(name: &str) -> Result<()> {
-    for hierarchy in hierarchies()? {
+    // The runtime makes its own in a version 2 hierarchy beside those of version 1.
+    for hierarchy in hierarchies()?
+        .into_iter()
+        .filter(|hierarchy| !hierarchy.ends_with("unified"))
+    {
         let cgroup = hierarchy.join(name);
         fs::create_dir_all(&cgroup).with_context(|| format!("cannot make {}", cgroup.display()))?;
         // In version 1 a cpuset starts empty, and nothing can run in it.
@@ -76,7 +80,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     for entry in fs::read_dir(root).context("no cgroups at /sys/fs/cgroup")? {
         let path = entry?.path();
         // The same hierarchy under a second name would be made twice.
-        if path.join("cgroup.procs").exists() && !path.is_symlink() && !path.ends_with("unified") {
+        if path.join("cgroup.procs").exists() && !path.is_symlink() {
             found.push(path);
         }
     }

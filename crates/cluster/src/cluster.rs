@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Node as NodeObject, ServiceAccount};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Node as NodeObject, ServiceAccount},
+};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -160,9 +163,19 @@ impl Cluster {
             self.node_ready(&client, node).await?;
         }
         // Pods are forbidden until it exists.
-        let accounts: Api<ServiceAccount> = Api::default_namespaced(client);
+        let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
         objects::until("the default service account", PATIENCE, async || {
             Ok(accounts.get("default").await.map(drop)?)
+        })
+        .await?;
+        if self.options.no_dns {
+            return Ok(());
+        }
+        let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
+        objects::until("the cluster's DNS available", PATIENCE, async || {
+            let status = deployments.get("coredns").await?.status;
+            let available = status.as_ref().and_then(|status| status.available_replicas);
+            objects::unless(available == Some(1), format_args!("{status:?}"))
         })
         .await
     }

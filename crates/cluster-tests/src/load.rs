@@ -1,0 +1,139 @@
+//! A steady load from a pod of its own, and what became of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::{Space, until};
+
+/// 200 requests a second on keep-alive connections, 200 on new ones, ten long connections.
+#[derive(Debug)]
+pub struct Load<'a> {
+    space: &'a Space<'a>,
+    name: String,
+}
+
+/// A request that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// `keep-alive`, `new` or `long`.
+    pub mode: String,
+    /// `refused`, `reset`, `eof`, `timeout`, ...
+    pub kind: String,
+    /// Seconds since 1970.
+    pub unix: f64,
+    /// All there is to say.
+    pub line: String,
+}
+
+/// What a load has to tell at its end.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Each request that failed.
+    pub failures: Vec<Failure>,
+    /// How many succeeded, by mode.
+    pub succeeded: BTreeMap<String, u64>,
+}
+
+impl<'a> Load<'a> {
+    /// Starts it against a server of this namespace; returns when all connections are at work.
+    pub fn start(space: &'a Space<'a>, name: &str, node: Option<&str>, server: &str) -> Self {
+        let http = format!("--http=http://{server}/");
+        let echo = format!("--echo={server}:9000");
+        space.run(name, node, &["load", &http, &echo]);
+        let load = Self {
+            space,
+            name: name.to_owned(),
+        };
+        load.until_event("running");
+        load
+    }
+
+    /// The pod's name, which is also its label `app`.
+    pub fn pod(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends it.
+    pub fn finish(self) -> Outcome {
+        let mesh = self.space.mesh();
+        mesh.kubectl(&[
+            "exec",
+            "--namespace",
+            self.space.name(),
+            &self.name,
+            "--",
+            "kill",
+            "1",
+        ]);
+        self.until_event("summary");
+        let mut outcome = Outcome {
+            failures: Vec::new(),
+            succeeded: BTreeMap::new(),
+        };
+        for line in self.events() {
+            match line.get("event").and_then(Value::as_str) {
+                Some("failure") => outcome.failures.push(failure(&line)),
+                Some("summary") => outcome.succeeded = succeeded(&line),
+                _ => {}
+            }
+        }
+        outcome
+    }
+
+    fn until_event(&self, event: &str) {
+        until(&format!("{} says {event}", self.name), || {
+            self.events()
+                .iter()
+                .any(|line| line.get("event").and_then(Value::as_str) == Some(event))
+        });
+    }
+
+    fn events(&self) -> Vec<Value> {
+        self.space
+            .log(&self.name)
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+}
+
+impl Outcome {
+    /// Fails the test if any request failed, or if any mode did nothing.
+    #[track_caller]
+    pub fn assert_flawless(&self) {
+        assert!(self.failures.is_empty(), "{self:#?}");
+        for mode in ["keep-alive", "new", "long"] {
+            let count = self.succeeded.get(mode).copied().unwrap_or_default();
+            assert!(count > 0, "no {mode} request at all: {self:#?}");
+        }
+    }
+}
+
+fn failure(line: &Value) -> Failure {
+    let text = |key: &str| {
+        let value = line.get(key).and_then(Value::as_str);
+        value.unwrap_or_default().to_owned()
+    };
+    Failure {
+        mode: text("mode"),
+        kind: text("kind"),
+        unix: line.get("unix").and_then(Value::as_f64).unwrap_or_default(),
+        line: line.to_string(),
+    }
+}
+
+fn succeeded(summary: &Value) -> BTreeMap<String, u64> {
+    let modes = summary.get("modes").and_then(Value::as_object);
+    let number = |sums: &Value, key: &str| sums.get(key).and_then(Value::as_u64).unwrap_or(0);
+    modes
+        .into_iter()
+        .flatten()
+        .map(|(mode, sums)| {
+            (
+                mode.clone(),
+                number(sums, "requests").saturating_sub(number(sums, "failed")),
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,249 @@
+//! The cluster that the tests of a run share, and Ambit in it.
+
+use std::{
+    io::{BufRead, BufReader},
+    ops::Deref,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+};
+
+use ambit_cluster::{Cluster, Places, Slot, objects};
+use kube::Client;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::runtime::Runtime;
+
+use crate::{Space, Wire, binary, sources, succeed, target};
+
+/// The namespace of the mesh.
+const MESH_NAMESPACE: &str = "istio-system";
+
+static MESH: OnceLock<Mesh> = OnceLock::new();
+/// Tests that kill nodes, or replace the mesh under everybody, run alone.
+static ALONE: RwLock<()> = RwLock::new(());
+
+/// A cluster with Ambit installed.
+pub struct Mesh {
+    cluster: Cluster,
+    client: Client,
+    runtime: Runtime,
+    /// Takes the cluster down when this process has gone, however it went.
+    _holder: Option<Child>,
+}
+
+impl std::fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mesh").finish_non_exhaustive()
+    }
+}
+
+/// A test's access to the mesh.
+#[derive(Debug)]
+pub struct Access {
+    mesh: &'static Mesh,
+    guard: Guard,
+}
+
+#[derive(Debug)]
+enum Guard {
+    Shared {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+    Alone {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
+}
+
+impl Deref for Access {
+    type Target = Mesh;
+
+    fn deref(&self) -> &Mesh {
+        self.mesh
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.mesh.logs());
+            if matches!(self.guard, Guard::Alone { .. }) {
+                eprintln!("the tests after this one may find the cluster as this one left it");
+            }
+        }
+    }
+}
+
+impl Mesh {
+    /// The mesh, beside other tests.
+    pub fn shared() -> Access {
+        let guard = Guard::Shared {
+            _guard: ALONE.read(),
+        };
+        let mesh = MESH.get_or_init(Self::up);
+        Access { mesh, guard }
+    }
+
+    /// The mesh, with no other test at work.
+    pub fn alone() -> Access {
+        let guard = Guard::Alone {
+            _guard: ALONE.write(),
+        };
+        let mesh = MESH.get_or_init(Self::up);
+        Access { mesh, guard }
+    }
+
+    fn up() -> Self {
+        let running = std::env::var("AMBIT_TEST_SLOT").ok();
+        let slot = running
+            .as_deref()
+            .map_or(Slot::TESTS, |slot| slot.parse().expect("a slot's number"));
+        let places = Places::in_target(&target(), slot);
+        let holder = running.is_none().then(|| hold("1"));
+        let cluster = Cluster::find(places, slot)
+            .expect("the cluster's state can be read")
+            .expect("the cluster is up");
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let client = runtime
+            .block_on(cluster.client())
+            .unwrap_or_else(|error| panic!("no access to the cluster: {error:#}"));
+        let mesh = Self {
+            cluster,
+            client,
+            runtime,
+            _holder: holder,
+        };
+        if running.is_none() {
+            mesh.cluster
+                .load(&archives())
+                .unwrap_or_else(|error| panic!("{error:#}"));
+        }
+        mesh.install(&[]);
+        mesh
+    }
+
+    /// `ambit install`, with values beside those that the test cluster needs. Returns when all is ready.
+    pub fn install(&self, values: &[&str]) {
+        let images =
+            "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never".to_owned();
+        let mut args = vec!["install", "--timeout=120s", "--set", &images];
+        for value in values {
+            args.extend(["--set", value]);
+        }
+        self.ambit(&args);
+    }
+
+    /// A command of `ambit`, which must succeed; gives what it printed.
+    #[track_caller]
+    pub fn ambit(&self, args: &[&str]) -> String {
+        let mut command = Command::new(binary("ambit"));
+        succeed(
+            command
+                .args(args)
+                .env("KUBECONFIG", self.cluster.kubeconfig()),
+        )
+    }
+
+    /// A command of `kubectl`, which must succeed; gives what it printed.
+    #[track_caller]
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        succeed(self.cluster.kubectl().args(args))
+    }
+
+    /// A namespace for one test.
+    pub fn space(&self, name: &str) -> Space<'_> {
+        Space::new(self, name)
+    }
+
+    /// Watches all wires of the cluster.
+    pub fn watch(&self, markers: &[&str]) -> Wire {
+        Wire::watch(&self.cluster, markers)
+    }
+
+    /// Applies manifests that name their namespaces.
+    #[track_caller]
+    pub fn apply(&self, yaml: &str) {
+        self.wait_for(objects::apply(&self.client, yaml))
+            .unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    /// Deletes what manifests name.
+    #[track_caller]
+    pub fn delete(&self, yaml: &str) {
+        self.wait_for(objects::delete(&self.client, yaml))
+            .unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    /// Waits for what a client does.
+    pub fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// The client, as administrator.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The cluster under the mesh.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The last lines of the mesh's own pods.
+    pub fn logs(&self) -> String {
+        let mut text = String::new();
+        for app in ["ambit-agent", "ztunnel", "istiod"] {
+            let log = self
+                .cluster
+                .kubectl()
+                .args(["logs", "--namespace", MESH_NAMESPACE, "--prefix"])
+                .args(["--all-containers", "--tail=30", "--selector"])
+                .arg(format!("app={app}"))
+                .output();
+            if let Ok(log) = log {
+                text += &format!("--- {app}\n{}", String::from_utf8_lossy(&log.stdout));
+            }
+        }
+        text
+    }
+}
+
+/// Ambit's images, as `cargo xtask test` has written them.
+fn archives() -> Vec<PathBuf> {
+    ["agent", "node-proxy", "control", "tools"]
+        .map(|name| {
+            let path = target().join(format!("cluster/ambit/{name}.tar"));
+            assert!(
+                path.exists(),
+                "no image {}: use `cargo xtask test`",
+                path.display()
+            );
+            path
+        })
+        .into()
+}
+
+/// Brings a cluster up that goes down by itself when this process has ended.
+fn hold(slot: &str) -> Child {
+    let mut child = Command::new(binary("ambit-cluster"))
+        .arg("--target")
+        .arg(target())
+        .arg("--sources")
+        .arg(sources())
+        .args(["--slot", slot, "up", "--hold"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // Not ended together with the tests by Ctrl-C: it has work to do then.
+        .process_group(0)
+        .spawn()
+        .expect("ambit-cluster starts");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("piped");
+    BufReader::new(output).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "the cluster does not come up; see above");
+    child
+}

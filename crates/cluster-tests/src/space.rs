@@ -1,0 +1,301 @@
+//! A test's own namespace, and the pods in it.
+
+use std::{collections::BTreeMap, net::IpAddr, process::Output};
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use crate::{Mesh, until};
+
+/// Set by the agent on pods that are in the mesh.
+const REDIRECTION: &str = "ambient.istio.io/redirection";
+
+/// A namespace that goes with the test.
+#[derive(Debug)]
+pub struct Space<'a> {
+    mesh: &'a Mesh,
+    name: String,
+}
+
+impl<'a> Space<'a> {
+    pub(crate) fn new(mesh: &'a Mesh, name: &str) -> Self {
+        let name = format!("{name}-{}", std::process::id());
+        mesh.apply(
+            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+                .to_string(),
+        );
+        Self { mesh, name }
+    }
+
+    /// The namespace's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Puts the label on the namespace that brings its pods into the mesh, or takes it off.
+    pub fn label(&self, mode: Option<&str>) {
+        let namespaces: Api<Namespace> = Api::all(self.mesh.client());
+        let patch = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
+        self.mesh
+            .wait_for(namespaces.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)))
+            .unwrap();
+    }
+
+    /// Applies manifests in this namespace; `$NAMESPACE` in them is its name.
+    #[track_caller]
+    pub fn apply(&self, yaml: &str) {
+        let mut text = String::new();
+        for mut object in ambit_cluster::objects::parse(&yaml.replace("$NAMESPACE", &self.name))
+            .unwrap_or_else(|error| panic!("{error:#}"))
+        {
+            object
+                .metadata
+                .namespace
+                .get_or_insert_with(|| self.name.clone());
+            text += &format!("---\n{}\n", serde_json::to_string(&object).unwrap());
+        }
+        self.mesh.apply(&text);
+    }
+
+    /// A Deployment `name` of pods that run `ambit lab-tool` with these arguments under a service account
+    /// of the same name, and a Service in front of ports 80 (to 8080) and 9000. On `node` if one is named.
+    /// Does not wait.
+    pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
+        let labels = json!({"app": name});
+        let objects = [
+            json!({
+                "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name},
+            }),
+            json!({
+                "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+                "spec": {
+                    "replicas": replicas,
+                    "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": pod_spec(name, node, args)},
+                },
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+                "spec": {"selector": labels, "ports": [
+                    {"name": "http", "port": 80, "targetPort": 8080},
+                    {"name": "tcp-echo", "port": 9000},
+                ]},
+            }),
+        ];
+        let texts: Vec<String> = objects.iter().map(Value::to_string).collect();
+        self.apply(&texts.join("\n---\n"));
+    }
+
+    /// A server of HTTP (8080) and echo (9000), ready.
+    pub fn serve(&self, name: &str, node: Option<&str>) -> Pod {
+        self.deploy(
+            name,
+            1,
+            node,
+            &["serve", "--port=8080", "--echo=9000", "--quiet"],
+        );
+        self.ready(name, 1).remove(0)
+    }
+
+    /// A pod that waits for what it is told to do, ready.
+    pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
+        self.deploy(name, 1, node, &["sleep"]);
+        self.ready(name, 1).remove(0)
+    }
+
+    /// A pod that runs once, not restarted. Does not wait.
+    pub fn run(&self, name: &str, node: Option<&str>, args: &[&str]) {
+        let mut spec = pod_spec("default", node, args);
+        if let Some(spec) = spec.as_object_mut() {
+            spec.insert("restartPolicy".into(), "Never".into());
+        }
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}}, "spec": spec,
+        });
+        self.apply(&pod.to_string());
+    }
+
+    /// The pods with that label `app`.
+    pub fn pods(&self, app: &str) -> Vec<Pod> {
+        let list = ListParams::default().labels(&format!("app={app}"));
+        let mut pods = self
+            .mesh
+            .wait_for(self.pod_api().list(&list))
+            .unwrap()
+            .items;
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        pods
+    }
+
+    /// Waits until exactly so many pods are there and ready.
+    #[track_caller]
+    pub fn ready(&self, app: &str, count: usize) -> Vec<Pod> {
+        let mut pods = Vec::new();
+        until(
+            &format!("{count} pods of {}/{app} are ready", self.name),
+            || {
+                pods = self.pods(app);
+                pods.len() == count && pods.iter().all(is_ready)
+            },
+        );
+        pods
+    }
+
+    /// Waits until all pods of the app are in the mesh, or none is.
+    #[track_caller]
+    pub fn until_captured(&self, app: &str, captured: bool) {
+        until(
+            &format!("pods of {}/{app} captured: {captured}", self.name),
+            || {
+                let pods = self.pods(app);
+                !pods.is_empty() && pods.iter().all(|pod| is_captured(pod) == captured)
+            },
+        );
+    }
+
+    /// Deletes a pod at once.
+    pub fn delete_pod(&self, name: &str) {
+        let at_once = DeleteParams::default().grace_period(0);
+        drop(
+            self.mesh
+                .wait_for(self.pod_api().delete(name, &at_once))
+                .unwrap(),
+        );
+    }
+
+    /// Runs a command in a pod of the app.
+    pub fn exec(&self, app: &str, command: &[&str]) -> Output {
+        let pod = self
+            .pods(app)
+            .into_iter()
+            .find(is_ready)
+            .unwrap_or_else(|| panic!("no ready pod of {}/{app}", self.name));
+        self.mesh
+            .cluster()
+            .kubectl()
+            .args(["exec", "--namespace", &self.name, &pod.name_any(), "--"])
+            .args(command)
+            .output()
+            .unwrap()
+    }
+
+    /// A `GET` from a pod of the app: what it answered, or how it failed.
+    pub fn get(&self, app: &str, url: &str) -> Result<String, String> {
+        let output = self.exec(app, &["ambit", "lab-tool", "get", url, "--timeout=5000"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            Ok(text)
+        } else {
+            Err(text + &String::from_utf8_lossy(&output.stderr))
+        }
+    }
+
+    /// [`Self::get`] until it succeeds, or fails, as wanted.
+    #[track_caller]
+    pub fn until_get(&self, app: &str, url: &str, success: bool) {
+        let mut last = None;
+        until(
+            &format!("{}/{app} -> {url}, success: {success}", self.name),
+            || {
+                let answer = self.get(app, url);
+                let done = answer.is_ok() == success;
+                last = Some(answer);
+                done
+            },
+        );
+    }
+
+    /// What a pod has printed.
+    pub fn log(&self, pod: &str) -> String {
+        self.mesh
+            .wait_for(self.pod_api().logs(pod, &Default::default()))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn mesh(&self) -> &Mesh {
+        self.mesh
+    }
+
+    /// The API of this namespace's pods.
+    pub fn pod_api(&self) -> Api<Pod> {
+        Api::namespaced(self.mesh.client(), &self.name)
+    }
+}
+
+impl Drop for Space<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for args in [
+                ["get", "pods", "--output=wide"],
+                ["get", "events", "--sort-by=.lastTimestamp"],
+            ] {
+                let said = self
+                    .mesh
+                    .cluster()
+                    .kubectl()
+                    .args(args)
+                    .args(["--namespace", &self.name])
+                    .output();
+                if let Ok(said) = said {
+                    eprintln!("{}", String::from_utf8_lossy(&said.stdout));
+                }
+            }
+        }
+        let namespaces: Api<Namespace> = Api::all(self.mesh.client());
+        let parameters = DeleteParams::default();
+        let gone = namespaces.delete(&self.name, &parameters);
+        if let Err(error) = self.mesh.wait_for(gone) {
+            eprintln!("namespace {} stays: {error}", self.name);
+        }
+    }
+}
+
+fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
+    let mut words = vec!["lab-tool"];
+    words.extend(args);
+    let probe = args
+        .first()
+        .is_some_and(|tool| *tool == "serve")
+        .then(|| json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}));
+    json!({
+        "serviceAccountName": account,
+        "nodeName": node,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{
+            "name": "tool",
+            "image": "kube.local/ambit/tools:dev",
+            "imagePullPolicy": "Never",
+            "args": words,
+            "readinessProbe": probe,
+        }],
+    })
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn is_captured(pod: &Pod) -> bool {
+    let none = BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    annotations
+        .get(REDIRECTION)
+        .is_some_and(|state| state == "enabled")
+}
+
+/// First address of a running pod.
+pub(crate) fn address(pod: &Pod) -> IpAddr {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.pod_ip.as_ref())
+        .and_then(|ip| ip.parse().ok())
+        .unwrap_or_else(|| panic!("{} has no address", pod.name_any()))
+}

@@ -1,0 +1,66 @@
+//! What travels on the wires of the cluster: between nodes, and between pods of a node.
+
+use std::net::IpAddr;
+
+use ambit_cluster::Cluster;
+use ambit_lab::{Capture, FlowKind, FlowReport};
+use ambit_sys::netns::Netns;
+use k8s_openapi::api::core::v1::Pod;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
+
+use crate::space::address;
+
+/// A capture in the network namespace of every node.
+#[derive(Debug)]
+pub struct Wire(Vec<Capture>);
+
+impl Wire {
+    pub(crate) fn watch(cluster: &Cluster, markers: &[&str]) -> Self {
+        let captures = cluster.nodes().map(|node| {
+            let netns = Netns::open(node.netns()).expect("a node's namespace");
+            let socket = netns
+                .run(|| {
+                    rustix::net::socket_with(
+                        AddressFamily::PACKET,
+                        SocketType::RAW,
+                        SocketFlags::CLOEXEC,
+                        Some(eth::ALL),
+                    )
+                })
+                .unwrap()
+                .expect("root may open packet sockets");
+            // A burst between two reads must fit.
+            sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24).unwrap();
+            let markers = markers.iter().map(|text| text.as_bytes().to_vec());
+            Capture::start(socket, markers.collect()).unwrap()
+        });
+        Self(captures.collect())
+    }
+
+    /// Ends it; every flow that was seen, from each node's point of view.
+    pub fn finish(self) -> Vec<FlowReport> {
+        self.0
+            .into_iter()
+            .flat_map(|capture| capture.finish().reports())
+            .collect()
+    }
+}
+
+/// Fails if two captured pods said anything to each other that is not TLS on the tunnel's port, or if
+/// they said nothing.
+#[track_caller]
+pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
+    let addresses: Vec<IpAddr> = captured.iter().map(|pod| address(pod)).collect();
+    let between = reports.iter().filter(|report| {
+        addresses.contains(&report.client) && addresses.contains(&report.server.ip())
+    });
+    let mut tunnelled = 0;
+    for report in between {
+        assert!(
+            report.kind == FlowKind::Hbone && report.clear_bytes == 0 && report.markers == 0,
+            "in clear between captured pods: {report:?}\n{reports:#?}"
+        );
+        tunnelled += report.bytes;
+    }
+    assert!(tunnelled > 0, "nothing between the pods: {reports:#?}");
+}

@@ -29,6 +29,16 @@ pub(crate) struct Target {
     pub(crate) mesh_namespace: String,
 }
 
+impl Default for Target {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            context: None,
+            mesh_namespace: "istio-system".to_owned(),
+        }
+    }
+}
+
 impl Target {
     /// Connects.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {

@@ -19,6 +19,7 @@ mod install;
 mod lab;
 mod membership;
 mod output;
+mod reach;
 mod source;
 mod tool;
 

@@ -1,5 +1,5 @@
-//! Whose state a command shows: a node proxy's or a control plane's, at an address, inside a running
-//! lab, or saved in a file.
+//! Whose state a command shows: a node proxy's or a control plane's, at an address, in a cluster,
+//! inside a running lab, or saved in a file.
 
 use std::{
     fs,
@@ -7,9 +7,15 @@ use std::{
     path::PathBuf,
 };
 
-use ambit_lab::Place;
+use ambit_lab::{Place, StateDir, base_directory};
 
-use crate::{CliError, ErrorKind, dump::Dump, http, lab};
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    dump::Dump,
+    http, lab,
+    reach::{self, Part},
+};
 
 /// Where node proxies serve their admin interface, in their own namespace.
 const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
@@ -22,27 +28,38 @@ pub(crate) struct Source {
     /// Admin address of a node proxy, or debug address of a control plane
     #[arg(long, default_value = "http://127.0.0.1:15000", env = "AMBIT_ADDRESS")]
     pub(crate) address: String,
-    /// The node proxy of this node of a running lab
+    /// The node proxy of this node, of a running lab or of a cluster
     #[arg(long, conflicts_with_all = ["pod", "control", "file"])]
     pub(crate) node: Option<String>,
-    /// The node proxy that serves this pod of a running lab
+    /// The node proxy that serves this pod (namespace/name), of a running lab or of a cluster
     #[arg(long, conflicts_with_all = ["control", "file"])]
     pub(crate) pod: Option<String>,
-    /// The control plane of a running lab
+    /// The control plane, of a running lab or of a cluster
     #[arg(long, conflicts_with = "file")]
     pub(crate) control: bool,
     /// A dump saved before; `-` is standard input
     #[arg(long)]
     pub(crate) file: Option<PathBuf>,
-    /// Which lab --node, --pod and --control mean
-    #[arg(long, default_value = "default", env = "AMBIT_LAB")]
-    pub(crate) lab: String,
+    /// --node, --pod and --control mean this lab; otherwise the lab called default if it is up, else
+    /// the cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    pub(crate) lab: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
+
+/// The lab that is meant if none is named.
+const DEFAULT_LAB: &str = "default";
 
 /// A place that answers HTTP.
 enum Endpoint {
     Url(String),
-    Lab { place: Place, address: SocketAddr },
+    Lab {
+        lab: String,
+        place: Place,
+        address: SocketAddr,
+    },
+    Cluster(Part),
 }
 
 impl Source {
@@ -54,7 +71,8 @@ impl Source {
             pod: None,
             control: false,
             file: None,
-            lab: lab.to_owned(),
+            lab: Some(lab.to_owned()),
+            target: Target::default(),
         }
     }
 
@@ -89,19 +107,28 @@ impl Source {
         } else {
             path
         };
-        let endpoint = self.endpoint()?;
-        let (stream, host, prefix) = match &endpoint {
+        let (stream, host, prefix) = match self.endpoint()? {
             Endpoint::Url(url) => {
-                let (host, prefix) = split_url(url)?;
+                let (host, prefix) = split_url(&url)?;
                 (connect(&host)?, host, prefix)
             }
-            Endpoint::Lab { place, address } => {
-                let stream = lab::find(&self.lab)?.dial(place.clone(), *address);
+            Endpoint::Lab {
+                lab,
+                place,
+                address,
+            } => {
+                let stream = lab::find(&lab)?.dial(place, address);
                 (
                     stream.map_err(lab::client_error)?,
                     address.to_string(),
                     String::new(),
                 )
+            }
+            Endpoint::Cluster(part) => {
+                return wait(async {
+                    let cluster = self.target.cluster().await?;
+                    reach::ask(&cluster, &self.target.mesh_namespace, &part, method, path).await
+                });
             }
         };
         http::request(stream, method, &host, &format!("{prefix}{path}")).map_err(|error| {
@@ -111,33 +138,60 @@ impl Source {
     }
 
     fn endpoint(&self) -> Result<Endpoint, CliError> {
-        let proxy = |node: String| Endpoint::Lab {
-            place: Place::Node(node),
-            address: ADMIN.into(),
+        if self.node.is_none() && self.pod.is_none() && !self.control {
+            return Ok(Endpoint::Url(self.address.clone()));
+        }
+        let Some(lab) = self.lab() else {
+            return Ok(Endpoint::Cluster(self.part()));
         };
-        if self.control {
-            return Ok(Endpoint::Lab {
-                place: Place::Control,
-                address: DEBUG.into(),
-            });
-        }
-        if let Some(node) = &self.node {
-            return Ok(proxy(node.clone()));
-        }
-        if let Some(pod) = &self.pod {
-            let status = lab::find(&self.lab)?.status().map_err(lab::client_error)?;
-            let name = pod.rsplit('/').next().unwrap_or(pod);
-            let found = status
-                .pods
-                .iter()
-                .find(|known| known.name == name || known.name.starts_with(&format!("{name}-")));
-            let found = found.ok_or_else(|| {
-                CliError::new(ErrorKind::NotFound, format!("the lab has no pod {pod:?}"))
-            })?;
-            return Ok(proxy(found.node.clone()));
-        }
-        Ok(Endpoint::Url(self.address.clone()))
+        let place = match (&self.node, &self.pod) {
+            (Some(node), _) => Place::Node(node.clone()),
+            (None, Some(pod)) => Place::Node(node_of(&lab, pod)?),
+            (None, None) => Place::Control,
+        };
+        let address = match place {
+            Place::Control => DEBUG.into(),
+            _ => ADMIN.into(),
+        };
+        Ok(Endpoint::Lab {
+            lab,
+            place,
+            address,
+        })
     }
+
+    /// The lab that is meant, if one is.
+    fn lab(&self) -> Option<String> {
+        if self.target.kubeconfig.is_some() || self.target.context.is_some() {
+            return None;
+        }
+        let labs = || StateDir::list(&base_directory());
+        let default = || labs().into_iter().find(|name| name == DEFAULT_LAB);
+        self.lab.clone().or_else(default)
+    }
+
+    fn part(&self) -> Part {
+        match (&self.node, &self.pod) {
+            (Some(node), _) => Part::Proxy(node.clone()),
+            (None, Some(pod)) => {
+                let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
+                Part::ProxyOf(namespace.to_owned(), name.to_owned())
+            }
+            (None, None) => Part::Control,
+        }
+    }
+}
+
+fn node_of(lab: &str, pod: &str) -> Result<String, CliError> {
+    let status = lab::find(lab)?.status().map_err(lab::client_error)?;
+    let name = pod.rsplit('/').next().unwrap_or(pod);
+    let found = status
+        .pods
+        .iter()
+        .find(|known| known.name == name || known.name.starts_with(&format!("{name}-")));
+    let found = found
+        .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("the lab has no pod {pod:?}")))?;
+    Ok(found.node.clone())
 }
 
 fn checked(answer: http::Answer, path: &str) -> Result<Vec<u8>, CliError> {
@@ -176,8 +230,8 @@ fn connect(host: &str) -> Result<TcpStream, CliError> {
     let unreachable = |error: std::io::Error| {
         CliError::new(ErrorKind::Unreachable, format!("cannot connect to {host}"))
             .because(error)
-            .hint("--address URL names another; `kubectl port-forward` reaches into a cluster")
-            .hint("--node NODE, --pod POD or --control look into a running lab")
+            .hint("--node NODE, --pod NAMESPACE/POD or --control look into a running lab or a cluster")
+            .hint("--address URL names another address")
     };
     let address = host.to_socket_addrs().map_err(unreachable)?.next();
     let address = address.ok_or_else(|| unreachable(std::io::ErrorKind::NotFound.into()))?;

@@ -7,6 +7,7 @@ mod get;
 mod http1;
 mod load;
 mod probe_server;
+mod resolve;
 mod serve;
 mod signals;
 
@@ -63,6 +64,8 @@ pub(crate) enum Tool {
     FirstConnect(first_connect::Args),
     /// Answer kubelet's probes of every kind
     ProbeServer(probe_server::Args),
+    /// Ask a DNS server one question and print the whole answer
+    Resolve(resolve::Args),
     /// Wait for ever
     Sleep,
 }
@@ -91,6 +94,7 @@ pub(crate) fn run(tool: &Tool) -> ExitCode {
         Tool::Load(args) => load::run(args),
         Tool::FirstConnect(args) => first_connect::run(args),
         Tool::ProbeServer(args) => probe_server::run(args),
+        Tool::Resolve(args) => resolve::run(args),
         Tool::Sleep => sleep(),
     }
 }

@@ -1,0 +1,176 @@
+//! The parts of the mesh in a cluster: which pod each is, and questions put to it through the API
+//! server, since they answer on their pods' loopback addresses only.
+
+use ambit_install::{cluster::Cluster, diagnose::is_ready, object::ObjectRef};
+use ambit_kube_kit::forward;
+use serde_json::Value;
+
+use crate::{CliError, ErrorKind, http, install::failed, membership::text};
+
+/// A part of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The node proxy of a node.
+    Proxy(String),
+    /// The node proxy that serves a pod: namespace, name.
+    ProxyOf(String, String),
+    /// The node agent of a node.
+    Agent(String),
+    /// A replica of the control plane.
+    Control,
+}
+
+/// Labels by which pods of the mesh are found, and the port where they answer.
+pub(crate) const PROXY: (&str, u16) = ("app=ztunnel", 15000);
+/// See [`PROXY`].
+pub(crate) const AGENT: (&str, u16) = ("app=ambit-agent", 15014);
+/// See [`PROXY`].
+pub(crate) const CONTROL: (&str, u16) = ("app=istiod", 15014);
+
+/// Puts a question to a part and returns the answer, whatever its status.
+pub(crate) async fn ask(
+    cluster: &Cluster,
+    mesh_namespace: &str,
+    part: &Part,
+    method: &str,
+    path: &str,
+) -> Result<http::Answer, CliError> {
+    let (pod, port) = find(cluster, mesh_namespace, part).await?;
+    ask_pod(cluster, mesh_namespace, &pod, port, method, path).await
+}
+
+/// Puts a question to a pod of the mesh.
+pub(crate) async fn ask_pod(
+    cluster: &Cluster,
+    namespace: &str,
+    pod: &str,
+    port: u16,
+    method: &str,
+    path: &str,
+) -> Result<http::Answer, CliError> {
+    let question = http::question(method, "localhost", path);
+    let client = cluster.client();
+    let asked = forward::ask(&client, namespace, pod, port, &question, http::is_complete).await;
+    let bytes = asked.map_err(|error| {
+        let what = format!("the pod {namespace}/{pod} does not answer");
+        CliError::new(ErrorKind::Unreachable, what).because(error)
+    })?;
+    http::parse(&bytes).ok_or_else(|| {
+        let what = format!("the answer of the pod {namespace}/{pod} to {path} was cut off");
+        CliError::new(ErrorKind::Unreachable, what)
+    })
+}
+
+/// The pods of a part of the mesh.
+pub(crate) async fn pods(
+    cluster: &Cluster,
+    namespace: &str,
+    labels: &str,
+) -> Result<Vec<Value>, CliError> {
+    let pods = cluster
+        .list("v1", "Pod", Some(namespace), Some(labels))
+        .await;
+    pods.map_err(|error| failed(error.into()))
+}
+
+async fn find(
+    cluster: &Cluster,
+    mesh_namespace: &str,
+    part: &Part,
+) -> Result<(String, u16), CliError> {
+    let ((labels, port), node) = match part {
+        Part::Proxy(node) => (PROXY, Some(node.clone())),
+        Part::Agent(node) => (AGENT, Some(node.clone())),
+        Part::Control => (CONTROL, None),
+        Part::ProxyOf(namespace, name) => {
+            let pod = pod(cluster, namespace, name).await?;
+            (PROXY, Some(text(&pod, "/spec/nodeName").to_owned()))
+        }
+    };
+    let pods = pods(cluster, mesh_namespace, labels).await?;
+    let found = best(&pods, node.as_deref()).ok_or_else(|| {
+        let on = node
+            .map(|node| format!(" on the node {node}"))
+            .unwrap_or_default();
+        let what = format!("no pod with {labels} runs{on} in the namespace {mesh_namespace}");
+        CliError::new(ErrorKind::NotFound, what)
+            .hint("`ambit status` shows what runs; --mesh-namespace names another namespace")
+    })?;
+    Ok((text(found, "/metadata/name").to_owned(), port))
+}
+
+/// A pod that must be there, by its whole name or, failing that, by the beginning of one.
+pub(crate) async fn pod(cluster: &Cluster, namespace: &str, name: &str) -> Result<Value, CliError> {
+    let reference = ObjectRef {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    };
+    if let Some(pod) = cluster
+        .get(&reference)
+        .await
+        .map_err(|error| failed(error.into()))?
+    {
+        return Ok(pod);
+    }
+    let begins = |pod: &Value| text(pod, "/metadata/name").starts_with(&format!("{name}-"));
+    let all = cluster.list("v1", "Pod", Some(namespace), None).await;
+    let all = all.map_err(|error| failed(error.into()))?;
+    all.into_iter().find(begins).ok_or_else(|| {
+        let what = format!("there is no pod {name} in the namespace {namespace}");
+        CliError::new(ErrorKind::NotFound, what)
+    })
+}
+
+/// Of the pods on a node the one to ask: ready before not ready, staying before leaving, young before
+/// old. During a rollout there are two.
+pub(crate) fn best<'a>(pods: &'a [Value], node: Option<&str>) -> Option<&'a Value> {
+    pods.iter()
+        .filter(|pod| node.is_none_or(|node| text(pod, "/spec/nodeName") == node))
+        .filter(|pod| text(pod, "/status/phase") == "Running")
+        .max_by_key(|pod| {
+            let stays = pod.pointer("/metadata/deletionTimestamp").is_none();
+            // RFC 3339 in UTC sorts as text.
+            (
+                stays,
+                is_ready(pod),
+                text(pod, "/metadata/creationTimestamp"),
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_two_proxies_on_a_node_the_new_ready_one_is_asked() {
+        let pod = |name: &str, node: &str, ready: bool, leaving: bool, made: &str| {
+            let mut pod = json!({
+                "metadata": {"name": name, "creationTimestamp": made},
+                "spec": {"nodeName": node},
+                "status": {"phase": "Running", "conditions": [
+                    {"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+            });
+            if leaving {
+                pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:09Z");
+            }
+            pod
+        };
+        let pods = [
+            pod("leaving", "n1", true, true, "2026-01-01T00:00:00Z"),
+            pod("old", "n1", true, false, "2026-01-01T00:00:01Z"),
+            pod("new", "n1", true, false, "2026-01-01T00:00:02Z"),
+            pod("newest", "n1", false, false, "2026-01-01T00:00:03Z"),
+            pod("other", "n2", false, false, "2026-01-01T00:00:04Z"),
+        ];
+        let name = |node| best(&pods, node).map(|pod| text(pod, "/metadata/name"));
+        assert_eq!(name(Some("n1")), Some("new"));
+        assert_eq!(name(Some("n2")), Some("other"));
+        assert_eq!(name(Some("n3")), None);
+        assert_eq!(name(None), Some("new"));
+    }
+}

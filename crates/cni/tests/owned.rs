@@ -1,0 +1,397 @@
+//! The owned mode: the real binary as the only plugin of a list, calling scripted primary plugins.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "clippy knows helpers of unit tests only"
+)]
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+/// Keeps what it was given, and answers what the test has laid out: `RESULT.KIND` and `FAIL.KIND`.
+const SCRIPT: &str = r#"#!/bin/sh
+kind=$(basename "$0")
+dir=$(dirname "$0")/..
+stdin=$(cat)
+n=$(ls "$dir/calls" | wc -l)
+printf '%s' "$stdin" > "$dir/calls/$(printf %03d "$n").$CNI_COMMAND.$kind"
+if [ -e "$dir/FAIL.$CNI_COMMAND.$kind" ]; then cat "$dir/FAIL.$CNI_COMMAND.$kind"; exit 1; fi
+if [ "$CNI_COMMAND" = ADD ]; then cat "$dir/RESULT.$kind"; fi
+"#;
+
+/// A node: directories, plugins and what they were called with.
+struct Node {
+    dir: tempfile::TempDir,
+}
+
+/// A call that a scripted plugin has seen.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    command: String,
+    kind: String,
+    config: Value,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["net.d", "bin", "run", "calls"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let node = Self { dir };
+        for kind in ["bridge", "portmap", "other"] {
+            node.plugin(kind);
+        }
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn plugin(&self, kind: &str) {
+        let path = self.path("bin").join(kind);
+        fs::write(&path, SCRIPT).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        self.result(kind, "1.0.0");
+    }
+
+    fn result(&self, kind: &str, version: &str) {
+        let result =
+            json!({"cniVersion": version, "by": kind, "ips": [{"address": "10.0.0.5/24"}]});
+        fs::write(self.path(&format!("RESULT.{kind}")), result.to_string()).unwrap();
+    }
+
+    fn primary(&self, file: &str, config: &Value) {
+        fs::write(self.path("net.d").join(file), config.to_string()).unwrap();
+    }
+
+    fn usual(&self) -> Value {
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
+            {"type": "bridge", "mtu": 1.50},
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "ambit-cni", "left": "by the chained mode"}]});
+        self.primary("10-net.conflist", &list);
+        list
+    }
+
+    fn config(&self, version: &str) -> Value {
+        json!({
+            "cniVersion": version,
+            "name": "net",
+            "type": "ambit-cni",
+            "cni_agent_run_dir": self.path("run"),
+            "pod_namespace": "istio-system",
+            "exclude_namespaces": ["kube-system"],
+            "agent_wait_seconds": 0,
+            "delegate": {"netDir": self.path("net.d"), "stateDir": self.path("state")},
+        })
+    }
+
+    fn start(&self, command: &str, config: &Value, container: &str) -> std::process::Child {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ambit-cni"))
+            .env("CNI_COMMAND", command)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", "/var/run/netns/cni-1")
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", self.path("bin"))
+            .env("CNI_ARGS", "K8S_POD_NAME=web;K8S_POD_NAMESPACE=kube-system")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(config.to_string().as_bytes()).unwrap();
+        child
+    }
+
+    fn run(&self, command: &str, config: &Value) -> Output {
+        let child = self.start(command, config, "c0ffee");
+        child.wait_with_output().unwrap()
+    }
+
+    fn succeeds(&self, command: &str, config: &Value) -> Option<Value> {
+        let output = self.run(command, config);
+        assert!(output.status.success(), "{command}: {output:?}");
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn fails(&self, command: &str, config: &Value) -> Value {
+        let output = self.run(command, config);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What the plugins have seen since the last time.
+    fn seen(&self) -> Vec<Seen> {
+        let entries = fs::read_dir(self.path("calls")).unwrap();
+        let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let read = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let (command, kind) = name[4..].split_once('.').unwrap();
+            let config = serde_json::from_slice(&fs::read(path).unwrap()).unwrap_or(Value::Null);
+            fs::remove_file(path).unwrap();
+            Seen {
+                command: command.to_owned(),
+                kind: kind.to_owned(),
+                config,
+            }
+        };
+        paths.iter().map(read).collect()
+    }
+
+    /// The plugins called, as text.
+    fn called(&self) -> Vec<String> {
+        let seen = self.seen();
+        let text = |seen: &Seen| format!("{} {}", seen.command, seen.kind);
+        seen.iter().map(text).collect()
+    }
+
+    fn remembered(&self) -> usize {
+        fs::read_dir(self.path("state")).map_or(0, Iterator::count)
+    }
+}
+
+#[test]
+fn the_plugins_of_the_primary_are_called_as_a_runtime_does() {
+    let node = Node::new();
+    node.usual();
+    let mut config = node.config("1.0.0");
+    config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80}], "mac": "x"});
+    let result = node.succeeds("ADD", &config).unwrap();
+    assert_eq!(result["by"], "portmap", "the last one's result");
+    let [bridge, portmap] = &node.seen()[..] else {
+        panic!("two plugins");
+    };
+    assert_eq!(
+        bridge.config,
+        json!({"type": "bridge", "mtu": 1.50, "cniVersion": "1.0.0", "name": "net"})
+    );
+    assert_eq!(portmap.config["prevResult"]["by"], "bridge");
+    assert_eq!(
+        portmap.config["runtimeConfig"],
+        json!({"portMappings": [{"hostPort": 80}]}),
+        "what it is capable of, and no more"
+    );
+    config["prevResult"] = result;
+    node.succeeds("CHECK", &config);
+    assert_eq!(node.called(), ["CHECK bridge", "CHECK portmap"]);
+    assert_eq!(node.remembered(), 1);
+    node.succeeds("DEL", &config);
+    let seen = node.seen();
+    assert_eq!(seen[0].kind, "portmap", "in reverse");
+    assert_eq!(seen[1].kind, "bridge");
+    assert_eq!(seen[1].config["prevResult"]["by"], "portmap");
+    assert_eq!(node.remembered(), 0);
+}
+
+#[test]
+fn a_pod_ends_with_the_plugins_it_began_with() {
+    let node = Node::new();
+    node.usual();
+    let config = node.config("1.0.0");
+    node.succeeds("ADD", &config);
+    node.seen();
+    // The primary CNI is replaced by another.
+    fs::remove_file(node.path("net.d").join("10-net.conflist")).unwrap();
+    let other = json!({"cniVersion": "1.0.0", "name": "new", "plugins": [{"type": "other"}]});
+    node.primary("05-new.conflist", &other);
+    assert_eq!(
+        node.start("ADD", &config, "second").wait().unwrap().code(),
+        Some(0)
+    );
+    assert_eq!(node.called(), ["ADD other"]);
+    node.succeeds("CHECK", &config);
+    node.succeeds("DEL", &config);
+    assert_eq!(
+        node.called(),
+        ["CHECK bridge", "CHECK portmap", "DEL portmap", "DEL bridge"]
+    );
+    // A pod of before the installation ends with what is there now.
+    node.succeeds("DEL", &config);
+    assert_eq!(node.called(), ["DEL other"]);
+    // And with nothing there it just ends.
+    fs::remove_file(node.path("net.d").join("05-new.conflist")).unwrap();
+    node.succeeds("DEL", &config);
+    assert_eq!(node.called(), [""; 0]);
+}
+
+#[test]
+fn the_primarys_own_error_is_what_the_runtime_gets() {
+    let node = Node::new();
+    node.usual();
+    let error = json!({"cniVersion": "1.0.0", "code": 107, "msg": "no more", "details": "10/24"});
+    fs::write(node.path("FAIL.ADD.portmap"), error.to_string()).unwrap();
+    let config = node.config("1.0.0");
+    let reported = node.fails("ADD", &config);
+    assert_eq!(
+        (&reported["code"], &reported["msg"], &reported["details"]),
+        (&json!(107), &json!("no more"), &json!("10/24"))
+    );
+    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    // The runtime cleans up after it.
+    node.succeeds("DEL", &config);
+    assert_eq!(node.called(), ["DEL portmap", "DEL bridge"]);
+    // A DEL that fails is tried again by the runtime: what is known must last.
+    fs::remove_file(node.path("FAIL.ADD.portmap")).unwrap();
+    node.succeeds("ADD", &config);
+    fs::write(node.path("FAIL.DEL.bridge"), "no JSON").unwrap();
+    let reported = node.fails("DEL", &config);
+    assert_eq!(reported["code"], 100);
+    assert!(reported["details"].as_str().unwrap().contains("no JSON"));
+    assert_eq!(node.remembered(), 1);
+    let log = fs::read_to_string(node.path("run").join("ambit-cni.log")).unwrap();
+    assert!(log.contains("no more") && log.contains("DEL"), "{log}");
+}
+
+#[test]
+fn a_missing_plugin_is_named() {
+    let node = Node::new();
+    for kind in ["nowhere", "../bin/bridge"] {
+        let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": kind}]});
+        node.primary("10-net.conflist", &list);
+        let error = node.fails("ADD", &node.config("1.0.0"));
+        assert!(error["msg"].as_str().unwrap().contains(kind), "{error}");
+    }
+}
+
+#[test]
+fn versions_differ_between_the_runtime_and_the_primary() {
+    let node = Node::new();
+    node.result("bridge", "0.3.1");
+    let single = json!({"cniVersion": "0.3.1", "name": "old", "type": "bridge"});
+    node.primary("10-net.conf", &single);
+    let config = node.config("1.0.0");
+    let result = node.succeeds("ADD", &config).unwrap();
+    assert_eq!(result["cniVersion"], "1.0.0");
+    assert_eq!(node.seen()[0].config["cniVersion"], "0.3.1");
+    node.succeeds("CHECK", &config);
+    assert_eq!(node.called(), [""; 0], "0.3.1 has no CHECK");
+    let future = json!({"cniVersion": "7.0.0", "name": "new", "plugins": [{"type": "bridge"}]});
+    fs::remove_file(node.path("net.d").join("10-net.conf")).unwrap();
+    node.primary("10-net.conflist", &future);
+    assert_eq!(node.fails("ADD", &config)["code"], 1);
+}
+
+#[test]
+fn status_and_collection_reach_the_primary() {
+    let node = Node::new();
+    let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": [
+        {"type": "bridge"}, {"type": "portmap"}]});
+    let config = node.config("1.1.0");
+    let absent = node.fails("STATUS", &config);
+    assert_eq!(absent["code"], 50, "{absent}");
+    node.primary("10-net.conflist", &list);
+    node.succeeds("STATUS", &config);
+    assert_eq!(node.called(), ["STATUS bridge", "STATUS portmap"]);
+    let error = json!({"cniVersion": "1.1.0", "code": 51, "msg": "half"});
+    fs::write(node.path("FAIL.STATUS.bridge"), error.to_string()).unwrap();
+    assert_eq!(node.fails("STATUS", &config)["code"], 51);
+    node.succeeds("ADD", &config);
+    node.seen();
+    let mut gc = config.clone();
+    let valid = json!([{"containerID": "c0ffee", "ifname": "eth0"}]);
+    gc["cni.dev/valid-attachments"] = valid.clone();
+    node.succeeds("GC", &gc);
+    let seen = node.seen();
+    assert_eq!(seen[1].config["cni.dev/valid-attachments"], valid);
+    assert_eq!(node.remembered(), 1);
+    gc["cni.dev/valid-attachments"] = json!([]);
+    fs::write(node.path("FAIL.GC.bridge"), error.to_string()).unwrap();
+    node.fails("GC", &gc);
+    assert_eq!(
+        node.called(),
+        ["GC bridge", "GC portmap"],
+        "the others all the same"
+    );
+    assert_eq!(node.remembered(), 0);
+    // Commands that the primary's version does not have reach nobody.
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
+    node.primary("10-net.conflist", &list);
+    node.succeeds("STATUS", &config);
+    node.succeeds("GC", &config);
+    assert_eq!(node.called(), [""; 0]);
+}
+
+#[test]
+fn a_primary_that_is_late_or_half_written_is_waited_for() {
+    let node = Node::new();
+    let list = node.usual().to_string();
+    let path = node.path("net.d").join("10-net.conflist");
+    let fallback = json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]});
+    node.primary("87-other.conflist", &fallback);
+    fs::write(&path, &list[..20]).unwrap();
+    let config = node.config("1.0.0");
+    let child = node.start("ADD", &config, "c0ffee");
+    wait_until_asleep(child.id());
+    fs::write(&path, &list).unwrap();
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    for file in ["10-net.conflist", "87-other.conflist"] {
+        fs::remove_file(node.path("net.d").join(file)).unwrap();
+    }
+    let mut patient = config.clone();
+    patient["agent_wait_seconds"] = json!(60);
+    let child = node.start("ADD", &patient, "c0ffee");
+    wait_until_asleep(child.id());
+    node.usual();
+    assert!(child.wait_with_output().unwrap().status.success());
+    fs::remove_file(&path).unwrap();
+    let error = node.fails("ADD", &config);
+    assert_eq!(error["code"], 50, "{error}");
+    assert!(error["msg"].as_str().unwrap().contains("net.d"), "{error}");
+}
+
+#[test]
+fn calling_ourselves_is_an_error_and_not_a_loop() {
+    let node = Node::new();
+    node.usual();
+    let back = format!(
+        "#!/bin/sh\nexec {} <<EOF\n{}\nEOF\n",
+        env!("CARGO_BIN_EXE_ambit-cni"),
+        node.config("1.0.0")
+    );
+    fs::write(node.path("bin").join("bridge"), back).unwrap();
+    let error = node.fails("ADD", &node.config("1.0.0"));
+    assert_eq!(error["code"], 7, "{error}");
+    assert!(
+        error["details"].as_str().unwrap().contains("chained"),
+        "{error}"
+    );
+}
+
+#[test]
+fn pods_wait_for_the_agent_after_their_network_stands() {
+    let node = Node::new();
+    node.usual();
+    let mut config = node.config("1.0.0");
+    config["exclude_namespaces"] = json!([]);
+    assert_eq!(node.fails("ADD", &config)["code"], 11);
+    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    // The copy on disk lets those start that were outside the mesh, as after a boot.
+    let copy = node.path("net.d").join("ambit-cni.membership");
+    fs::write(&copy, r#"{"version":1,"namespaces":{"kube-system":false}}"#).unwrap();
+    config["membership"] = json!(copy);
+    node.succeeds("ADD", &config);
+}
+
+/// Waits until the process sleeps in the kernel on its own account.
+fn wait_until_asleep(pid: u32) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let file = Path::new("/proc").join(pid.to_string()).join("wchan");
+    while !fs::read_to_string(&file).is_ok_and(|at| at.contains("nanosleep")) {
+        assert!(Instant::now() < deadline, "the plugin does not wait");
+        thread::yield_now();
+    }
+}

@@ -178,6 +178,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     succeeded(&keeper, &served, deadline).await;
     tracing::info!(cause, ?deadline, "draining");
     drop(enrolment);
+    // What nobody accepts from must not be held: with a successor, it is the successor's.
+    for pod in served.pods() {
+        keeper.release(&pod.uid);
+    }
     drain_pods(&served, ends.saturating_duration_since(Instant::now())).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())

@@ -53,6 +53,12 @@ pub enum ConfigError {
          from all services, which are not known on demand"
     )]
     OnDemandDns,
+    /// Certificates of no authority.
+    #[error(
+        "FAKE_CA=true is not supported: nobody could verify such certificates; set CA_ADDRESS, or use \
+         `ambit lab` to try things out"
+    )]
+    FakeCa,
     /// Nothing to do.
     #[error("ENABLE_PROXY=false leaves nothing to run")]
     NothingToRun,
@@ -138,6 +144,9 @@ pub struct Config {
     /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
     /// go on. Not set: until they end.
     pub unenrolled_drain: Option<Duration>,
+    /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
+    /// closed instead of going on in clear until they end.
+    pub close_clear_connections: bool,
     /// Worker threads.
     pub num_worker_threads: usize,
     /// `LOCALHOST_APP_TUNNEL`.
@@ -221,6 +230,7 @@ impl Config {
                 grace,
             ),
             unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
+            close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
             num_worker_threads: threads::workers(env, mesh.concurrency)?,
             localhost_app_tunnel: env.flag("LOCALHOST_APP_TUNNEL")?.unwrap_or(true),
             response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
@@ -255,6 +265,9 @@ fn check_mode(env: &Env) -> Result<(), ConfigError> {
                 expected: "shared or dedicated",
             }));
         }
+    }
+    if env.flag("FAKE_CA")? == Some(true) {
+        return Err(ConfigError::FakeCa);
     }
     if env.flag("ENABLE_PROXY")? == Some(false) {
         return Err(ConfigError::NothingToRun);

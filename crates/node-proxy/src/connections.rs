@@ -90,6 +90,9 @@ pub struct Tracked {
 pub struct ConnectionDump {
     inbound: Vec<Shown>,
     outbound: Vec<Shown>,
+    /// Those the proxy does not carry.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) clear: Vec<Shown>,
 }
 
 impl Connections {

@@ -9,6 +9,7 @@ use ambit_codec::Baggage;
 use ambit_hbone::{DialError, Meter, RelayError, Tunnel, TunnelError, client, relay_tunnel, tls};
 use ambit_model::{Identity, Reason};
 use ambit_route::InnerTunnel;
+use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::net::TcpStream;
 
@@ -54,15 +55,19 @@ impl Inner {
         mut headers: HeaderMap,
     ) -> Result<(Self, Option<Identity>), InnerError> {
         let authority = Uri::try_from(inner.authority.as_str())?;
-        let (_certificate, config) = credentials(pod, &pod.identity, &inner.expected).await?;
+        let (certificate, config) = credentials(pod, &pod.identity, &inner.expected).await?;
         if let Ok(network) = HeaderValue::from_str(&pod.proxy.config.network) {
             headers.insert(FORWARDED_NETWORK, network);
         }
         let settings = &pod.proxy.config.http2;
-        let stream = tls::connect(outer.into_io(), config, settings.handshake_timeout)
+        let mut stream = tls::connect(outer.into_io(), config, settings.handshake_timeout)
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
-        let far = ambit_tls::peer_identity(tls::peer_certificates(&stream));
+        let chain = tls::peer_certificates(&stream);
+        let far = ambit_tls::peer_identity(chain);
+        if let Some(revocation) = certificate.revocation(PeerRole::Server, chain) {
+            tls::end_when_revoked(&mut stream, revocation);
+        }
         let (connection, driver) = client::handshake(stream, settings)
             .await
             .map_err(|source| DialError::Http2 { addr, source })?;

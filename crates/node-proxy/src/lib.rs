@@ -7,6 +7,7 @@
 
 pub mod admin;
 pub mod app;
+mod clear;
 pub mod config;
 pub mod config_dump;
 pub mod connections;

@@ -1,9 +1,14 @@
 //! One pod's proxy: who the pod is, what all its workers share.
 
 use std::{
+    collections::HashSet,
+    io,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +20,7 @@ use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use ambit_sys::{
     netns::Netns,
     socket::{self, ListenSpec, Listening, OutboundSpec, SocketError, SocketKind, Tuning},
+    tcp_sockets::{State, tcp_sockets},
 };
 use ambit_telemetry::{Metrics, Party};
 use ambit_tls::Certificates;
@@ -150,6 +156,10 @@ pub struct Pod {
     pub proxy: Arc<Proxy>,
     /// What is open.
     pub connections: Connections,
+    /// Its listeners' numbers, whichever process has them.
+    listeners: HashSet<u64>,
+    /// Another proxy's listeners take the connections from now on: ours are emptied and closed.
+    surrendered: AtomicBool,
     drain: Drain,
     cache: Mutex<LocalCache>,
 }
@@ -208,6 +218,12 @@ impl Pod {
         if let Some(set) = listeners.get_mut(turn) {
             set.dns = dns;
         }
+        let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
+        let inodes = listeners
+            .iter()
+            .flat_map(PodListeners::descriptors)
+            .filter_map(|socket| inode(socket).ok())
+            .collect();
         let identity = Identity {
             trust_domain: config.trust_domain.clone(),
             namespace: name.namespace.clone(),
@@ -221,6 +237,8 @@ impl Pod {
             netns,
             spoofs,
             connections: Connections::default(),
+            listeners: inodes,
+            surrendered: AtomicBool::new(false),
             drain,
             cache: Mutex::new(LocalCache {
                 changes,
@@ -309,6 +327,30 @@ impl Pod {
     /// Notices the end of the pod's proxy.
     pub fn drain_watcher(&self) -> DrainWatcher {
         self.drain.watcher()
+    }
+
+    /// Whether other sockets than those this proxy has ever had take the pod's connections too: those
+    /// of a proxy that did not take ours over.
+    pub fn others_listen(&self) -> io::Result<bool> {
+        let listening = tcp_sockets(&self.netns, State::Listening)?;
+        let others: HashSet<u16> = listening
+            .iter()
+            .filter(|socket| !self.listeners.contains(&socket.inode))
+            .map(|socket| socket.local.port())
+            .collect();
+        let ports = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT];
+        Ok(ports.iter().all(|port| others.contains(port)))
+    }
+
+    /// To be called before [`Self::finish`] when other sockets take the pod's connections.
+    pub fn surrender(&self) {
+        self.surrendered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether connections that wait in our queues are ours to serve when the queues close. With a
+    /// successor that has the same sockets, they are not.
+    pub(crate) fn empties_queues(&self) -> bool {
+        self.proxy.gate.is_open() || self.surrendered.load(Ordering::Relaxed)
     }
 
     /// Takes nothing new from now on; what is open goes on until it ends, or is cut after `limit`.

@@ -24,12 +24,16 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
-    held::HeldPod,
+    clear,
+    held::{Accept, HeldPod},
     keeper::Keeper,
     pod::{Pod, PodListeners, Proxy},
     report::chain,
     workers::Workers,
 };
+
+/// How often a proxy that was followed looks for listeners of its successor's own.
+const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 
 /// What is served now, for dumps and for the end of the process.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +65,8 @@ impl Served {
     pub fn dump(&self) -> Value {
         let inner = self.0.lock();
         let up = inner.up.iter().map(|(uid, (_, pod))| {
-            let connections = pod.connections.dump();
+            let mut connections = pod.connections.dump();
+            connections.clear = clear::shown(pod);
             let state = json!({"state": "Up", "info": pod.name, "connections": connections});
             (uid.to_string(), state)
         });
@@ -102,6 +107,8 @@ enum LinkError {
     Exchange(#[source] io::Error),
     #[error("left the agent, which broke the protocol")]
     Protocol,
+    #[error("left the agent to the successor")]
+    Superseded,
 }
 
 impl Enrolment {
@@ -150,6 +157,7 @@ impl Enrolment {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(15), 0.2);
         let mut said: Option<String> = None;
         loop {
+            self.sit_out().await;
             let error = match SeqPacket::connect(&self.path).await {
                 Ok(link) => {
                     said = None;
@@ -181,6 +189,37 @@ impl Enrolment {
         }
     }
 
+    /// While a successor takes the connections, the agent is to talk to it alone: what is said to us
+    /// would be acted on by nobody. Pods for which it opens listeners of its own are let go, lest
+    /// connections wait in ours.
+    async fn sit_out(&mut self) {
+        let mut accept = self.keeper.accept();
+        while *accept.borrow_and_update() == Accept::Paused {
+            for pod in self.served.pods() {
+                if pod.others_listen().is_ok_and(|others| others) {
+                    for effect in self.side.surrender(&pod.uid) {
+                        self.carry_out_stop(effect);
+                    }
+                }
+            }
+            tokio::select! {
+                changed = accept.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(LOOK_FOR_OTHERS) => {}
+            }
+        }
+    }
+
+    fn carry_out_stop(&self, effect: ProxyEffect<Netns>) {
+        if let ProxyEffect::Stop {
+            uid,
+            generation,
+            reason,
+        } = effect
+        {
+            self.stop(&uid, generation, reason);
+        }
+    }
+
     /// Waits; pods that could not be started are tried again meanwhile.
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
@@ -203,6 +242,7 @@ impl Enrolment {
         tracing::info!(path = %self.path.display(), "connected to the node agent");
         let mut reply = self.react(ProxyEvent::Connected);
         let mut buffer = [0; MAX_RECORD];
+        let mut accept = self.keeper.accept();
         loop {
             for ack in reply.acks.drain(..) {
                 if let Err(error) = link.send(&encode_ack(&ack), None).await {
@@ -225,6 +265,9 @@ impl Enrolment {
                     Err(error) => return LinkError::Exchange(error),
                 },
                 () = sleep_until(tick) => ProxyEvent::Tick,
+                Ok(_) = accept.wait_for(|accept| *accept == Accept::Paused) => {
+                    return LinkError::Superseded;
+                }
             };
             reply = self.react(event);
         }
@@ -263,7 +306,11 @@ impl Enrolment {
                 }
             }
         }
-        self.ready.set(self.side.is_ready());
+        // A successor that took over needs nothing of this; and should it go, this one is ready again
+        // as soon as it is asked to be.
+        if *self.keeper.accept().borrow() != Accept::Paused {
+            self.ready.set(self.side.is_ready());
+        }
         let pending: BTreeMap<_, _> = self
             .side
             .pending()
@@ -320,6 +367,9 @@ impl Enrolment {
         // The certificate is wanted with the first connection; it need not wait for xDS.
         self.proxy.certificates.prefetch(&pod.identity);
         ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
+        if self.proxy.config.close_clear_connections {
+            ambit_rt::spawn("connections in clear", clear::close(pod.clone()));
+        }
         tracing::info!(pod = %pod.name, %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();
         self.served
@@ -345,6 +395,11 @@ impl Enrolment {
         self.proxy.metrics.proxies_stopped.inc();
         tracing::info!(pod = %pod.name, %uid, ?reason, "no longer serving the pod");
         match reason {
+            StopReason::Surrendered => {
+                pod.surrender();
+                let limit = self.proxy.config.unenrolled_drain;
+                ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+            }
             // Nothing can live in a namespace that was replaced.
             StopReason::Replaced => pod.stop_now(),
             // The pod may only have left the mesh: its connections go on until they end. If the pod

@@ -31,7 +31,7 @@ use crate::{
 const CERTIFICATES_WITHIN: Duration = Duration::from_secs(10);
 /// What of its time an old proxy keeps for draining: a quarter, at most this.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
-/// How often it looks whether it still serves any pod.
+/// How often it looks whether anybody still needs it.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Opens and closes the gate as the supervisor says.
@@ -98,6 +98,15 @@ impl Turn {
     }
 }
 
+/// Whether any pod would be left without a proxy. A successor of another make, or one that could not
+/// take the sockets over, has opened its own beside ours.
+fn needed(served: &Served) -> bool {
+    served.pods().iter().any(|pod| {
+        let others = pod.others_listen();
+        !others.is_ok_and(|others| others)
+    })
+}
+
 /// Waits until a successor takes the connections, nothing is served any more, or `limit`, less what
 /// the drain needs, has passed.
 pub(crate) async fn succeeded(keeper: &Keeper, served: &Served, limit: Duration) {
@@ -108,7 +117,7 @@ pub(crate) async fn succeeded(keeper: &Keeper, served: &Served, limit: Duration)
     let until = Instant::now() + limit.saturating_sub(reserve);
     let mut accept = keeper.accept();
     let idle = async {
-        while !served.is_empty() {
+        while needed(served) {
             sleep(LOOK).await;
         }
     };

@@ -94,7 +94,7 @@ async fn accept(
             tokio::select! {
                 biased;
                 _mode = drain.started() => {
-                    if !gate.is_open() {
+                    if !shard.pod.empties_queues() {
                         return;
                     }
                     last = true;

@@ -11,7 +11,6 @@ mod links;
 mod state;
 
 use std::{
-    ffi::OsStr,
     io::{self, Read as _},
     os::{
         fd::OwnedFd,
@@ -217,10 +216,9 @@ impl Process {
             self.event(Event::Tick);
         }
         let worker = self.worker.as_mut().map(|(_, link)| link);
-        for link in [worker, self.predecessor.as_mut(), self.successor.as_mut()] {
-            if let Some(link) = link {
-                link.flush();
-            }
+        let links = [worker, self.predecessor.as_mut(), self.successor.as_mut()];
+        for link in links.into_iter().flatten() {
+            link.flush();
         }
     }
 
@@ -329,8 +327,9 @@ fn ended(status: WaitStatus) -> Ended {
 fn start() -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();
+    let name = name.unwrap_or_else(|| "ambit-node-proxy".into());
     let child = Command::new("/proc/self/exe")
-        .arg0(name.as_deref().unwrap_or(OsStr::new("ambit-node-proxy")))
+        .arg0(name)
         .arg(WORKER_ARGUMENT)
         .stdin(Stdio::from(theirs))
         .process_group(0)

@@ -17,3 +17,4 @@ pub mod redirection;
 mod route;
 pub mod seqpacket;
 pub mod socket;
+pub mod tcp_sockets;

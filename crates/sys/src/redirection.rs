@@ -140,6 +140,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         if spec.mark_accepted_sockets {
             mark_accepted_sockets(true);
         }
+        move_openings(true);
         let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
@@ -216,6 +217,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
                 .map_err(|source| RedirectionError::Routing { family, source })?;
         }
         mark_accepted_sockets(false);
+        move_openings(false);
         Ok(())
     })
 }
@@ -271,11 +273,21 @@ fn family_enabled(family: Family) -> bool {
 /// A help, not a need (see [`RedirectionSpec::mark_accepted_sockets`]): where settings are read-only,
 /// as in many containers, things work without it.
 fn mark_accepted_sockets(on: bool) {
-    const SETTING: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
+    set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
+}
+
+/// Lets openings that wait for a listener which closes move to another one of the same port, that of
+/// a proxy's successor, instead of being refused; or no longer. A help too: proxies of ours hand the
+/// listeners themselves over.
+fn move_openings(on: bool) {
+    set("/proc/sys/net/ipv4/tcp_migrate_req", on);
+}
+
+fn set(setting: &str, on: bool) {
     let wanted = if on { "1" } else { "0" };
-    let stands = std::fs::read_to_string(SETTING).is_ok_and(|found| found.trim() == wanted);
-    if !stands && let Err(error) = std::fs::write(SETTING, wanted) {
-        tracing::debug!(%error, setting = SETTING, "cannot be set");
+    let stands = std::fs::read_to_string(setting).is_ok_and(|found| found.trim() == wanted);
+    if !stands && let Err(error) = std::fs::write(setting, wanted) {
+        tracing::debug!(%error, setting, "cannot be set");
     }
 }
 

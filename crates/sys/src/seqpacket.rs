@@ -84,16 +84,20 @@ impl SeqPacketListener {
     }
 }
 
+/// The socket listens before its file takes the place of one that is there: whoever connects finds
+/// one that listens, at every moment.
 fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    match fs::remove_file(path) {
+    let new = path.with_extension("new");
+    match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let socket = new_socket()?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    bind(&socket, &SocketAddrUnix::new(&new)?)?;
     listen(&socket, BACKLOG)?;
-    let inode = fs::metadata(path)?.ino();
+    let inode = fs::metadata(&new)?.ino();
     let path = path.to_owned();
+    fs::rename(&new, &path)?;
     Ok((socket, SocketFile { path, inode }))
 }
 

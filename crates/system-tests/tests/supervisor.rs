@@ -1,7 +1,14 @@
 //! The node proxy dies or is replaced while pods open connections all the time: none is refused.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 use std::{
-    io::ErrorKind,
+    io::{ErrorKind, Read, Write},
     net::SocketAddr,
     sync::{
         Mutex,
@@ -11,7 +18,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Conversation, LogSource, Mesh, Options, PAIR, Replacement, assert_only_tls, options, until,
+    Conversation, LogSource, Mesh, Options, PAIR, Place, Replacement, assert_only_tls, find,
+    options, until,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -161,4 +169,97 @@ fn a_rollout_refuses_and_breaks_nothing() {
 #[test]
 fn a_node_proxy_deleted_before_there_is_another_serves_on_until_there_is() {
     replaced(Replacement::OldFirst);
+}
+
+/// What a program of a pod sees that connects as it starts, in milliseconds.
+fn first_answer(mesh: &Mesh, name: &str) -> f64 {
+    mesh.until("the pod has had its answer", |status| {
+        find(status, name).is_some_and(|pod| pod.phase == "Succeeded")
+    });
+    let log = LogSource::Pod {
+        pod: name.to_owned(),
+        container: None,
+    };
+    let line: serde_json::Value =
+        serde_json::from_str(&mesh.client().log_text(log).unwrap()).unwrap();
+    assert_eq!(line["retries"], 0, "{line}");
+    line["first_answer_ms"].as_f64().unwrap()
+}
+
+#[test]
+fn a_new_pods_first_connection_is_not_held_up() {
+    let mesh = Mesh::up(PAIR);
+    let mut spent = Vec::new();
+    for number in 0..5 {
+        // A service account of its own: its certificate has never been asked for.
+        mesh.apply(
+            "new",
+            &format!(
+                "apiVersion: v1
+kind: Pod
+metadata: {{name: new-{number}, namespace: shop}}
+spec:
+  nodeName: node-1
+  serviceAccountName: new-{number}
+  restartPolicy: Never
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, first-connect, 'server.shop:9000']}}
+"
+            ),
+        );
+        spent.push(first_answer(&mesh, &format!("shop/new-{number}")));
+    }
+    println!("first answer of a new pod, ms: {spent:?}");
+    // Far above what it takes, far below what waiting for the control plane would.
+    assert!(spent.iter().all(|ms| *ms < 500.0), "{spent:?}");
+}
+
+/// What a node's proxy says of itself.
+fn proxy_dump(mesh: &Mesh, node: &str) -> serde_json::Value {
+    let admin = SocketAddr::from(([127, 0, 0, 1], 15000));
+    let place = Place::Node(node.to_owned());
+    let mut stream = mesh.client().dial(place, admin).unwrap();
+    stream
+        .write_all(b"GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
+
+#[test]
+fn connections_from_before_the_capture_are_listed_or_closed() {
+    for close in [false, true] {
+        let mut options = options();
+        let setting = ("AMBIT_CLOSE_CLEAR_CONNECTIONS".into(), close.to_string());
+        options.env.extend([setting]);
+        let mesh = Mesh::up_with(PAIR, options);
+        let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
+        let mut from_before = mesh.dial("legacy/client", server).unwrap();
+        from_before.say("in clear").unwrap();
+        mesh.label("legacy", "ambient");
+        mesh.until_captured("legacy/client", true);
+        if close {
+            from_before.until_closed();
+            continue;
+        }
+        from_before.say("still in clear").unwrap();
+        let list = || {
+            let dump = proxy_dump(&mesh, "node-1");
+            let state = dump["workloadState"].as_object().unwrap().clone();
+            let of = |pod: &serde_json::Value| pod["info"]["namespace"] == "legacy";
+            let pod = state.values().find(|pod| of(pod)).cloned();
+            pod.map_or(serde_json::Value::Null, |pod| pod["connections"].clone())
+        };
+        let clear = list()["clear"].clone();
+        assert_eq!(clear.as_array().map(Vec::len), Some(1), "{clear}");
+        assert_eq!(clear[0]["originalDst"], server.to_string());
+        // A new one is carried, and is not among them.
+        let mut carried = mesh.dial("legacy/client", server).unwrap();
+        carried.say("carried").unwrap();
+        let now = list();
+        assert_eq!(now["clear"], clear);
+        assert_eq!(now["outbound"].as_array().map(Vec::len), Some(1), "{now}");
+    }
 }

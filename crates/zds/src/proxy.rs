@@ -98,6 +98,8 @@ pub enum StopReason {
     NotInSnapshot,
     /// The pod has a new network namespace; nothing lives in the old one.
     Replaced,
+    /// Another proxy has listeners of its own for the pod.
+    Surrendered,
 }
 
 #[derive(Debug)]
@@ -172,6 +174,13 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             },
         );
         generation
+    }
+
+    /// Another proxy serves a pod in our place.
+    pub fn surrender(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
+        let mut effects = Vec::new();
+        self.stop(uid, StopReason::Surrendered, &mut effects);
+        effects
     }
 
     /// Whether the snapshot has arrived on the connection that stands and no pod is pending.

@@ -74,6 +74,10 @@ fn errors_name_the_variable() {
         let error = config(&[(name, value)]).unwrap_err().to_string();
         assert!(error.contains(name), "{name}: {error}");
     }
+    assert!(matches!(
+        config(&[("FAKE_CA", "true")]),
+        Err(ConfigError::FakeCa)
+    ));
     let both = [("LOCAL_XDS_PATH", "a"), ("LOCAL_XDS", "b")];
     assert!(matches!(config(&both), Err(ConfigError::Exclusive(..))));
 }

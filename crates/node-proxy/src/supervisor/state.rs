@@ -148,9 +148,9 @@ impl<F: Clone> Supervisor<F> {
                     self.start(now, &mut effects);
                 }
             }
-            Event::FromWorker(record, fd) => self.from_worker(record, fd, &mut effects),
+            Event::FromWorker(record, fd) => self.worker_says(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
-                self.from_predecessor(record, fd, now, &mut effects);
+                self.predecessor_says(record, fd, now, &mut effects);
             }
             Event::PredecessorGone => self.predecessor_gone(now, &mut effects),
             Event::Successor => {
@@ -209,12 +209,17 @@ impl<F: Clone> Supervisor<F> {
         }
     }
 
-    fn from_worker(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+    fn worker_says(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         if let Err(error) = self.held.apply(&record, fd) {
             effects.push(Effect::Odd(error.to_string()));
         }
         match record {
-            Record::Started => self.ever_started = true,
+            Record::Started => {
+                self.ever_started = true;
+                if self.ending {
+                    effects.push(Effect::Terminate);
+                }
+            }
             Record::Accepting => {
                 self.predecessor_accepts = false;
                 if self.predecessor {
@@ -225,7 +230,7 @@ impl<F: Clone> Supervisor<F> {
         }
     }
 
-    fn from_predecessor(
+    fn predecessor_says(
         &mut self,
         record: Record,
         fd: Option<F>,
@@ -268,8 +273,11 @@ impl<F: Clone> Supervisor<F> {
             return;
         };
         self.held.interrupted();
-        let wrong_configuration = !self.ever_started && matches!(ended, Ended::Code(_));
-        if self.ending || wrong_configuration || ended == Ended::Code(0) {
+        let by_itself = matches!(ended, Ended::Code(_));
+        let wrong_configuration = !self.ever_started && by_itself;
+        // Killed while nobody has followed, it would leave its pods without a proxy.
+        let done = self.ending && (by_itself || self.superseded);
+        if done || wrong_configuration || ended == Ended::Code(0) {
             effects.push(Effect::Exit(ended.code()));
             return;
         }

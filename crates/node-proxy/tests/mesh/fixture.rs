@@ -67,6 +67,12 @@ impl Node {
         self.proxy.state.apply(&mut vec![update]);
     }
 
+    pub(crate) fn tell_all(&self, workloads: impl IntoIterator<Item = Workload>) {
+        for workload in workloads {
+            self.tell(Update::Workload(Box::new(workload)));
+        }
+    }
+
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();

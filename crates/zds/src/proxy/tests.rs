@@ -131,6 +131,26 @@ fn refused(effects: &Effects) -> &str {
 }
 
 #[test]
+fn a_pod_surrendered_to_another_proxy_is_started_anew_when_it_is_added_again() {
+    let mut pair = Pair::with(&["a"]);
+    pair.event(ProxyEvent::Disconnected);
+    let effects = pair.proxy.surrender(&"a".into());
+    assert!(
+        matches!(
+            &effects[..],
+            [ProxyEffect::Stop {
+                reason: StopReason::Surrendered,
+                ..
+            }]
+        ),
+        "{effects:?}"
+    );
+    assert_eq!(pair.proxy.surrender(&"a".into()), []);
+    pair.event(ProxyEvent::Connected);
+    pair.add_started("a", 1);
+}
+
+#[test]
 fn pods_from_before_the_process_are_served_and_the_snapshot_decides() {
     let mut pair = Pair::new();
     for (netns, uid) in (1..).zip(["a", "b", "c"]) {

@@ -123,12 +123,26 @@ fn a_worker_that_ends_as_asked_ends_the_supervisor() {
     // Asked over the admin server.
     let mut world = World::serving(1);
     assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
-    // Killed while ending: nothing is left to be taken care of.
+    // Killed while ending, when a successor has taken over: nothing is left to be taken care of.
     let mut world = World::serving(1);
+    world.event(Event::Successor);
+    world.event(Event::FromSuccessor(Record::Accepting));
     world.event(Event::Terminate);
     assert_eq!(
         world.event(Event::Ended(Ended::Signal(9))),
         [Effect::Exit(137)]
+    );
+}
+
+#[test]
+fn killed_while_it_serves_on_for_want_of_a_successor_it_is_replaced_and_told_to_end_again() {
+    let mut world = World::serving(1);
+    world.event(Event::Terminate);
+    let effects = world.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(effects[1..], start(1, Accept::Now));
+    assert_eq!(
+        world.event(Event::FromWorker(Record::Started, None)),
+        [Effect::Terminate]
     );
 }
 

@@ -1,0 +1,134 @@
+//! Services of another network: a tunnel in a tunnel, through that network's gateway.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_hbone::{Settings, server, tls};
+use ambit_model::{Destination, GatewayAddress, Service};
+use ambit_testkit::{Pki, build};
+use http::HeaderMap;
+use tokio::{
+    io::{AsyncWriteExt, copy_bidirectional},
+    net::TcpStream,
+};
+
+use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+
+const WEB: &str = "web.ns.svc.cluster.local";
+const FAR: &str = "far";
+
+/// A gateway: it ends the outer tunnels, and passes what is in them on to the pod behind, which
+/// alone can read it.
+fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
+    let listener = pod.listen(15008);
+    let netns = pod.netns().clone();
+    ambit_rt::spawn("gateway", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (pki, netns) = (pki.clone(), netns.clone());
+            ambit_rt::spawn("gateway connection", async move {
+                let cert = pki.cert(&build::identity("ns", "gw"));
+                let config = cert.server_config().unwrap();
+                let stream = tls::accept(stream, config, LONG).await.unwrap();
+                let never = std::future::pending();
+                let serving = server::serve(stream, &Settings::default(), never, |incoming| {
+                    assert_eq!(incoming.target().unwrap().to_string(), format!("{WEB}:80"));
+                    let mut outer = incoming.accept(HeaderMap::new()).unwrap().into_io();
+                    let socket =
+                        ambit_sys::socket::outbound(Some(&netns), behind, &Default::default())
+                            .unwrap();
+                    ambit_rt::spawn("gateway tunnel", async move {
+                        let mut inner: TcpStream = socket.connect(behind).await.unwrap();
+                        let _ended = copy_bidirectional(&mut outer, &mut inner).await;
+                    });
+                });
+                let _ended = serving.await;
+            });
+        }
+    });
+}
+
+/// A client here, a server there, and the gateway between.
+async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
+    let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.pod("web", "10.9.0.2").await;
+    let gw = mesh.pod("gw", "10.9.0.3").await;
+    gateway(pki, &gw, SocketAddr::new(server.ip, 15008));
+    let endpoint = |mut workload: ambit_model::Workload| {
+        let service = format!("ns/{WEB}").parse().unwrap();
+        workload.services.insert(service, [(80, 8080)].into());
+        workload
+    };
+    let web = Service {
+        subject_alt_names: vec!["spiffe://cluster.local/ns/ns/sa/web".into()],
+        ..build::service("web", &["/10.96.0.9"], &[(80, 8080)])
+    };
+    // The client's node sees the gateway for what is behind it, the server's node the pod.
+    let here = &mesh.nodes[0];
+    here.tell_all([
+        build::workload("client", &["10.9.0.1"]),
+        ambit_model::Workload {
+            network: FAR.into(),
+            ..build::workload("gw", &["10.9.0.3"])
+        },
+        endpoint(ambit_model::Workload {
+            uid: "far/SplitHorizonWorkload/gw/ns/web".into(),
+            network: FAR.into(),
+            network_gateway: Some(GatewayAddress {
+                destination: Destination::Address(build::network_address("far/10.9.0.3")),
+                hbone_mtls_port: 15008,
+            }),
+            workload_ips: Vec::new(),
+            ..build::workload("far-web", &[])
+        }),
+    ]);
+    mesh.nodes[1].tell_all([endpoint(build::workload("web", &["10.9.0.2"]))]);
+    mesh.tell_service(web);
+    let (mut client, mut server) = (client, server);
+    mesh.capture(0, &mut client);
+    mesh.capture(1, &mut server);
+    server.echo(8080);
+    (mesh, client, server)
+}
+
+async fn talk(client: &PodHost) -> TcpStream {
+    let mut stream = client
+        .connect("10.96.0.9:80".parse().unwrap())
+        .await
+        .unwrap();
+    line(&mut stream).await.unwrap();
+    stream.write_all(b"hello\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "hello");
+    stream
+}
+
+#[tokio::test]
+async fn a_service_of_another_network_is_reached_through_its_gateway_under_the_clients_identity() {
+    let (mesh, client, _server) = scene(Arc::new(Pki::new())).await;
+    let _open = talk(&client).await;
+    ambit_testkit::until("the far proxy names the client", || {
+        let metrics = mesh.nodes[1].metrics();
+        metrics.contains("source_principal=\"spiffe://cluster.local/ns/ns/sa/client\"")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_tunnel_ends_when_the_certificate_of_its_far_end_is_revoked() {
+    let (pki, crls) = Pki::with_crls();
+    let pki = Arc::new(pki);
+    let (mesh, client, _server) = scene(pki.clone()).await;
+    let mut stream = talk(&client).await;
+    let identity = build::identity("ns", "web");
+    let in_use = mesh.nodes[1].proxy.certificates.get(&identity).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca-crl.pem");
+    std::fs::write(&path, pki.revoke(&[&in_use.unwrap()])).unwrap();
+    crls.load(&path).unwrap();
+    let left = rest(&mut stream).await;
+    assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
+    ambit_testkit::until("the metrics name the reason", || {
+        let metrics = mesh.nodes[0].metrics();
+        metrics.contains("response_flags=\"CERT_REVOKED\"")
+    })
+    .await;
+}

@@ -1,0 +1,192 @@
+//! The TCP sockets of a network namespace, whoever owns them, as the kernel's `sock_diag` tells.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use rustix::net::netlink::SOCK_DIAG;
+
+use crate::{
+    netlink::{self, Socket},
+    netns::Netns,
+};
+
+const BY_FAMILY: u16 = 20;
+const DESTROY: u16 = 21;
+const TCP: u8 = 6;
+const INET: u8 = 2;
+const INET6: u8 = 10;
+/// Both ports, both addresses, interface, cookie.
+const ID: usize = 48;
+/// Family, state, timer, retransmissions; the identity; five numbers.
+const HEAD: usize = 4 + ID + 20;
+const MARK: u16 = 15;
+/// A namespace with more is not looked at to its end.
+const MOST: usize = 100_000;
+
+/// Which sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Connections in use.
+    Established,
+    /// Those that take connections.
+    Listening,
+}
+
+impl State {
+    fn mask(self) -> u32 {
+        match self {
+            Self::Established => 1 << 1,
+            Self::Listening => 1 << 10,
+        }
+    }
+}
+
+/// One socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpSocket {
+    /// Its own end, canonical.
+    pub local: SocketAddr,
+    /// The other end, canonical.
+    pub remote: SocketAddr,
+    /// `SO_MARK`; 0 if it has none, or we may not know.
+    pub mark: u32,
+    /// The number by which its owner knows it.
+    pub inode: u64,
+    family: u8,
+    id: [u8; ID],
+}
+
+impl TcpSocket {
+    /// One that no kernel told of, for tests of what is made of them.
+    pub fn new(local: SocketAddr, remote: SocketAddr, mark: u32) -> Self {
+        Self {
+            local,
+            remote,
+            mark,
+            inode: 0,
+            family: INET,
+            id: [0; ID],
+        }
+    }
+}
+
+/// The sockets of `netns` in this state.
+///
+/// # Errors
+/// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
+pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
+    netns.run(|| {
+        let mut socket = Socket::open(Some(SOCK_DIAG))?;
+        let mut found = Vec::new();
+        for family in [INET, INET6] {
+            let request = request(family, state.mask(), &[0; ID]);
+            let dumped = socket.dump(BY_FAMILY, &[&request], |payload| {
+                if found.len() < MOST {
+                    found.extend(parse(payload));
+                }
+            });
+            match dumped {
+                // A kernel without IPv6 knows no such sockets.
+                Err(error) if family == INET6 && error.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
+        }
+        Ok(found)
+    })?
+}
+
+/// Breaks a connection: both ends see it reset.
+///
+/// # Errors
+/// When it is gone already, or the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
+pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
+    let state = State::Established.mask();
+    let request = request(connection.family, state, &connection.id);
+    netns.run(|| Socket::open(Some(SOCK_DIAG))?.request(DESTROY, 0, &[&request]))?
+}
+
+fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {
+    let mut bytes = vec![family, TCP, 0, 0];
+    bytes.extend_from_slice(&states.to_ne_bytes());
+    bytes.extend_from_slice(id);
+    bytes
+}
+
+fn parse(payload: &[u8]) -> Option<TcpSocket> {
+    let (head, attributes) = payload.split_at_checked(HEAD)?;
+    let family = *head.first()?;
+    let id: [u8; ID] = head.get(4..4 + ID)?.try_into().ok()?;
+    let port = |at: usize| -> Option<u16> {
+        Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?))
+    };
+    let ip = |at: usize| -> Option<IpAddr> {
+        let bytes: [u8; 16] = id.get(at..at + 16)?.try_into().ok()?;
+        let [a, b, c, d, ..] = bytes;
+        match family {
+            INET => Some(IpAddr::from([a, b, c, d])),
+            INET6 => Some(Ipv6Addr::from(bytes).to_canonical()),
+            _ => None,
+        }
+    };
+    let inode = netlink::u32_ne(head.get(HEAD - 4..)?)?;
+    Some(TcpSocket {
+        local: SocketAddr::new(ip(4)?, port(0)?),
+        remote: SocketAddr::new(ip(20)?, port(2)?),
+        mark: netlink::attr(attributes, MARK)
+            .and_then(netlink::u32_ne)
+            .unwrap_or(0),
+        inode: inode.into(),
+        family,
+        id,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        net::{TcpListener, TcpStream},
+        os::fd::AsFd,
+    };
+
+    use super::*;
+
+    fn inode(socket: impl AsFd) -> u64 {
+        rustix::fs::fstat(socket).unwrap().st_ino
+    }
+
+    #[test]
+    fn sockets_are_found_by_state_and_told_apart_by_inode() {
+        let here = Netns::current().unwrap();
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let at = listener.local_addr().unwrap();
+            let mut client = TcpStream::connect(at).unwrap();
+            let (_server, _) = listener.accept().unwrap();
+            let listening = tcp_sockets(&here, State::Listening).unwrap();
+            let ours: Vec<_> = listening.iter().filter(|s| s.local == at).collect();
+            assert_eq!(ours.len(), 1);
+            assert_eq!(ours[0].inode, inode(&listener));
+            let open = tcp_sockets(&here, State::Established).unwrap();
+            let ours = open.iter().find(|s| s.inode == inode(&client)).unwrap();
+            assert_eq!(
+                (ours.local, ours.remote),
+                (client.local_addr().unwrap(), at)
+            );
+            // Where the kernel can, the connection breaks.
+            match destroy(&here, ours) {
+                Ok(()) => assert!(client.read(&mut [0]).is_err()),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+            let _any = parse(&bytes);
+        }
+    }
+}

@@ -11,6 +11,8 @@ use crate::{
     inspect::{Inspect, LogLevel},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
+    pod::PodArgs,
+    status::StatusArgs,
     tool::Tool,
 };
 
@@ -36,6 +38,10 @@ pub(crate) enum Command {
     /// Take namespaces out of the mesh; open connections go on
     #[command(alias = "unenrol")]
     Unenroll(EnrolArgs),
+    /// How every node and the control plane are
+    Status(StatusArgs),
+    /// Whether a pod is in the mesh, and why
+    Pod(PodArgs),
     /// Workloads that a node proxy or control plane knows
     #[command(alias = "workload")]
     Workloads(Inspect),

@@ -19,8 +19,10 @@ mod install;
 mod lab;
 mod membership;
 mod output;
+mod pod;
 mod reach;
 mod source;
+mod status;
 mod tool;
 
 use std::{path::Path, process::ExitCode};
@@ -53,6 +55,8 @@ pub fn main() -> ExitCode {
         Command::Uninstall(args) => install::uninstall(&args).map(done),
         Command::Enroll(args) => enrol::run(&args, true).map(done),
         Command::Unenroll(args) => enrol::run(&args, false).map(done),
+        Command::Status(args) => status::run(&args).map(done),
+        Command::Pod(args) => pod::run(&args).map(done),
         Command::LabTool(tool) => return tool::run(&tool),
     };
     match result {

@@ -14,8 +14,6 @@ pub(crate) enum Part {
     Proxy(String),
     /// The node proxy that serves a pod: namespace, name.
     ProxyOf(String, String),
-    /// The node agent of a node.
-    Agent(String),
     /// A replica of the control plane.
     Control,
 }
@@ -80,7 +78,6 @@ async fn find(
 ) -> Result<(String, u16), CliError> {
     let ((labels, port), node) = match part {
         Part::Proxy(node) => (PROXY, Some(node.clone())),
-        Part::Agent(node) => (AGENT, Some(node.clone())),
         Part::Control => (CONTROL, None),
         Part::ProxyOf(namespace, name) => {
             let pod = pod(cluster, namespace, name).await?;

@@ -1,0 +1,400 @@
+//! `ambit pod`: whether a pod is in the mesh, and exactly why, from everybody who has a say: the
+//! labels, the node's agent, the node's proxy.
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    CliError,
+    cluster::{Target, wait},
+    enrol,
+    membership::{Captured, Wanted, captured, text},
+    output::{self, Format},
+    reach::{self, AGENT, PROXY, best},
+    status,
+};
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PodArgs {
+    /// The pod: a name, the beginning of one, or namespace/name
+    name: String,
+    /// Its namespace
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
+    #[command(flatten)]
+    target: Target,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// What everybody says.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    /// `namespace/name`.
+    pod: String,
+    node: String,
+    verdict: Verdict,
+    /// What follows from labels and settings.
+    wanted: Wanted,
+    /// What the agent wrote on the pod.
+    annotation: Captured,
+    /// What the node's agent answers.
+    agent: Result<Value, String>,
+    /// What the node's proxy answers.
+    proxy: Result<Proxy, String>,
+}
+
+/// The pod as its node's proxy has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Proxy {
+    /// It listens in the pod.
+    serves: bool,
+    /// Connections it carries for the pod.
+    connections: usize,
+    /// State of the certificate of the pod's identity, if there is one.
+    certificate: Option<String>,
+    /// How others reach the pod, as the control plane tells: `HBONE` or `TCP`; none if the control
+    /// plane has not told of it.
+    protocol: Option<String>,
+}
+
+/// Where the pod stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Verdict {
+    /// In the mesh, and everybody agrees.
+    In,
+    /// It should be in the mesh, and is not.
+    NotYet,
+    /// In the mesh, but it should not be any longer.
+    Leaving,
+    /// Outside, as it should be.
+    Out,
+    /// Not everybody agrees, or somebody does not answer.
+    Unclear,
+}
+
+/// Shows it.
+pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
+    let (namespace, name) = match args.name.split_once('/') {
+        Some((namespace, name)) => (namespace, name),
+        None => (args.namespace.as_str(), args.name.as_str()),
+    };
+    let report = wait(async {
+        let cluster = args.target.cluster().await?;
+        let mesh = &args.target.mesh_namespace;
+        let rules = enrol::rules(&cluster, mesh).await?;
+        let namespace = enrol::namespace(&cluster, namespace).await?;
+        let pod = reach::pod(&cluster, text(&namespace, "/metadata/name"), name).await?;
+        let node = text(&pod, "/spec/nodeName").to_owned();
+        let full = format!(
+            "{}/{}",
+            text(&pod, "/metadata/namespace"),
+            text(&pod, "/metadata/name")
+        );
+        let agents = reach::pods(&cluster, mesh, AGENT.0).await?;
+        let agent = match best(&agents, Some(&node)) {
+            Some(agent) => {
+                let path = format!("/v1/pods/{full}");
+                status::ask(&cluster, agent.clone(), AGENT.1, &path)
+                    .await
+                    .answer
+            }
+            None => Err("no agent runs on its node".to_owned()),
+        };
+        let proxies = reach::pods(&cluster, mesh, PROXY.0).await?;
+        let proxy = match best(&proxies, Some(&node)) {
+            Some(proxy) => {
+                let dump = status::ask(&cluster, proxy.clone(), PROXY.1, "/config_dump").await;
+                dump.answer.map(|dump| proxy_of(&dump, &pod))
+            }
+            None => Err("no node proxy runs on its node".to_owned()),
+        };
+        let wanted = rules.wanted(&pod, &namespace);
+        let annotation = captured(&pod);
+        Ok(Report {
+            verdict: verdict(&wanted, annotation, &agent, &proxy),
+            pod: full,
+            node,
+            wanted,
+            annotation,
+            agent,
+            proxy,
+        })
+    })?;
+    output::print(args.output, &report, || words(&report))
+}
+
+fn proxy_of(dump: &Value, pod: &Value) -> Proxy {
+    let (namespace, name) = (
+        text(pod, "/metadata/namespace"),
+        text(pod, "/metadata/name"),
+    );
+    let uid = text(pod, "/metadata/uid");
+    let state = dump.get("workloadState").and_then(|states| states.get(uid));
+    let connections = state
+        .and_then(|state| state.get("connections"))
+        .and_then(Value::as_object);
+    let lists = connections
+        .into_iter()
+        .flatten()
+        .filter_map(|(_, list)| list.as_array());
+    let account = match text(pod, "/spec/serviceAccountName") {
+        "" => "default",
+        account => account,
+    };
+    let identity = format!("/ns/{namespace}/sa/{account}");
+    let list = |key: &str| {
+        dump.get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    let certificate =
+        list("certificates").find(|entry| text(entry, "/identity").ends_with(&identity));
+    let workload = list("workloads").find(|workload| {
+        text(workload, "/namespace") == namespace && text(workload, "/name") == name
+    });
+    Proxy {
+        serves: state.is_some_and(|state| text(state, "/state") != "Pending"),
+        connections: lists.map(Vec::len).sum(),
+        certificate: certificate.map(|entry| text(entry, "/state").to_owned()),
+        protocol: workload.map(|workload| match text(workload, "/protocol") {
+            "" => "TCP".to_owned(),
+            protocol => protocol.to_owned(),
+        }),
+    }
+}
+
+fn verdict(
+    wanted: &Wanted,
+    annotation: Captured,
+    agent: &Result<Value, String>,
+    proxy: &Result<Proxy, String>,
+) -> Verdict {
+    let (Ok(agent), Ok(proxy)) = (agent, proxy) else {
+        return match wanted {
+            Wanted::Out(_) if annotation == Captured::No => Verdict::Out,
+            _ => Verdict::Unclear,
+        };
+    };
+    let belongs = match wanted {
+        Wanted::In(_) => true,
+        Wanted::Out(_) => false,
+        Wanted::Unknown => agent.get("wanted") == Some(&Value::Bool(true)),
+    };
+    let is = text(agent, "/state") == "captured";
+    match (belongs, is) {
+        (true, true) if proxy.serves && annotation == Captured::Yes => Verdict::In,
+        (true, true) => Verdict::Unclear,
+        (true, false) => Verdict::NotYet,
+        (false, true) => Verdict::Leaving,
+        (false, false) if proxy.serves || annotation != Captured::No => Verdict::Leaving,
+        (false, false) => Verdict::Out,
+    }
+}
+
+fn words(report: &Report) -> String {
+    let verdict = match report.verdict {
+        Verdict::In => "is in the mesh",
+        Verdict::NotYet => "should be in the mesh and is NOT (yet)",
+        Verdict::Leaving => "is leaving the mesh",
+        Verdict::Out => "is outside the mesh",
+        Verdict::Unclear => "is in doubt: not everybody agrees",
+    };
+    let mut lines = vec![format!("{} on {} {verdict}", report.pod, report.node)];
+    lines.push(match &report.wanted {
+        Wanted::In(why) => format!("  by its labels: in, because {why}"),
+        Wanted::Out(why) => format!("  by its labels: out, because {why}"),
+        Wanted::Unknown => {
+            "  by its labels: decided by cni.ambient.enablementSelectors, see the agent".to_owned()
+        }
+    });
+    let annotation = match report.annotation {
+        Captured::Yes => "enabled",
+        Captured::Pending => "pending",
+        Captured::No => "none",
+    };
+    lines.push(format!(
+        "  annotation ambient.istio.io/redirection: {annotation}"
+    ));
+    match &report.agent {
+        Err(error) => lines.push(format!("  agent: {error}")),
+        Ok(agent) => {
+            lines.push(format!(
+                "  agent: {}: {}",
+                text(agent, "/state"),
+                text(agent, "/why")
+            ));
+            if let Some(error) = agent.get("error").and_then(Value::as_str) {
+                lines.push(format!("    the last step failed: {error}"));
+            }
+            let says = |key: &str| agent.get(key).and_then(Value::as_bool) == Some(true);
+            let yes = |is: bool| if is { "yes" } else { "no" };
+            lines.push(format!(
+                "    listeners acknowledged: {}, redirection seen in the kernel: {}, repaired {} times",
+                yes(says("listeners")),
+                yes(says("redirected")),
+                agent.get("drifts").and_then(Value::as_i64).unwrap_or(0)
+            ));
+        }
+    }
+    match &report.proxy {
+        Err(error) => lines.push(format!("  node proxy: {error}")),
+        Ok(proxy) => {
+            let serves = if proxy.serves {
+                "serves it"
+            } else {
+                "does not serve it"
+            };
+            lines.push(format!(
+                "  node proxy: {serves}, {} connections",
+                proxy.connections
+            ));
+            lines.push(format!(
+                "    certificate: {}; others reach it by: {}",
+                proxy.certificate.as_deref().unwrap_or("none asked for yet"),
+                proxy
+                    .protocol
+                    .as_deref()
+                    .unwrap_or("not heard of from the control plane")
+            ));
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn proxy(serves: bool) -> Result<Proxy, String> {
+        Ok(Proxy {
+            serves,
+            connections: 0,
+            certificate: None,
+            protocol: None,
+        })
+    }
+
+    #[test]
+    fn a_pod_is_in_the_mesh_only_if_all_agree() {
+        let wanted = || Wanted::In(String::new());
+        let out = || Wanted::Out(String::new());
+        let agent = |state: &str| Ok(json!({"state": state, "wanted": true}));
+        for (wanted, annotation, agent, proxy, expected) in [
+            (
+                wanted(),
+                Captured::Yes,
+                agent("captured"),
+                proxy(true),
+                Verdict::In,
+            ),
+            (
+                wanted(),
+                Captured::No,
+                agent("captured"),
+                proxy(true),
+                Verdict::Unclear,
+            ),
+            (
+                wanted(),
+                Captured::Yes,
+                agent("captured"),
+                proxy(false),
+                Verdict::Unclear,
+            ),
+            (
+                wanted(),
+                Captured::Pending,
+                agent("failing"),
+                proxy(false),
+                Verdict::NotYet,
+            ),
+            (
+                wanted(),
+                Captured::Yes,
+                Err("away".into()),
+                proxy(true),
+                Verdict::Unclear,
+            ),
+            (
+                out(),
+                Captured::No,
+                agent("outside"),
+                proxy(false),
+                Verdict::Out,
+            ),
+            (
+                out(),
+                Captured::Yes,
+                agent("leaving"),
+                proxy(true),
+                Verdict::Leaving,
+            ),
+            (
+                out(),
+                Captured::No,
+                Err("away".into()),
+                proxy(false),
+                Verdict::Out,
+            ),
+            (
+                Wanted::Unknown,
+                Captured::Yes,
+                agent("captured"),
+                proxy(true),
+                Verdict::In,
+            ),
+        ] {
+            assert_eq!(
+                verdict(&wanted, annotation, &agent, &proxy),
+                expected,
+                "{wanted:?} {agent:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_proxys_dump_tells_of_the_pod() {
+        let pod = json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
+                         "spec": {"serviceAccountName": "s"}});
+        let dump = json!({
+            "workloadState": {"u": {"state": "Up", "connections": {"inbound": [1, 2], "outbound": [3]}}},
+            "certificates": [{"identity": "spiffe://td/ns/a/sa/s", "state": "Available"}],
+            "workloads": [{"namespace": "a", "name": "b", "protocol": "HBONE"}],
+        });
+        let expected = Proxy {
+            serves: true,
+            connections: 3,
+            certificate: Some("Available".into()),
+            protocol: Some("HBONE".into()),
+        };
+        assert_eq!(proxy_of(&dump, &pod), expected);
+        assert!(!proxy_of(&json!({}), &pod).serves);
+    }
+
+    #[test]
+    fn the_report_in_words() {
+        let report = Report {
+            pod: "a/b".into(),
+            node: "n1".into(),
+            verdict: Verdict::NotYet,
+            wanted: Wanted::In("its namespace has istio.io/dataplane-mode=ambient".into()),
+            annotation: Captured::Pending,
+            agent: Ok(
+                json!({"state": "failing", "why": "a step failed", "error": "no nft",
+                             "listeners": true, "redirected": false, "drifts": 1}),
+            ),
+            proxy: proxy(true),
+        };
+        insta::assert_snapshot!(words(&report));
+    }
+}

@@ -1,0 +1,103 @@
+//! Answers of a mesh, well and ill.
+
+use serde_json::json;
+
+use super::*;
+
+fn pod(name: &str, node: &str, ready: bool) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "istio-system",
+                     "labels": {"app.kubernetes.io/version": "0.1.0"}},
+        "spec": {"nodeName": node},
+        "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
+                   "containerStatuses": [{"restartCount": 1}]},
+    })
+}
+
+fn answered(name: &str, node: &str, answer: Value) -> Answered {
+    Answered {
+        pod: pod(name, node, true),
+        answer: Ok(answer),
+    }
+}
+
+fn healthy() -> Gathered {
+    Gathered {
+        nodes: vec!["n1".to_owned()],
+        agents: vec![answered(
+            "agent",
+            "n1",
+            json!({
+                "version": "0.1.0", "wanted": 2, "captured": 2, "proxies": 1,
+                "pods": [{"namespace": "a", "name": "b", "state": "captured",
+                          "annotation": "enabled", "annotationSeen": "enabled", "drifts": 0}],
+            }),
+        )],
+        proxies: vec![answered(
+            "ztunnel-1",
+            "n1",
+            json!({
+                "version": {"version": "0.1.0"},
+                "certificates": [
+                    {"identity": "x", "state": "Available",
+                     "certChain": [{"expirationTime": "2026-02-02T00:00:00Z"}]},
+                    {"identity": "y", "state": "Available",
+                     "certChain": [{"expirationTime": "2026-02-01T00:00:00Z"}]},
+                ],
+            }),
+        )],
+        controls: vec![answered(
+            "control",
+            "n1",
+            json!({"clients": [
+                {"proxy": "ztunnel-1.istio-system", "subscriptions": {
+                    "a": {"state": "SYNCED"}, "b": {"state": "SYNCED"}}},
+            ]}),
+        )],
+    }
+}
+
+#[test]
+fn a_mesh_in_order_has_no_problems() {
+    let report = report(&healthy());
+    assert_eq!(report.problems, Vec::<String>::new());
+    insta::assert_snapshot!(words(&report));
+}
+
+#[test]
+fn whatever_is_wrong_is_told_with_its_node() {
+    let mut gathered = healthy();
+    gathered.nodes.push("n2".to_owned());
+    gathered.agents[0].answer = Ok(json!({
+        "version": "0.1.0", "wanted": 3, "captured": 0, "proxies": 0, "sourceTrouble": "timeout",
+        "pods": [
+            {"namespace": "a", "name": "b", "state": "failing", "error": "no nft", "drifts": 0,
+             "annotation": "pending", "annotationSeen": "enabled"},
+            {"namespace": "a", "name": "c", "state": "captured", "drifts": 2,
+             "annotation": "enabled", "annotationSeen": "enabled"},
+            {"namespace": "a", "name": "d", "state": "no-namespace", "why": "not found yet", "drifts": 0},
+        ],
+    }));
+    gathered.proxies[0].answer = Ok(json!({
+        "certificates": [{"identity": "x", "state": "Initializing"}],
+    }));
+    gathered.controls[0].answer = Err("connection refused".to_owned());
+    gathered.controls[0].pod = pod("control", "n1", false);
+    let report = report(&gathered);
+    insta::assert_snapshot!(words(&report));
+}
+
+#[test]
+fn the_worst_subscription_tells_the_state() {
+    let state = |states: &[&str]| {
+        let all = states
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (i.to_string(), json!({"state": s})));
+        xds(&json!({"subscriptions": all.collect::<serde_json::Map<_, _>>()}))
+    };
+    assert_eq!(state(&["SYNCED", "STALE"]), "STALE");
+    assert_eq!(state(&["STALE", "ERROR", "SYNCED"]), "ERROR");
+    assert_eq!(state(&["SYNCED"]), "SYNCED");
+    assert_eq!(state(&[]), "nothing asked for");
+}

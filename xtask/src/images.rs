@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{cluster, plugin, setup, shell};
+use crate::{cluster, plugin, setup, shell, static_binary};
 
-/// What goes into images.
+/// What goes into images beside the plugin.
 const PACKAGES: [&str; 4] = [
     "ambit-agent",
     "ambit-node-proxy",
@@ -73,6 +73,9 @@ fn make(wanted: &Wanted) -> Result<Vec<PathBuf>> {
         "debug"
     };
     shell::run("build the binaries", &mut cargo)?;
+    if wanted.release {
+        static_binary::build("ambit-node-proxy", None)?;
+    }
     let output = cluster::command()?
         .arg("images")
         .arg("--bin")

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{fuzz, plugin, proto, setup, shell, tidy};
+use crate::{fuzz, images, plugin, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of one crate.
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
@@ -10,6 +10,9 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     if let Some(name) = crate_name {
         let package = format!("ambit-{}", name.trim_start_matches("ambit-"));
         build_binaries()?;
+        if package == "ambit-cluster-tests" {
+            images::for_cluster()?;
+        }
         return shell::run(
             &package,
             &mut shell::cargo(&["test", "--package", &package]),
@@ -22,6 +25,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
+    images::for_cluster()?;
     shell::run(
         "tests",
         &mut shell::cargo(&["test", "--workspace", "--no-fail-fast"]),

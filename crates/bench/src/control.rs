@@ -17,7 +17,7 @@ use ambit_testkit::ApiServer;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::report::{Better, Line};
+use crate::report::Line;
 use board::Board;
 use plane::Plane;
 use population::{PODS, POLICIES, SLICES, Size};
@@ -244,15 +244,7 @@ impl Bench {
     }
 
     fn line(&mut self, what: &str, unit: &'static str, mesh: f64) {
-        eprintln!("  {what}: {mesh:.3} {unit}");
-        self.lines.push(Line {
-            what: what.into(),
-            unit,
-            bare: None,
-            mesh,
-            existing: None,
-            better: Better::Lower,
-        });
+        self.lines.push(Line::alone(what, unit, mesh, None));
     }
 }
 

@@ -12,22 +12,9 @@ use anyhow::{Context, Result};
 
 use crate::{
     process,
-    report::{Better, Line},
+    report::Line,
     rig::{Rig, settled},
 };
-
-/// A line without a counterpart.
-fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Line {
-    eprintln!("  {what}: {mesh:.2} {unit}");
-    Line {
-        what: what.into(),
-        unit,
-        bare: None,
-        mesh,
-        existing,
-        better: Better::Lower,
-    }
-}
 
 fn namespace(name: &str, mode: &str) -> String {
     format!(
@@ -65,9 +52,14 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
         let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
         let idle = resident("proxy")?;
-        lines.push(alone("node proxy idle", "MB", idle, Some(22.0)));
-        lines.push(alone("agent idle", "MB", resident("agent")?, Some(78.0)));
-        lines.push(alone(
+        lines.push(Line::alone("node proxy idle", "MB", idle, Some(22.0)));
+        lines.push(Line::alone(
+            "agent idle",
+            "MB",
+            resident("agent")?,
+            Some(78.0),
+        ));
+        lines.push(Line::alone(
             "control plane idle",
             "MB",
             resident("control")?,
@@ -95,7 +87,7 @@ fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
         open.push(stream);
     }
     let after = settled(|| process::resident_mb(rig.pid("proxy")?))?;
-    lines.push(alone(
+    lines.push(Line::alone(
         "node proxy, 4,000 open connections, added",
         "MB",
         after - before,
@@ -119,14 +111,19 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
     })?;
     let enrolled = start.elapsed();
     let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
-    lines.push(alone(
+    lines.push(Line::alone(
         "node proxy, 100 pods",
         "MB",
         resident("proxy")?,
         Some(24.0),
     ));
-    lines.push(alone("agent, 100 pods", "MB", resident("agent")?, None));
-    lines.push(alone(
+    lines.push(Line::alone(
+        "agent, 100 pods",
+        "MB",
+        resident("agent")?,
+        None,
+    ));
+    lines.push(Line::alone(
         "enrolling 100 running pods, label to last captured",
         "ms",
         enrolled.as_secs_f64() * 1e3,
@@ -147,7 +144,7 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
     }
     let (sum_after, count_after) = rig.agent_histogram("ambit_agent_enrolment_seconds")?;
     let mean = (sum_after - sum) / (count_after - count).max(1.0);
-    lines.push(alone(
+    lines.push(Line::alone(
         "enrolling one new pod (the plugin's wait)",
         "ms",
         mean * 1e3,
@@ -163,7 +160,7 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
         anyhow::ensure!(output.status.success(), "ambit-cni VERSION failed");
     }
     let each = start.elapsed().as_secs_f64() * 1e3 / f64::from(runs);
-    lines.push(alone(
+    lines.push(Line::alone(
         "running the CNI plugin (exec to exit)",
         "ms",
         each,
@@ -214,20 +211,20 @@ spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: 
     let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
     let control = resident("control")?;
     let proxy = resident("proxy")?;
-    lines.push(alone(
+    lines.push(Line::alone(
         "node proxy, 50,000 workloads, added",
         "MB",
         proxy - idle,
         Some(47.0),
     ));
-    lines.push(alone(
+    lines.push(Line::alone(
         "control plane, 50,000 workloads",
         "MB",
         control,
         None,
     ));
     let peak = process::peak_mb(rig.pid("proxy")?)?;
-    lines.push(alone(
+    lines.push(Line::alone(
         "node proxy, peak while they load",
         "MB",
         peak,

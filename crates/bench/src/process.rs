@@ -46,6 +46,40 @@ fn memory_mb(pid: u32, field: &str) -> Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
+/// What the kernel's summary of a process's mappings says, in megabytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Memory {
+    pub(crate) resident: f64,
+    /// Shared pages divided among those who share them.
+    pub(crate) proportional: f64,
+    pub(crate) private_dirty: f64,
+}
+
+impl Memory {
+    /// Reads `/proc/PID/smaps_rollup`; what is not there is nothing.
+    pub(crate) fn from_rollup(text: &str) -> Self {
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.split_ascii_whitespace().next())
+                .and_then(|kib| kib.parse::<f64>().ok())
+                .map_or(0.0, |kib| kib * 1024.0 / 1e6)
+        };
+        Self {
+            resident: field("Rss:"),
+            proportional: field("Pss:"),
+            private_dirty: field("Private_Dirty:"),
+        }
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            resident: self.resident + other.resident,
+            proportional: self.proportional + other.proportional,
+            private_dirty: self.private_dirty + other.private_dirty,
+        }
+    }
+}
+
 /// The process that has this id in its innermost process namespace, and this (shortened) name.
 pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();

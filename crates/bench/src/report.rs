@@ -22,6 +22,33 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    /// A figure without a counterpart; smaller is better.
+    pub(crate) fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Self {
+        eprintln!("  {what}: {mesh:.3} {unit}");
+        Self {
+            what: what.into(),
+            unit,
+            bare: None,
+            mesh,
+            existing,
+            better: Better::Lower,
+        }
+    }
+
+    /// A figure with that of a cluster without the mesh; smaller is better, and `existing` is a ratio.
+    pub(crate) fn compared_with(
+        what: &str,
+        unit: &'static str,
+        bare: f64,
+        mesh: f64,
+        existing: f64,
+    ) -> Self {
+        Self {
+            bare: Some(bare),
+            ..Self::alone(what, unit, mesh, Some(existing))
+        }
+    }
+
     /// What is compared with the existing system: the ratio, or the value itself.
     fn compared(&self) -> f64 {
         self.bare.map_or(self.mesh, |bare| self.mesh / bare)

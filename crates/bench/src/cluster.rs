@@ -1,0 +1,117 @@
+//! The mesh on a real Kubernetes: every scenario that was measured of the existing system, in the same
+//! way, side by side. `cargo xtask bench cluster [SCENARIO]`.
+
+mod boot;
+mod enrolling;
+mod faults;
+mod load;
+mod memory;
+mod policies;
+mod rig;
+mod starts;
+mod stats;
+mod table;
+mod wire;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::report::Line;
+use rig::Rig;
+use table::Row;
+pub(crate) use table::print;
+
+/// What `ambit install` is given so that it takes the images made here.
+const VALUES: &str =
+    "--set global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
+
+/// Scenarios by name, in the order they are measured in.
+const SCENARIOS: &[&str] = &[
+    "start",
+    "label",
+    "first",
+    "deny",
+    "policy",
+    "killed",
+    "container",
+    "rollout",
+    "others",
+    "loop",
+    "boot",
+    "memory",
+    "enrol",
+];
+
+/// Measures all scenarios, or one. `archives` are the images.
+pub(crate) fn run(only: Option<&str>, archives: &[PathBuf]) -> Result<(Vec<Row>, Vec<Line>)> {
+    ensure!(
+        only.is_none_or(|only| SCENARIOS.contains(&only)),
+        "there is {}",
+        SCENARIOS.join(", ")
+    );
+    ambit_rt::current_thread()?.block_on(async {
+        let rig = Rig::up(archives).await?;
+        let measured = measure(&rig, only).await;
+        rig.down()?;
+        measured
+    })
+}
+
+async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)> {
+    let wanted = |name: &str| only.is_none_or(|only| only == name);
+    let (mut rows, mut lines) = (Vec::new(), Vec::new());
+    let without = if wanted("start") {
+        rig.ambit("uninstall --unlabel --delete-namespace").ok();
+        Some(starts::measure(rig, false).await?)
+    } else {
+        None
+    };
+    rig.ambit(&format!("install {VALUES}"))?;
+    if let Some(without) = without {
+        let outside = starts::measure(rig, false).await?;
+        let inside = starts::measure(rig, true).await?;
+        let (row, more) = starts::compare(&without, &outside, &inside);
+        rows.push(row);
+        lines.extend(more);
+    }
+    if wanted("memory") {
+        let (row, more) = memory::idle(rig).await?;
+        rows.push(row);
+        lines.extend(more);
+    }
+    if wanted("label") {
+        rows.push(enrolling::label(rig).await?);
+    }
+    if wanted("first") {
+        rows.push(enrolling::first_connection(rig).await?);
+    }
+    if wanted("deny") {
+        rows.push(policies::deny(rig).await?);
+    }
+    if wanted("killed") {
+        rows.push(faults::proxy_killed(rig).await?);
+    }
+    if wanted("container") {
+        rows.push(faults::proxy_container_killed(rig).await?);
+    }
+    if wanted("rollout") {
+        rows.push(faults::rollout(rig).await?);
+    }
+    if wanted("others") {
+        rows.push(faults::others_replaced(rig).await?);
+    }
+    if wanted("loop") {
+        rows.push(faults::agent_crash_looping(rig).await?);
+    }
+    if wanted("boot") {
+        rows.push(boot::rewritten(rig).await?);
+    }
+    if wanted("policy") {
+        lines.extend(policies::last_node(rig).await?);
+    }
+    if wanted("enrol") {
+        lines.extend(enrolling::enrolment(rig).await?);
+    }
+    Ok((rows, lines))
+}

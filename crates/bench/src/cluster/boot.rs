@@ -1,0 +1,88 @@
+//! A node loses power and comes back, its primary CNI writing its configuration anew.
+
+use std::time::Duration;
+
+use ambit_cluster::{Boot, objects};
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{
+    rig::{PodPlan, Program, Rig, pause, unix, words},
+    stats::Sample,
+    table::Row,
+};
+
+const CLIENTS: usize = 3;
+
+/// Clients on node 2 that connect as soon as they run, again and again; the server is on node 1.
+pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
+    rig.namespace("bench-boot", true).await?;
+    let server = rig.server("bench-boot", "server", 1).await?;
+    for number in 0..CLIENTS {
+        let name = format!("client-{number}");
+        let load = format!(
+            "load --http http://{server}:8080/ --rate-keepalive 0 --rate-new 50 --workers 1 --progress"
+        );
+        let plan = PodPlan {
+            namespace: "bench-boot",
+            name: &name,
+            node: 2,
+            tool: words(&load),
+        };
+        rig.create_restarting(&plan).await?;
+        rig.line("bench-boot", &name, "\"running\"").await?;
+    }
+    let wire = rig.wire(1, "tcp and dst port 8080")?;
+    rig.node(2).kill()?;
+    pause(3.0).await;
+    let booted = unix();
+    rig.node(2).start(Boot::CniRewritten)?;
+    let patience = Duration::from_secs(120);
+    let agent = objects::until("the agent of n2", patience, async || {
+        objects::unless(!rig.pids(2, Program::Agent)?.is_empty(), "it does not run")?;
+        Ok(unix())
+    })
+    .await?;
+    let mut starts = Sample::default();
+    for number in 0..CLIENTS {
+        let name = format!("client-{number}");
+        let began = objects::until(&format!("{name} is back"), patience, async || {
+            let log = rig.log("bench-boot", &name).await?;
+            let began = begun(&log).filter(|began| *began > booted);
+            let began = began.context("still the old container")?;
+            objects::unless(log.contains("\"running\""), "no answer yet")?;
+            Ok(began)
+        })
+        .await?;
+        starts.add(began - agent);
+    }
+    pause(10.0).await;
+    let clear = wire
+        .packets()
+        .iter()
+        .filter(|packet| packet.unix > booted)
+        .count();
+    rig.remove_namespace("bench-boot").await?;
+    Ok(Row {
+        scenario: "node boots, primary CNI rewrote its configuration",
+        existing: "plaintext for good (1,041-1,333 openings a pod)",
+        wanted: "0 packets in clear, pods start within 5 s of the agent",
+        measured: format!(
+            "{clear} packets in clear; agent {:.1} s after the boot, pods {:.1} s after the agent, worst {:.1}",
+            agent - booted,
+            starts.median(),
+            starts.worst(),
+        ),
+        times_better: None,
+        reached: clear == 0 && starts.worst() < 5.0,
+    }
+    .tell())
+}
+
+fn begun(log: &str) -> Option<f64> {
+    let line = log.lines().find(|line| line.contains("\"begun\""))?;
+    serde_json::from_str::<Value>(line)
+        .ok()?
+        .get("unix")?
+        .as_f64()
+}

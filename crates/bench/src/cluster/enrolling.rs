@@ -1,0 +1,198 @@
+//! Pods come in and out while they are at work, and new ones make their first connection.
+
+use anyhow::{Context, Result};
+use futures_util::{StreamExt as _, TryStreamExt as _, future::try_join_all};
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use serde_json::Value;
+
+use super::{
+    load::Load,
+    rig::{PodPlan, Rig, is_captured, pause, timed, unix, words},
+    stats::Sample,
+    table::Row,
+};
+use crate::report::Line;
+
+/// A running namespace is labelled under load, and unlabelled.
+pub(super) async fn label(rig: &Rig) -> Result<Row> {
+    rig.namespace("bench-label", false).await?;
+    let server = rig.server("bench-label", "server", 2).await?;
+    // Openings in clear, and data of connections that stay in clear.
+    let wire = rig.wire(
+        1,
+        "tcp and (dst port 8080 or dst port 9090 or dst port 15008)",
+    )?;
+    let load = Load::begin(rig, "bench-label", "load", &server, 36, "").await?;
+    pause(2.0).await;
+    let labelled = rig.label("bench-label", true).await?;
+    rig.captured("bench-label", true).await?;
+    let enrolled = unix();
+    pause(10.0).await;
+    let unlabelled = rig.label("bench-label", false).await?;
+    rig.captured("bench-label", false).await?;
+    pause(8.0).await;
+    let report = load.end().await?;
+    let packets = wire.packets();
+    let opened_in_clear = packets
+        .iter()
+        .filter(|packet| packet.port != 15008 && packet.bytes == 0)
+        .filter(|packet| packet.unix > enrolled && packet.unix < unlabelled)
+        .map(|packet| packet.from.as_str())
+        .collect::<std::collections::BTreeSet<_>>();
+    // Connections of before also acknowledge without data: they are known by having been there.
+    let before = packets
+        .iter()
+        .filter(|packet| packet.port != 15008 && packet.unix < enrolled)
+        .map(|packet| packet.from.as_str())
+        .collect::<std::collections::BTreeSet<_>>();
+    let opened_in_clear = opened_in_clear.difference(&before).count();
+    let failed = report.failed(labelled, f64::MAX);
+    let broken = report.broken(labelled, f64::MAX);
+    rig.remove_namespace("bench-label").await?;
+    Ok(Row {
+        scenario: "label, then unlabel, a running namespace under load",
+        existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in clear",
+        wanted: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
+        measured: format!(
+            "label: {}; unlabel: {}; {broken} broken, {opened_in_clear} opened in clear; enrolled {:.2} s after the label",
+            report.told(labelled, unlabelled),
+            report.told(unlabelled, f64::MAX),
+            enrolled - labelled,
+        ),
+        times_better: None,
+        reached: failed == 0 && opened_in_clear == 0,
+    }
+    .tell())
+}
+
+/// A pod connects in its first millisecond.
+pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
+    const PODS: usize = 10;
+    const AT_ONCE: usize = 20;
+    rig.namespace("bench-first", true).await?;
+    let server = rig.server("bench-first", "server", 2).await?;
+    let mut alone = Sample::default();
+    let mut retries = 0;
+    for number in 0..PODS {
+        let (ms, tries) = first_answer(rig, &server, &format!("one-{number}")).await?;
+        alone.add(ms);
+        retries += tries;
+    }
+    let names: Vec<_> = (0..AT_ONCE)
+        .map(|number| format!("many-{number}"))
+        .collect();
+    let pods = names.iter().map(|name| first_answer(rig, &server, name));
+    let mut crowd = Sample::default();
+    for (ms, tries) in try_join_all(pods).await? {
+        crowd.add(ms);
+        retries += tries;
+    }
+    rig.remove_namespace("bench-first").await?;
+    Ok(Row {
+        scenario: "first connection of a new mesh pod",
+        existing: "held 0.9 s",
+        wanted: "under 50 ms",
+        measured: format!(
+            "median {:.1} ms, worst {:.1} of {PODS}; {AT_ONCE} at once {:.1}, worst {:.1}; {retries} tries failed",
+            alone.median(),
+            alone.worst(),
+            crowd.median(),
+            crowd.worst(),
+        ),
+        times_better: Some(900.0 / alone.median()),
+        reached: alone.worst() < 50.0 && retries == 0,
+    }
+    .tell())
+}
+
+/// Milliseconds to the first answer, and how many tries failed before.
+async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)> {
+    let plan = PodPlan {
+        namespace: "bench-first",
+        name,
+        node: 1,
+        tool: words(&format!("first-connect {server}:9090")),
+    };
+    rig.create(&plan).await?;
+    let line = rig.line("bench-first", name, "first-connect").await?;
+    let said: Value = serde_json::from_str(&line)?;
+    let ms = said.get("first_answer_ms").and_then(Value::as_f64);
+    let retries = said.get("retries").and_then(Value::as_u64);
+    Ok((
+        ms.with_context(|| format!("no answer: {line}"))?,
+        retries.unwrap_or_default(),
+    ))
+}
+
+/// Label to annotation, for one pod and for a hundred at once.
+pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
+    const ROUNDS: usize = 10;
+    const CROWD: usize = 100;
+    rig.namespace("bench-enrol", false).await?;
+    sleepers(rig, 0..1).await?;
+    let mut one = Sample::default();
+    for _ in 0..ROUNDS {
+        one.add(1e3 * until_captured(rig, 1).await?);
+        rig.label("bench-enrol", false).await?;
+        rig.captured("bench-enrol", false).await?;
+    }
+    sleepers(rig, 1..CROWD).await?;
+    let hundred = 1e3 * until_captured(rig, CROWD).await?;
+    let memory = super::memory::of_hundred(rig)?;
+    rig.remove_namespace("bench-enrol").await?;
+    let mut lines = vec![
+        Line::alone(
+            "enrolment of a running pod, label to status, median",
+            "ms",
+            one.median(),
+            Some(290.0),
+        ),
+        Line::alone("the same, worst of 10", "ms", one.worst(), None),
+        Line::alone("enrolment of 100 running pods at once", "ms", hundred, None),
+    ];
+    lines.extend(memory);
+    Ok(lines)
+}
+
+/// Makes pods that do nothing, by turns on both nodes, and waits until they run.
+async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
+    for number in numbers.clone() {
+        let plan = PodPlan {
+            namespace: "bench-enrol",
+            name: &format!("pod-{number}"),
+            node: if number % 2 == 0 { 1 } else { 2 },
+            tool: words("sleep"),
+        };
+        rig.create(&plan).await?;
+    }
+    for number in numbers {
+        rig.running("bench-enrol", &format!("pod-{number}")).await?;
+    }
+    Ok(())
+}
+
+/// Labels the namespace and gives the time until so many pods say that they are captured.
+async fn until_captured(rig: &Rig, pods: usize) -> Result<f64> {
+    let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
+        .default_backoff()
+        .applied_objects()
+        .boxed();
+    let mut seen = std::collections::BTreeSet::new();
+    // The first listing is in before anything is asked for.
+    for _ in 0..pods {
+        events.try_next().await?;
+    }
+    let work = async {
+        rig.label("bench-enrol", true).await?;
+        while seen.len() < pods {
+            let pod: Option<Pod> = events.try_next().await?;
+            let pod = pod.context("the watch ended")?;
+            if is_captured(&pod) {
+                seen.extend(pod.metadata.name);
+            }
+        }
+        Ok(())
+    };
+    Ok(timed(work).await?.1)
+}

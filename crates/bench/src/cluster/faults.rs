@@ -1,0 +1,218 @@
+//! The mesh's own programs die or are replaced while pods are at work.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures_util::future::try_join_all;
+
+use super::{
+    load::{Load, Report},
+    rig::{PodPlan, Program, Rig, pause, unix, words},
+    stats::Sample,
+    table::Row,
+};
+
+/// The node proxy's worker is killed on the client's node and on the server's, again and again.
+pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
+    const KILLS: u32 = 4;
+    rig.namespace("bench-kill", true).await?;
+    let server = rig.server("bench-kill", "server", 2).await?;
+    let load = Load::begin(rig, "bench-kill", "load", &server, 40, "").await?;
+    pause(2.0).await;
+    let first = unix();
+    for _ in 0..KILLS {
+        rig.kill(1, Program::NodeProxyWorker)?;
+        pause(3.0).await;
+    }
+    let second = unix();
+    for _ in 0..KILLS {
+        rig.kill(2, Program::NodeProxyWorker)?;
+        pause(3.0).await;
+    }
+    let report = load.end().await?;
+    rig.remove_namespace("bench-kill").await?;
+    let refused = refused(&report);
+    Ok(Row {
+        scenario: "node proxy killed, and killed again",
+        existing: "0.3-1.2 s away, then 18-20 s",
+        wanted: "no opening refused, under 0.2 s, however often",
+        measured: format!(
+            "{KILLS} x client's node: {}; {KILLS} x server's: {}; {refused} refused, longest silence {:.2} s",
+            report.told(first, second),
+            report.told(second, f64::MAX),
+            report.longest_gap(),
+        ),
+        times_better: Some(18.3 / report.longest_gap()),
+        reached: refused == 0 && report.longest_gap() < 0.2,
+    }
+    .tell())
+}
+
+/// The whole container goes, its supervisor with it.
+pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
+    rig.namespace("bench-kill", true).await?;
+    let server = rig.server("bench-kill", "server", 2).await?;
+    let load = Load::begin(rig, "bench-kill", "load", &server, 30, "").await?;
+    pause(2.0).await;
+    let first = unix();
+    rig.kill(1, Program::NodeProxy)?;
+    let report = load.end().await?;
+    rig.remove_namespace("bench-kill").await?;
+    Ok(Row {
+        scenario: "the node proxy's whole container killed",
+        existing: "0.3-1.2 s away",
+        wanted: "(not in the list: kubelet must start it)",
+        measured: format!(
+            "{}; {} refused, longest silence {:.2} s",
+            report.told(first, f64::MAX),
+            refused(&report),
+            report.longest_gap()
+        ),
+        times_better: Some(0.83 / report.longest_gap()),
+        reached: report.longest_gap() < 1.2,
+    }
+    .tell())
+}
+
+/// The DaemonSet is rolled out on both nodes.
+pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
+    rig.namespace("bench-roll", true).await?;
+    let server = rig.server("bench-roll", "server", 2).await?;
+    let load = Load::begin(rig, "bench-roll", "load", &server, 55, "").await?;
+    pause(2.0).await;
+    let began = unix();
+    rig.kubectl("rollout restart daemonset/ztunnel --namespace istio-system")?;
+    rig.rolled_out("daemonset", "ztunnel").await?;
+    let took = unix() - began;
+    let report = load.end().await?;
+    rig.remove_namespace("bench-roll").await?;
+    let failed = report.failed(began, f64::MAX);
+    Ok(Row {
+        scenario: "node proxy DaemonSet rollout",
+        existing: "0 new ones fail; 4 keep-alive and 10 long connections cut after 26.7 s",
+        wanted: "none cut within the drain, no opening refused",
+        measured: format!(
+            "{}, done after {took:.0} s; longest silence {:.2} s",
+            report.told(began, f64::MAX),
+            report.longest_gap()
+        ),
+        times_better: None,
+        reached: failed == 0,
+    }
+    .tell())
+}
+
+/// Agent and control plane are replaced.
+pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
+    rig.namespace("bench-roll", true).await?;
+    let server = rig.server("bench-roll", "server", 2).await?;
+    let load = Load::begin(rig, "bench-roll", "load", &server, 45, "").await?;
+    let began = unix();
+    rig.kubectl(
+        "rollout restart daemonset/ambit-agent deployment/ambit-control --namespace istio-system",
+    )?;
+    rig.rolled_out("daemonset", "ambit-agent").await?;
+    rig.rolled_out("deployment", "ambit-control").await?;
+    let report = load.end().await?;
+    rig.remove_namespace("bench-roll").await?;
+    Ok(Row {
+        scenario: "agent and control plane replaced under load",
+        existing: "(not measured)",
+        wanted: "no effect on traffic",
+        measured: report.told(began, f64::MAX),
+        times_better: None,
+        reached: report.failed(began, f64::MAX) == 0,
+    }
+    .tell())
+}
+
+fn refused(report: &Report) -> usize {
+    report
+        .failures
+        .iter()
+        .filter(|failure| failure.kind == "refused")
+        .count()
+}
+
+/// The agent is killed whenever it runs, for 20 seconds; pods are started meanwhile.
+pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
+    const LOOP: Duration = Duration::from_secs(20);
+    rig.namespace("bench-loop", true).await?;
+    rig.namespace("bench-plain", false).await?;
+    let start = Instant::now();
+    let mut created = None;
+    while start.elapsed() < LOOP {
+        rig.kill(1, Program::Agent)?;
+        if created.is_none() && start.elapsed() > Duration::from_secs(1) {
+            created = Some(starters(rig).await?);
+        }
+        pause(0.1).await;
+    }
+    let ended = unix();
+    while rig.pids(1, Program::Agent)?.is_empty() {
+        pause(0.02).await;
+    }
+    let back = unix();
+    let (mut mesh, mut plain, mut after) = <(Sample, Sample, Sample)>::default();
+    for (namespace, name, before) in created.unwrap_or_default() {
+        let began = process_start(rig, namespace, &name).await?;
+        if namespace == "bench-loop" {
+            mesh.add(began - before);
+            after.add(began - back);
+        } else {
+            plain.add(began - before);
+        }
+    }
+    rig.remove_namespace("bench-loop").await?;
+    rig.remove_namespace("bench-plain").await?;
+    Ok(Row {
+        scenario: "agent crash-looping for 20 s",
+        existing: "mesh pods wait 50 s, others 1.6 s",
+        wanted: "they start within 2 s of its return",
+        measured: format!(
+            "mesh pods after {:.1} s, worst {:.1}, which is {:.1} s after the agent's return ({:.1} s after the loop); others {:.1} s",
+            mesh.median(),
+            mesh.worst(),
+            after.worst(),
+            back - ended,
+            plain.worst(),
+        ),
+        times_better: Some(50.9 / mesh.median()),
+        reached: after.worst() < 2.0,
+    }
+    .tell())
+}
+
+/// Three pods in the mesh and three outside; gives when each was asked for.
+async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
+    let pods = (0..6).map(|number| async move {
+        let namespace = if number % 2 == 0 {
+            "bench-loop"
+        } else {
+            "bench-plain"
+        };
+        let name = format!("pod-{number}");
+        let before = rig.create(&starter(namespace, &name)).await?;
+        Ok::<_, anyhow::Error>((namespace, name, before))
+    });
+    try_join_all(pods).await
+}
+
+/// A pod that says when it started, and ends.
+pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
+    PodPlan {
+        namespace,
+        name,
+        node: 1,
+        tool: words("first-connect 127.0.0.1:9 --give-up 0"),
+    }
+}
+
+/// When a starter's process began.
+pub(super) async fn process_start(rig: &Rig, namespace: &str, name: &str) -> Result<f64> {
+    let line = rig.line(namespace, name, "first-connect").await?;
+    let said: serde_json::Value = serde_json::from_str(&line)?;
+    said.get("unix")
+        .and_then(serde_json::Value::as_f64)
+        .ok_or_else(|| anyhow::anyhow!("no time in {line}"))
+}

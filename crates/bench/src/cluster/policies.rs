@@ -1,0 +1,193 @@
+//! How soon a policy is in force, for new connections and for open ones, on every node.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    load::Load,
+    rig::{Rig, pause, unix},
+    stats::Sample,
+    table::Row,
+};
+use crate::report::Line;
+
+const DENY: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: bench-policy}
+spec:
+  selector: {matchLabels: {app: server}}
+  action: DENY
+  rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
+";
+/// For the servers of all nodes, and for whoever asks.
+const DENY_ALL: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: bench-nodes}
+spec:
+  action: DENY
+  rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
+";
+
+/// DENY with a selector, under 500 requests a second of each kind.
+pub(super) async fn deny(rig: &Rig) -> Result<Row> {
+    const ROUNDS: usize = 10;
+    rig.namespace("bench-policy", true).await?;
+    let server = rig.server("bench-policy", "server", 2).await?;
+    let rate = "--rate-new 500 --rate-keepalive 500 --long 0";
+    let load = Load::begin(rig, "bench-policy", "load", &server, 45, rate).await?;
+    let mut moments = Vec::new();
+    for _ in 0..ROUNDS {
+        pause(1.5).await;
+        let made = unix();
+        rig.apply(DENY).await?;
+        pause(1.0).await;
+        let gone = unix();
+        rig.delete(DENY).await?;
+        moments.push((made, gone));
+    }
+    let report = load.end().await?;
+    rig.remove_namespace("bench-policy").await?;
+    let (mut new, mut open, mut lifted) = <(Sample, Sample, Sample)>::default();
+    let mut never = 0;
+    for (index, (made, gone)) in moments.iter().enumerate() {
+        let next = moments.get(index + 1).map_or(f64::MAX, |next| next.0);
+        let first = report.between("new", *made, *gone).next();
+        new.add(first.context("new connections were never refused")?.unix - made);
+        let mut broken = report
+            .between("keep-alive", *made, *gone)
+            .filter(|failure| !failure.opening);
+        match broken.next() {
+            Some(first) => open.add(first.unix - made),
+            None => never += 1,
+        }
+        let last = report.between("new", *gone, next).last();
+        lifted.add(last.map_or(0.0, |last| last.unix - gone));
+    }
+    Ok(Row {
+        scenario: "DENY with a selector",
+        existing: "new connections in 0.20 s, existing ones never; lifted in 0.18 s",
+        wanted: "both, within 0.2 s",
+        measured: format!(
+            "new {:.3} s, worst {:.3}; existing {:.3}, worst {:.3}, never {never}; lifted {:.3}, worst {:.3} (of {ROUNDS})",
+            new.median(),
+            new.worst(),
+            open.median(),
+            open.worst(),
+            lifted.median(),
+            lifted.worst(),
+        ),
+        times_better: Some(0.197 / new.median()),
+        reached: never == 0 && new.worst() <= 0.2 && open.worst() <= 0.2,
+    }
+    .tell())
+}
+
+/// From a policy's creation until both nodes enforce it, and until both do no more.
+pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
+    const ROUNDS: usize = 100;
+    rig.namespace("bench-nodes", true).await?;
+    let mut watchers = Vec::new();
+    for node in [1, 2] {
+        let name = format!("server-{node}");
+        let address = rig.server("bench-nodes", &name, node).await?;
+        watchers.push(Watched::start(format!("{address}:8080").parse()?));
+    }
+    rig.captured("bench-nodes", true).await?;
+    let (mut refused, mut allowed) = <(Sample, Sample)>::default();
+    for _ in 0..ROUNDS {
+        let made = unix();
+        rig.apply(DENY_ALL).await?;
+        refused.add(1e3 * (last(&watchers, false)? - made));
+        let gone = unix();
+        rig.delete(DENY_ALL).await?;
+        allowed.add(1e3 * (last(&watchers, true)? - gone));
+    }
+    drop(watchers);
+    rig.remove_namespace("bench-nodes").await?;
+    Ok(vec![
+        Line::alone(
+            "policy made to enforced on the last node, median",
+            "ms",
+            refused.median(),
+            Some(197.0),
+        ),
+        Line::alone("the same, worst of 100", "ms", refused.worst(), Some(237.0)),
+        Line::alone(
+            "policy deleted to lifted on the last node, median",
+            "ms",
+            allowed.median(),
+            Some(180.0),
+        ),
+        Line::alone("the same, worst of 100", "ms", allowed.worst(), Some(198.0)),
+    ])
+}
+
+/// When the last of the servers turned to that answer.
+fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
+    let mut turns = watchers.iter().map(|watched| watched.turned(answers));
+    turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
+}
+
+/// Asks a server again and again from outside of the mesh, each time on a new connection, and tells
+/// when it begins or ceases to answer.
+struct Watched {
+    turns: mpsc::Receiver<(bool, f64)>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Watched {
+    fn start(server: SocketAddr) -> Self {
+        let (sender, turns) = mpsc::channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ended);
+        std::thread::spawn(move || {
+            let mut before = None;
+            while !end.load(Ordering::Relaxed) {
+                let answers = asked(server).is_ok();
+                if before.replace(answers) != Some(answers)
+                    && sender.send((answers, unix())).is_err()
+                {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { turns, ended }
+    }
+
+    fn turned(&self, answers: bool) -> Result<f64> {
+        loop {
+            let turn = self.turns.recv_timeout(Duration::from_secs(30));
+            let (now, unix) = turn.with_context(|| format!("no change to answering: {answers}"))?;
+            if now == answers {
+                return Ok(unix);
+            }
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+fn asked(server: SocketAddr) -> std::io::Result<()> {
+    let patience = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&server, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")?;
+    stream.read_exact(&mut [0; 12])
+}

@@ -1,0 +1,406 @@
+//! A cluster of its own for the benchmark: brought up, given images, taken down; and the few things
+//! that every scenario does with it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant, SystemTime},
+};
+
+use ambit_cluster::{Cluster, Node, Options, Places, Slot, objects};
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::process::Memory;
+
+/// The slot of benchmarks: beside the developer's cluster and those of tests.
+const SLOT: &str = "3";
+/// How long pods may take to do what is asked of them.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Where the image with our tools is found in the cluster.
+const TOOLS: &str = "kube.local/ambit/tools:dev";
+/// Set on pods that are captured.
+const REDIRECTION: &str = "ambient.istio.io/redirection";
+/// The label that brings a namespace into the mesh.
+pub(super) const MODE: &str = "istio.io/dataplane-mode";
+pub(super) const MESH_NAMESPACE: &str = "istio-system";
+
+/// The running cluster.
+pub(super) struct Rig {
+    pub(super) client: Client,
+    cluster: Cluster,
+    places: Places,
+    slot: Slot,
+    /// Whether it was up before, and stays.
+    keep: bool,
+    ambit: PathBuf,
+}
+
+/// A program of the mesh on a node, as its command line shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    Agent,
+    /// Both of its processes.
+    NodeProxy,
+    /// The process that carries the connections.
+    NodeProxyWorker,
+    Control,
+}
+
+impl Program {
+    fn pattern(self) -> &'static str {
+        match self {
+            Self::Agent => "^[^ ]*ambit-agent( |$)",
+            Self::NodeProxy => "^[^ ]*ambit-node-proxy( |$)",
+            Self::NodeProxyWorker => "^[^ ]*ambit-node-proxy worker",
+            Self::Control => "^[^ ]*ambit-control( |$)",
+        }
+    }
+}
+
+/// A pod to be made.
+#[derive(Clone, Debug)]
+pub(super) struct PodPlan<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    /// From 1.
+    pub(super) node: u8,
+    /// Arguments of `ambit lab-tool`.
+    pub(super) tool: Vec<String>,
+}
+
+impl PodPlan<'_> {
+    fn object(&self, restart: &str) -> Result<Pod> {
+        let mut command = vec!["/usr/bin/ambit".to_owned(), "lab-tool".to_owned()];
+        command.extend(self.tool.iter().cloned());
+        Ok(serde_json::from_value(json!({
+            "metadata": {"name": self.name, "namespace": self.namespace, "labels": {"app": self.name}},
+            "spec": {
+                "nodeName": format!("n{}", self.node),
+                "restartPolicy": restart,
+                "terminationGracePeriodSeconds": 1,
+                "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": TOOLS, "imagePullPolicy": "Never",
+                    "command": command}],
+            },
+        }))?)
+    }
+}
+
+/// Words as the arguments of a tool.
+pub(super) fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Seconds since 1970, as load tools print them.
+pub(super) fn unix() -> f64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
+
+impl Rig {
+    /// Brings the cluster up, or takes the one that is, with the images of `archives`.
+    pub(super) async fn up(archives: &[PathBuf]) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let target = program.ancestors().nth(2).context("no target directory")?;
+        let slot: Slot = SLOT.parse().map_err(anyhow::Error::msg)?;
+        let places = Places::in_target(target, slot);
+        let found = Cluster::find(places.clone(), slot)?;
+        let keep = found.is_some();
+        let cluster = match found {
+            Some(cluster) => cluster,
+            // It runs a runtime of its own.
+            None => {
+                let places = places.clone();
+                let up = move || Cluster::up(places, slot, Options::default(), Path::new("build"));
+                ambit_rt::spawn_blocking("cluster up", up).await??
+            }
+        };
+        cluster.load(archives)?;
+        Ok(Self {
+            client: cluster.client().await?,
+            cluster,
+            places,
+            slot,
+            keep,
+            ambit: program.with_file_name("ambit"),
+        })
+    }
+
+    /// Takes the cluster down, if this brought it up.
+    pub(super) fn down(self) -> Result<()> {
+        if self.keep {
+            return Ok(());
+        }
+        Cluster::down(self.places, self.slot)
+    }
+
+    pub(super) fn node(&self, number: u8) -> Node<'_> {
+        self.cluster.node(number)
+    }
+
+    /// Runs `ambit` against this cluster.
+    pub(super) fn ambit(&self, arguments: &str) -> Result<()> {
+        let output = Command::new(&self.ambit)
+            .args(arguments.split_whitespace())
+            .env("KUBECONFIG", self.cluster.kubeconfig())
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "ambit {arguments}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    // === namespaces ===
+
+    /// Makes a namespace, in the mesh or not; an old one of that name is removed first.
+    pub(super) async fn namespace(&self, name: &str, in_mesh: bool) -> Result<()> {
+        self.remove_namespace(name).await?;
+        let mode = if in_mesh { "ambient" } else { "none" };
+        let namespace = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {MODE: mode}},
+        }))?;
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        api.create(&PostParams::default(), &namespace).await?;
+        // Pods are forbidden before.
+        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+            Api::namespaced(self.client.clone(), name);
+        objects::until("the default service account", PATIENCE, async || {
+            Ok(accounts.get("default").await.map(drop)?)
+        })
+        .await
+    }
+
+    pub(super) async fn remove_namespace(&self, name: &str) -> Result<()> {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        if api.get_opt(name).await?.is_none() {
+            return Ok(());
+        }
+        api.delete(name, &DeleteParams::default()).await?;
+        objects::until(&format!("{name} is gone"), PATIENCE, async || {
+            objects::unless(api.get_opt(name).await?.is_none(), "it is there")
+        })
+        .await
+    }
+
+    /// Labels a namespace for the mesh, or takes it out; gives the moment before.
+    pub(super) async fn label(&self, name: &str, in_mesh: bool) -> Result<f64> {
+        let mode = if in_mesh {
+            json!("ambient")
+        } else {
+            Value::Null
+        };
+        let patch = json!({"metadata": {"labels": {MODE: mode}}});
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let before = unix();
+        api.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        Ok(before)
+    }
+
+    // === pods ===
+
+    pub(super) fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Makes a pod; gives the moment before.
+    pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
+        self.create_object(plan, "Never").await
+    }
+
+    /// Makes a pod whose container is started again whenever it ends.
+    pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
+        self.create_object(plan, "Always").await
+    }
+
+    async fn create_object(&self, plan: &PodPlan<'_>, restart: &str) -> Result<f64> {
+        let object = plan.object(restart)?;
+        let before = unix();
+        self.pods(plan.namespace)
+            .create(&PostParams::default(), &object)
+            .await
+            .with_context(|| format!("pod {}/{}", plan.namespace, plan.name))?;
+        Ok(before)
+    }
+
+    /// Waits until a pod runs, and gives its address.
+    pub(super) async fn running(&self, namespace: &str, name: &str) -> Result<String> {
+        let what = format!("{namespace}/{name} runs");
+        objects::until(&what, PATIENCE, async || {
+            let pod = self.pods(namespace).get(name).await?;
+            let status = pod.status.unwrap_or_default();
+            let phase = status.phase.unwrap_or_default();
+            objects::unless(phase == "Running" || phase == "Succeeded", &phase)?;
+            status.pod_ip.context("no address")
+        })
+        .await
+    }
+
+    /// A server with HTTP on 8080 and an echo on 9090; gives its address.
+    pub(super) async fn server(&self, namespace: &str, name: &str, node: u8) -> Result<String> {
+        let tool = words("serve --port 8080 --echo 9090 --quiet");
+        let plan = PodPlan {
+            namespace,
+            name,
+            node,
+            tool,
+        };
+        self.create(&plan).await?;
+        self.running(namespace, name).await
+    }
+
+    /// What a pod has written.
+    pub(super) async fn log(&self, namespace: &str, name: &str) -> Result<String> {
+        let pods = self.pods(namespace);
+        Ok(pods.logs(name, &LogParams::default()).await?)
+    }
+
+    /// Waits for a line that a pod writes.
+    pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
+        let what = format!("{namespace}/{name} says {part:?}");
+        objects::until(&what, PATIENCE, async || {
+            let log = self.log(namespace, name).await?;
+            let line = log.lines().find(|line| line.contains(part));
+            Ok(line.context("not yet")?.to_owned())
+        })
+        .await
+    }
+
+    /// Removes a pod and waits until it is gone.
+    pub(super) async fn remove(&self, namespace: &str, name: &str) -> Result<()> {
+        let api = self.pods(namespace);
+        api.delete(name, &DeleteParams::default().grace_period(0))
+            .await?;
+        objects::until(&format!("{name} is gone"), PATIENCE, async || {
+            objects::unless(api.get_opt(name).await?.is_none(), "it is there")
+        })
+        .await
+    }
+
+    /// Waits until all pods of a namespace are captured, or none of them is.
+    pub(super) async fn captured(&self, namespace: &str, captured: bool) -> Result<()> {
+        let what = format!("captured: {captured} for all of {namespace}");
+        objects::until(&what, PATIENCE, async || {
+            let pods = self.pods(namespace).list(&ListParams::default()).await?;
+            let matching = pods.iter().filter(|pod| is_captured(pod) == captured);
+            objects::unless(matching.count() == pods.items.len(), "not all of them yet")
+        })
+        .await
+    }
+
+    /// Waits until a DaemonSet or Deployment is as its template says.
+    pub(super) async fn rolled_out(&self, kind: &str, name: &str) -> Result<()> {
+        let mut kubectl = self.cluster.kubectl();
+        let output = kubectl
+            .args(["rollout", "status", "--namespace", MESH_NAMESPACE])
+            .arg(format!("{kind}/{name}"))
+            .arg(format!("--timeout={}s", PATIENCE.as_secs()))
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "{kind}/{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    /// `kubectl` with these words.
+    pub(super) fn kubectl(&self, arguments: &str) -> Result<()> {
+        let output = self
+            .cluster
+            .kubectl()
+            .args(arguments.split_whitespace())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "kubectl {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    pub(super) async fn apply(&self, yaml: &str) -> Result<()> {
+        objects::apply(&self.client, yaml).await
+    }
+
+    pub(super) async fn delete(&self, yaml: &str) -> Result<()> {
+        objects::delete(&self.client, yaml).await
+    }
+
+    // === processes of a node ===
+
+    /// Ids, inside the node, of the processes of a program.
+    pub(super) fn pids(&self, node: u8, program: Program) -> Result<Vec<u32>> {
+        let mut pgrep = self.node(node).command("pgrep")?;
+        let output = pgrep.arg("-f").arg(program.pattern()).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        Ok(text
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect())
+    }
+
+    /// Kills a program's processes on a node; gives how many.
+    pub(super) fn kill(&self, node: u8, program: Program) -> Result<usize> {
+        let pids = self.pids(node, program)?;
+        if !pids.is_empty() {
+            let mut kill = self.node(node).command("kill")?;
+            kill.arg("-9").args(pids.iter().map(ToString::to_string));
+            // One that has just ended by itself is as good.
+            kill.stderr(Stdio::null()).status()?;
+        }
+        Ok(pids.len())
+    }
+
+    /// Memory of a program's processes on a node.
+    pub(super) fn memory(&self, node: u8, program: Program) -> Result<Memory> {
+        let mut sum = Memory::default();
+        for pid in self.pids(node, program)? {
+            let path = format!("/proc/{pid}/smaps_rollup");
+            let output = self.node(node).command("cat")?.arg(path).output()?;
+            sum = sum.plus(Memory::from_rollup(&String::from_utf8(output.stdout)?));
+        }
+        if sum == Memory::default() {
+            bail!("no {program:?} runs on n{node}");
+        }
+        Ok(sum)
+    }
+
+    /// Watches a node's outer interface with a filter until the answer is dropped.
+    pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::Wire> {
+        let mut tcpdump = self.node(node).command("tcpdump")?;
+        tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
+        super::wire::Wire::start(tcpdump)
+    }
+}
+
+pub(super) fn is_captured(pod: &Pod) -> bool {
+    pod.metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(REDIRECTION))
+        .is_some_and(|value| value == "enabled")
+}
+
+/// Waits in real time: what is measured goes on meanwhile.
+pub(super) async fn pause(seconds: f64) {
+    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+}
+
+/// How long something took.
+pub(super) async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<(T, f64)> {
+    let start = Instant::now();
+    let value = work.await?;
+    Ok((value, start.elapsed().as_secs_f64()))
+}

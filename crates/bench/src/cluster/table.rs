@@ -1,0 +1,69 @@
+//! The table of scenarios: what the existing system does, what was to be reached, what was measured.
+//!
+//! The figures of the existing system were taken on a machine of this size, with Istio ambient (istiod,
+//! istio-cni and ztunnel of August 2026, the charts' defaults) on the same two-node Kubernetes 1.34 and
+//! under the same load.
+
+use comfy_table::{ContentArrangement, Table};
+
+/// One scenario.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(super) scenario: &'static str,
+    pub(super) existing: &'static str,
+    pub(super) wanted: &'static str,
+    pub(super) measured: String,
+    /// Existing divided by measured, where both are one figure.
+    pub(super) times_better: Option<f64>,
+    pub(super) reached: bool,
+}
+
+impl Row {
+    /// Says what was measured as soon as it is.
+    pub(super) fn tell(self) -> Self {
+        let reached = if self.reached {
+            "reached"
+        } else {
+            "NOT REACHED"
+        };
+        eprintln!("  {}: {} ({reached})", self.scenario, self.measured);
+        self
+    }
+}
+
+/// Prints the table.
+#[expect(clippy::print_stdout, reason = "the report is what the program is for")]
+pub(crate) fn print(rows: &[Row]) {
+    let mut table = Table::new();
+    table
+        .load_style(comfy_table::presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(200)
+        .set_header([
+            "scenario",
+            "existing",
+            "to be reached",
+            "measured",
+            "ratio",
+            "",
+        ]);
+    for row in rows {
+        let ratio = row
+            .times_better
+            .map_or_else(String::new, |times| format!("{times:.1} x"));
+        let reached = if row.reached {
+            "reached"
+        } else {
+            "NOT REACHED"
+        };
+        table.add_row([
+            row.scenario,
+            row.existing,
+            row.wanted,
+            &row.measured,
+            &ratio,
+            reached,
+        ]);
+    }
+    println!("\n{table}");
+}

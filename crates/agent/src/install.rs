@@ -52,7 +52,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// How long to wait for further events after one.
 const DEBOUNCE: Duration = Duration::from_millis(5);
 /// Before another try when something could not be written.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Where things are, as seen from here.
 #[derive(Clone, Debug)]

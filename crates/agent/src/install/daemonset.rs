@@ -1,6 +1,6 @@
 //! Asks the API server for our `DaemonSet` and node, when this agent ends.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use ambit_kube_kit::client;
 use ambit_rt::ErrorChain;
@@ -14,10 +14,10 @@ use super::uninstall::Lookup;
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
 /// Looks the set and the node up.
-pub async fn look_up(namespace: &str, name: &str, node: &str) -> Lookup {
+pub async fn look_up(kubeconfig: Option<&Path>, namespace: &str, name: &str, node: &str) -> Lookup {
     let mut last = String::new();
     for _ in 0..TRIES.0 {
-        let asked = tokio::time::timeout(TRIES.1, ask(namespace, name, node)).await;
+        let asked = tokio::time::timeout(TRIES.1, ask(kubeconfig, namespace, name, node)).await;
         match asked {
             Ok(Lookup::Unreachable(why)) => {
                 last = why;
@@ -30,9 +30,9 @@ pub async fn look_up(namespace: &str, name: &str, node: &str) -> Lookup {
     Lookup::Unreachable(last)
 }
 
-async fn ask(namespace: &str, name: &str, node: &str) -> Lookup {
+async fn ask(kubeconfig: Option<&Path>, namespace: &str, name: &str, node: &str) -> Lookup {
     // A client of its own: the token of an agent that ran for long has been renewed on disk since.
-    let client = match client(None, "ambit-agent").await {
+    let client = match client(kubeconfig, "ambit-agent").await {
         Ok(client) => client,
         Err(error) => return Lookup::Unreachable(ErrorChain(&error).to_string()),
     };
@@ -52,5 +52,60 @@ async fn look_up_with(client: Client, namespace: &str, name: &str, node: &str) -
             Lookup::Refused(status.code)
         }
         Err(error) => Lookup::Unreachable(ErrorChain(&error).to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ambit_testkit::ApiServer;
+    use serde_json::json;
+
+    use super::{super::uninstall::Decision, *};
+    use crate::install::uninstall::decide;
+
+    const SETS: &str = "/apis/apps/v1/daemonsets";
+
+    #[tokio::test]
+    async fn the_api_servers_answer_decides() {
+        let server = ApiServer::start();
+        server.serve(SETS, "DaemonSet");
+        server.serve("/api/v1/nodes", "Node");
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+        let keeps = async || {
+            let lookup = look_up(Some(&kubeconfig), "mesh", "ambit-agent", "n1").await;
+            matches!(decide(&lookup), Decision::Keep(_))
+        };
+        assert!(!keeps().await, "it is gone");
+        let put = |selector: serde_json::Value| {
+            let set = json!({
+                "apiVersion": "apps/v1", "kind": "DaemonSet",
+                "metadata": {"name": "ambit-agent", "namespace": "mesh"},
+                "spec": {"selector": {}, "template": {"spec":
+                    {"containers": [], "nodeSelector": selector}}},
+            });
+            server.put(SETS, set);
+        };
+        put(json!({}));
+        assert!(keeps().await, "it is replaced; the node cannot be read");
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata":
+            {"name": "n1", "labels": {"os": "linux"}}});
+        server.put("/api/v1/nodes", node);
+        put(json!({"os": "linux"}));
+        assert!(keeps().await);
+        put(json!({"os": "other"}));
+        assert!(!keeps().await, "it no longer wants the node");
+        put(json!({}));
+        for status in [401, 403] {
+            server.fail_next(&[status]);
+            assert!(!keeps().await, "{status}");
+        }
+        server.fail_next(&[500]);
+        assert!(keeps().await, "asked again");
+        server.set_away(true);
+        assert!(keeps().await, "nothing is known");
     }
 }

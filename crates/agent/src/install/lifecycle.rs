@@ -90,7 +90,8 @@ impl Installing {
         } else {
             let install = &self.args.install;
             let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
-            decide(&daemonset::look_up(namespace, name, &self.args.node).await)
+            let kubeconfig = self.args.kubeconfig.as_deref();
+            decide(&daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await)
         };
         match decision {
             Decision::Keep(why) => {

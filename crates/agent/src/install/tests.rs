@@ -1,1 +1,329 @@
+//! The installation in real directories, with inotify, and the plugin it installs called as a runtime
+//! calls it: the first configuration of the directory, read at each call.
 
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use ambit_cni_conf::PLUGIN;
+use ambit_rt::Readiness;
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A primary plugin: tells that it was called, and gives the pod an address.
+const SCRIPT: &str = r#"#!/bin/sh
+cat > /dev/null
+echo "$CNI_COMMAND $(basename "$0")" >> "$(dirname "$0")/../calls"
+[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24"}]}'
+exit 0
+"#;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    install: InstallArgs,
+}
+
+/// A node's directories, and an installation that may run on it.
+struct Node {
+    dir: tempfile::TempDir,
+    readiness: Readiness,
+    metrics: InstallMetrics,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["net.d", "bin", "source", "run"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let node = Self {
+            dir,
+            readiness: Readiness::new(),
+            metrics: InstallMetrics::default(),
+        };
+        node.program("source", PLUGIN, "the plugin");
+        for kind in ["bridge", "other"] {
+            node.program("bin", kind, SCRIPT);
+        }
+        let members = r#"{"version":1,"namespaces":{"shop":false}}"#;
+        fs::write(node.path("run/membership.json"), members).unwrap();
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn program(&self, directory: &str, name: &str, text: &str) {
+        let path = self.path(directory).join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn start(&self, mode: &str) -> Installation {
+        let path = |name: &str| self.path(name).to_str().unwrap().to_owned();
+        let flags = [
+            "test".to_owned(),
+            format!("--cni-mode={mode}"),
+            format!("--cni-net-dir={}", path("net.d")),
+            format!("--cni-bin-dir={}", path("bin")),
+            format!("--cni-source-dir={}", path("source")),
+            format!("--cni-state-dir={}", path("state")),
+            "--cni-agent-wait-seconds=0".to_owned(),
+        ];
+        Installation::start(
+            &Flags::try_parse_from(flags).unwrap().install,
+            self.path("run"),
+            &["kube-system".to_owned()],
+            self.metrics.clone(),
+            self.readiness.pending("plugin"),
+        )
+    }
+
+    fn primary(&self, file: &str, kind: &str) -> String {
+        let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": kind}]});
+        let text = serde_json::to_string_pretty(&list).unwrap();
+        let path = self.path("net.d").join(file);
+        fs::write(&path, &text).unwrap();
+        text
+    }
+
+    fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.path("net.d").join(file)).ok()
+    }
+
+    /// The plugins of the first configuration.
+    fn in_force(&self) -> Vec<String> {
+        let files = directory::read(&self.path("net.d")).unwrap();
+        let first = files.iter().find_map(|file| file.network().ok());
+        let plugins = first.map(|network| network.plugins).unwrap_or_default();
+        plugins.into_iter().map(|plugin| plugin.kind).collect()
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds() {
+            let files = fs::read_dir(self.path("net.d")).unwrap();
+            let names: Vec<_> = files.flatten().map(|file| file.file_name()).collect();
+            assert!(Instant::now() < deadline, "not {what}: {names:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    async fn until_in_force(&self, kinds: &[&str]) {
+        self.until(&format!("{kinds:?} in force"), || self.in_force() == kinds)
+            .await;
+    }
+
+    /// Does for a pod what a runtime does with the only plugin of the list.
+    fn runtime(&self, command: &str, namespace: &str) -> Result<(), Value> {
+        let files = directory::read(&self.path("net.d")).unwrap();
+        let network = files.iter().find_map(|file| file.network().ok()).unwrap();
+        let [plugin] = &network.plugins[..] else {
+            panic!("one plugin: {network:?}");
+        };
+        let name = ambit_cni_conf::json::raw(&network.name).unwrap();
+        let version = ambit_cni_conf::json::raw(&network.cni_version).unwrap();
+        let config = plugin
+            .with(&[("name", name), ("cniVersion", version)])
+            .unwrap();
+        let environment = ambit_cni::Environment {
+            command: command.to_owned(),
+            container_id: "c0ffee".to_owned(),
+            netns: "/run/netns/x".to_owned(),
+            interface: "eth0".to_owned(),
+            path: self.path("bin").to_str().unwrap().to_owned(),
+            args: format!("K8S_POD_NAME=web;K8S_POD_NAMESPACE={namespace}"),
+            is_delegated: false,
+        };
+        let mut printed = Vec::new();
+        let code = ambit_cni::run(
+            &environment,
+            config.as_bytes(),
+            &mut printed,
+            std::io::sink(),
+        );
+        if code == std::process::ExitCode::SUCCESS {
+            Ok(())
+        } else {
+            Err(serde_json::from_slice(&printed).unwrap())
+        }
+    }
+
+    fn calls(&self) -> Vec<String> {
+        let path = self.path("calls");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        fs::remove_file(path).ok();
+        text.lines().map(ToOwned::to_owned).collect()
+    }
+
+    fn count(&self, result: &'static str) -> u64 {
+        let label = metrics::InstallResult { result };
+        self.metrics.installs.get_or_create(&label).get()
+    }
+}
+
+#[tokio::test]
+async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
+    let node = Node::new();
+    let installation = node.start("auto");
+    node.until("a plugin", || node.path("bin/ambit-cni").exists())
+        .await;
+    assert!(!node.readiness.is_ready(), "no primary yet");
+    node.primary("10-net.conflist", "bridge");
+    node.until_in_force(&[PLUGIN]).await;
+    node.until("ready", || node.readiness.is_ready()).await;
+    assert_eq!(node.metrics.ready.get(), 1);
+    // The pods of excluded namespaces and those known to be outside start without the agent.
+    node.runtime("ADD", "kube-system").unwrap();
+    node.runtime("ADD", "shop").unwrap();
+    assert_eq!(node.calls(), ["ADD bridge", "ADD bridge"]);
+    assert_eq!(node.runtime("ADD", "other").unwrap_err()["code"], 11);
+    // Rewritten by its owner: the next pod gets what it says, and the pod that was ends as it began.
+    node.primary("10-net.conflist", "other");
+    node.calls();
+    node.runtime("DEL", "other").unwrap();
+    node.runtime("ADD", "shop").unwrap();
+    assert_eq!(node.calls(), ["DEL bridge", "ADD other"]);
+    // What goes comes back.
+    fs::remove_file(node.path("bin/ambit-cni")).unwrap();
+    fs::remove_file(node.path("net.d/02-ambit-cni.conflist")).unwrap();
+    node.until("restored", || {
+        node.in_force() == [PLUGIN] && node.path("bin/ambit-cni").exists()
+    })
+    .await;
+    // A primary that comes before ours.
+    node.primary("01-net.conflist", "other");
+    node.until_in_force(&[PLUGIN]).await;
+    assert!(node.read("00-ambit-cni.conflist").is_some());
+    installation.remove().await;
+    assert_eq!(node.in_force(), ["other"]);
+    assert!(node.read("00-ambit-cni.conflist").is_none());
+    assert!(node.read("ambit-cni.membership").is_none());
+    assert!(!node.path("run/membership.json").exists());
+    assert!(
+        node.path("bin/ambit-cni").exists(),
+        "pods that run end with it"
+    );
+}
+
+#[tokio::test]
+async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
+    let node = Node::new();
+    node.primary("10-net.conflist", "bridge");
+    let installation = node.start("chained");
+    node.until_in_force(&["bridge", PLUGIN]).await;
+    let text = node.primary("10-net.conflist", "other");
+    node.until_in_force(&["other", PLUGIN]).await;
+    let earlier = node.primary("05-net.conflist", "bridge");
+    node.until_in_force(&["bridge", PLUGIN]).await;
+    node.until("out of the other", || {
+        node.read("10-net.conflist").as_deref() == Some(text.as_str())
+    })
+    .await;
+    node.until("counted", || node.count("SUCCESS") >= 3).await;
+    installation.remove().await;
+    assert_eq!(node.read("05-net.conflist").unwrap(), earlier);
+    assert_eq!(node.read("10-net.conflist").unwrap(), text);
+}
+
+#[tokio::test]
+async fn an_agent_that_follows_finds_all_in_order() {
+    let node = Node::new();
+    node.primary("10-net.conflist", "bridge");
+    drop(node.start("auto"));
+    let installation = node.start("auto");
+    node.until("ready", || node.metrics.ready.get() == 1).await;
+    let own = node.read("02-ambit-cni.conflist");
+    let members = r#"{"version":1,"namespaces":{"shop":true}}"#;
+    fs::write(node.path("run/membership.tmp"), members).unwrap();
+    fs::rename(
+        node.path("run/membership.tmp"),
+        node.path("run/membership.json"),
+    )
+    .unwrap();
+    node.until("copied", || {
+        node.read("ambit-cni.membership").as_deref() == Some(members)
+    })
+    .await;
+    // An upgrade: the plugin is another, the configuration the same.
+    drop(installation);
+    node.program("source", PLUGIN, "a newer plugin");
+    let _installation = node.start("auto");
+    node.until("replaced", || {
+        fs::read_to_string(node.path("bin/ambit-cni")).unwrap() == "a newer plugin"
+    })
+    .await;
+    assert_eq!(node.read("02-ambit-cni.conflist"), own);
+}
+
+#[tokio::test]
+async fn what_cannot_be_installed_is_told_and_tried_again() {
+    let node = Node::new();
+    node.primary("10-net.conflist", "bridge");
+    fs::remove_dir_all(node.path("bin")).unwrap();
+    let _installation = node.start("auto");
+    node.until("counted", || node.count("COPY_BINARIES_FAILURE") > 0)
+        .await;
+    assert!(!node.readiness.is_ready());
+    assert!(
+        node.read("02-ambit-cni.conflist").is_none(),
+        "not before the plugin is there"
+    );
+    fs::create_dir(node.path("bin")).unwrap();
+    node.until("healed", || node.readiness.is_ready()).await;
+}
+
+#[tokio::test]
+async fn a_quarrel_is_not_fought_for_ever() {
+    let node = Node::new();
+    let installation = node.start("chained");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut rewritten = 0;
+    // Somebody who undoes each change at once.
+    while node.readiness.is_ready() || node.count("SUCCESS") < 6 {
+        if node.in_force() != ["bridge"] {
+            node.primary("05-cilium.conflist", "bridge");
+            rewritten += 1;
+        }
+        assert!(Instant::now() < deadline, "no end after {rewritten}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(node.count("SUCCESS") < 10, "{rewritten}");
+    drop(installation);
+}
+
+#[test]
+fn the_nodes_directory_is_the_mounted_one_without_its_mount() {
+    let wanted = |flags: &[&str]| {
+        let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();
+        let wanted = flags.install.wanted(Path::new("/run"), &[]);
+        wanted.entry.net_dir.to_str().unwrap().to_owned()
+    };
+    assert_eq!(wanted(&[]), "/etc/cni/net.d");
+    assert_eq!(wanted(&["--cni-net-dir=/host/x/y"]), "/x/y");
+    assert_eq!(wanted(&["--cni-net-dir=/x"]), "/x");
+    assert_eq!(wanted(&["--host-cni-net-dir=/z"]), "/z");
+}
+
+#[test]
+fn istios_settings_choose_the_mode() {
+    for (flags, expected) in [
+        (&[] as &[&str], options::Mode::Auto),
+        (&["--chained-cni-plugin=false"], options::Mode::Standalone),
+        (&["--owned-cni-config=true"], options::Mode::Owned),
+        (
+            &["--owned-cni-config=true", "--cni-mode=chained"],
+            options::Mode::Chained,
+        ),
+    ] {
+        let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();
+        assert_eq!(flags.install.mode(), expected);
+    }
+}

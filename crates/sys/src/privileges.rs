@@ -11,6 +11,10 @@ pub enum Capability {
     SysAdmin,
     /// Marking sockets, spoofing sources, changing a namespace's rules.
     NetAdmin,
+    /// Looking at other users' processes, their namespaces among it.
+    SysPtrace,
+    /// Writing to directories of other users.
+    DacOverride,
 }
 
 impl Capability {
@@ -18,6 +22,8 @@ impl Capability {
         match self {
             Self::SysAdmin => CapabilitySet::SYS_ADMIN,
             Self::NetAdmin => CapabilitySet::NET_ADMIN,
+            Self::SysPtrace => CapabilitySet::SYS_PTRACE,
+            Self::DacOverride => CapabilitySet::DAC_OVERRIDE,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! What every part of Ambit that talks to the Kubernetes API shares. No domain logic.
 #![forbid(unsafe_code)]
 
+pub mod apply;
 pub mod client;
+pub mod events;
 pub mod forward;
 pub mod lease;
 pub mod watch;

@@ -1,0 +1,276 @@
+//! Server-side apply of small parts of many objects, for instance of their status.
+//!
+//! [`Queue`] is pure: it keeps the newest wish for each part, one write of it at a time, and tries again
+//! a few times. Whether a write is needed at all is for who wishes to know: it sees the objects.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+    core::DynamicObject,
+    discovery::ApiResource,
+};
+use serde_json::Value;
+use tokio::{sync::mpsc, time::Instant};
+
+/// Attempts at one wish.
+const ATTEMPTS: u32 = 5;
+/// Pause after the first failure; doubled after each further one.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Writes at once.
+const AT_ONCE: usize = 4;
+
+/// A part of an object that is written under a manager of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Part {
+    /// `group/version` of the object's API, or `v1`.
+    pub api_version: String,
+    /// Kind.
+    pub kind: &'static str,
+    /// Name of the kind in paths.
+    pub plural: &'static str,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Who writes, in the server's record of fields.
+    pub manager: &'static str,
+}
+
+/// What should be written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wish {
+    /// This status: fields of ours that are not in it any more are taken away.
+    Status(Part, Value),
+    /// Nothing any more: the object is gone, or somebody else writes.
+    Forget(Part),
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    wanted: Option<Value>,
+    writing: bool,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+/// The wishes.
+#[derive(Debug, Default)]
+struct Queue {
+    entries: BTreeMap<Part, Entry>,
+    /// Parts with a wish, in the order of their first one.
+    order: VecDeque<Part>,
+}
+
+impl Queue {
+    fn take(&mut self, wish: Wish) {
+        match wish {
+            Wish::Forget(part) => drop(self.entries.remove(&part)),
+            Wish::Status(part, value) => {
+                let entry = self.entries.entry(part.clone()).or_default();
+                if entry.wanted.is_none() {
+                    self.order.push_back(part);
+                }
+                entry.wanted = Some(value);
+                (entry.failures, entry.not_before) = (0, None);
+            }
+        }
+    }
+
+    /// The next write that may begin, which then is under way.
+    fn begin(&mut self, now: Instant) -> Option<(Part, Value)> {
+        for _ in 0..self.order.len() {
+            let part = self.order.pop_front()?;
+            let Some(entry) = self.entries.get_mut(&part) else {
+                continue;
+            };
+            if entry.writing || entry.not_before.is_some_and(|at| now < at) {
+                self.order.push_back(part);
+                continue;
+            }
+            let Some(value) = entry.wanted.take() else {
+                continue;
+            };
+            entry.writing = true;
+            return Some((part, value));
+        }
+        None
+    }
+
+    /// A write ended. Returns false when it is given up.
+    fn end(&mut self, part: &Part, value: Value, succeeded: bool, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(part) else {
+            return true;
+        };
+        entry.writing = false;
+        if entry.wanted.is_some() {
+            // A newer wish stands already, with attempts of its own.
+            return true;
+        }
+        if succeeded {
+            self.entries.remove(part);
+            return true;
+        }
+        entry.failures += 1;
+        if entry.failures >= ATTEMPTS {
+            self.entries.remove(part);
+            return false;
+        }
+        entry.not_before = Some(now + PAUSE * 2_u32.pow(entry.failures - 1));
+        entry.wanted = Some(value);
+        self.order.push_back(part.clone());
+        true
+    }
+
+    /// When to look again, if nothing else happens.
+    fn next_look(&self) -> Option<Instant> {
+        let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
+        waiting.filter_map(|entry| entry.not_before).min()
+    }
+}
+
+/// Writes wishes as they come; ends when nobody can wish any more.
+pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
+    let mut queue = Queue::default();
+    let mut writes = FuturesUnordered::new();
+    loop {
+        while writes.len() < AT_ONCE
+            && let Some((part, value)) = queue.begin(Instant::now())
+        {
+            let client = client.clone();
+            writes.push(async move { (write(client, &part, &value).await, part, value) });
+        }
+        let look = queue.next_look();
+        tokio::select! {
+            wish = wishes.recv() => match wish {
+                Some(wish) => queue.take(wish),
+                None => return,
+            },
+            Some((result, part, value)) = writes.next(), if !writes.is_empty() => {
+                let Part { kind, namespace, name, .. } = &part;
+                let succeeded = match &result {
+                    Ok(()) => true,
+                    // It is gone, which its watch will tell.
+                    Err(kube::Error::Api(status)) if status.code == 404 => true,
+                    Err(error) => {
+                        tracing::debug!(kind, namespace, name, %error, "a status is not written");
+                        false
+                    }
+                };
+                if !queue.end(&part, value, succeeded, Instant::now()) {
+                    tracing::warn!(kind, namespace, name, ?result, "a status cannot be written; it stays as it is");
+                }
+            }
+            () = tokio::time::sleep_until(look.unwrap_or_else(Instant::now)), if look.is_some() => {}
+        }
+    }
+}
+
+async fn write(client: Client, part: &Part, status: &Value) -> Result<(), kube::Error> {
+    let (group, version) = part
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &part.api_version));
+    let resource = ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: part.api_version.clone(),
+        kind: part.kind.to_owned(),
+        plural: part.plural.to_owned(),
+    };
+    let api = Api::<DynamicObject>::namespaced_with(client, &part.namespace, &resource);
+    let body = serde_json::json!({
+        "apiVersion": part.api_version,
+        "kind": part.kind,
+        "metadata": {"name": part.name, "namespace": part.namespace},
+        "status": status,
+    });
+    let params = PatchParams::apply(part.manager).force();
+    api.patch_status(&part.name, &params, &Patch::Apply(&body))
+        .await
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn part(name: &str) -> Part {
+        Part {
+            api_version: "v1".into(),
+            kind: "Service",
+            plural: "services",
+            namespace: "shop".into(),
+            name: name.into(),
+            manager: "test",
+        }
+    }
+
+    fn status(name: &str, number: u32) -> Wish {
+        Wish::Status(part(name), json!(number))
+    }
+
+    fn begin(queue: &mut Queue, now: Instant) -> Option<(String, Value)> {
+        queue.begin(now).map(|(part, value)| (part.name, value))
+    }
+
+    #[test]
+    fn only_the_newest_wish_is_written_once() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        for number in 1..4 {
+            queue.take(status("a", number));
+        }
+        queue.take(status("b", 1));
+        assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(3))));
+        queue.take(status("a", 4));
+        assert_eq!(begin(&mut queue, now), Some(("b".into(), json!(1))));
+        assert_eq!(
+            begin(&mut queue, now),
+            None,
+            "one write of a part at a time"
+        );
+        assert!(queue.end(&part("a"), json!(3), true, now));
+        assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(4))));
+        assert!(queue.end(&part("a"), json!(4), true, now));
+        queue.take(status("a", 5));
+        queue.take(Wish::Forget(part("a")));
+        assert_eq!(begin(&mut queue, now), None, "forgotten");
+        assert!(queue.end(&part("b"), json!(1), true, now));
+        assert!(queue.entries.is_empty());
+    }
+
+    #[test]
+    fn a_failing_write_is_tried_a_few_times_ever_later() {
+        let mut now = Instant::now();
+        let mut queue = Queue::default();
+        queue.take(status("a", 1));
+        let mut attempts = 0;
+        loop {
+            let Some((_, value)) = begin(&mut queue, now) else {
+                let next = queue.next_look().unwrap();
+                assert!(next > now);
+                now = next;
+                continue;
+            };
+            attempts += 1;
+            if !queue.end(&part("a"), value, false, now) {
+                break;
+            }
+        }
+        assert_eq!(attempts, ATTEMPTS);
+        assert_eq!((begin(&mut queue, now), queue.next_look()), (None, None));
+        queue.take(status("a", 1));
+        assert!(
+            begin(&mut queue, now).is_some(),
+            "a new wish is a new chance"
+        );
+    }
+}

@@ -31,11 +31,15 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When there is none, or it is the node's own.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand. Returns whether something of it had been changed.
+    /// Makes redirection stand. Returns what of it did not stand before, if anything.
     ///
     /// # Errors
     /// When it does not.
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<bool, ActionError>;
+    fn apply_rules(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<Option<String>, ActionError>;
     /// Takes redirection away, if there is any.
     ///
     /// # Errors
@@ -198,17 +202,21 @@ impl Actions for KernelActions {
         Ok(netns)
     }
 
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<bool, ActionError> {
+    fn apply_rules(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<Option<String>, ActionError> {
         let applied =
             redirection::apply(netns, spec).map_err(|source| ActionError::Redirection {
                 what: "put in place",
                 source,
             })?;
-        let Applied::Repaired { what } = applied else {
-            return Ok(false);
-        };
-        tracing::warn!(netns = netns.id().ino, %what, "redirection had drifted and is repaired");
-        Ok(true)
+        Ok(match applied {
+            Applied::Unchanged => None,
+            Applied::Installed => Some("all of it was missing".to_owned()),
+            Applied::Repaired { what } => Some(what.to_string()),
+        })
     }
 
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {

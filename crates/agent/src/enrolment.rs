@@ -63,8 +63,13 @@ pub enum Event<N> {
         /// How it ended.
         result: Result<(), String>,
     },
-    /// Redirection of a pod was not as it should be, and has been repaired.
-    Drifted(PodUid),
+    /// Redirection of a pod did not stand as it should, and now does.
+    Repaired {
+        /// The pod.
+        uid: PodUid,
+        /// For people.
+        what: String,
+    },
     /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
     ProxySynced,
     /// Compare everything with the kernel again. Sent regularly.
@@ -251,8 +256,10 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Event::StepDone { uid, id, result } => {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }
-            Event::Drifted(uid) => {
-                if let Some(pod) = self.pods.get_mut(&uid) {
+            Event::Repaired { uid, what } => {
+                // Elsewhere it has just been put in place, or replaced what a release left.
+                if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.should_stand) {
+                    tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
                     pod.drifts = pod.drifts.saturating_add(1);
                 }
             }

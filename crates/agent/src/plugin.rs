@@ -1,4 +1,5 @@
-//! The socket that the CNI plugin calls: `POST /cmdadd`, and our own `GET /v1/membership`.
+//! The socket that the CNI plugin calls: `POST /cmdadd`, and our own `GET /v1/membership`; and what
+//! people ask ([`crate::report`]).
 
 use std::{
     fs, io,
@@ -109,7 +110,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the socket in `run_dir`, replacing one that an agent before us left.
+/// Binds the socket in `run_dir`, in the place of one that an agent before us has there: whoever
+/// calls finds one that listens, at every moment, and calls that agent has taken it still answers.
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.
@@ -119,15 +121,17 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
         fs::set_permissions(run_dir, fs::Permissions::from_mode(0o750))?;
     }
     let path = run_dir.join(SOCKET);
-    match fs::remove_file(&path) {
+    let new = path.with_extension("new");
+    match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = UnixListener::bind(&path)?;
+    let listener = UnixListener::bind(&new)?;
     // Who may call may have any namespace served under any pod's name: root only, as which container
     // runtimes run their plugins.
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    let inode = fs::metadata(&path)?.ino();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
+    let inode = fs::metadata(&new)?.ino();
+    fs::rename(&new, &path)?;
     Ok(PluginSocket {
         listener,
         file: SocketFile { path, inode },
@@ -178,7 +182,7 @@ async fn answer<A: Actions>(request: &Request, calls: &Calls, actions: Arc<A>) -
         "/cmdadd" => add(request.body(), calls, actions).await,
         "/v1/membership" if request.method() != http::Method::GET => method_not_allowed("GET"),
         "/v1/membership" => membership(request, calls).await,
-        _ => not_found(),
+        _ => report(request, calls).await.unwrap_or_else(not_found),
     }
 }
 
@@ -283,7 +287,15 @@ pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
         .iter()
         .find(|pod| pod.namespace == namespace && pod.name == name);
     Some(found.map_or_else(
-        || text(404, format!("pod {namespace}/{name} is not known on node {}\n", report.node)),
+        || {
+            text(
+                404,
+                format!(
+                    "pod {namespace}/{name} is not known on node {}\n",
+                    report.node
+                ),
+            )
+        },
         |pod| json(200, pod),
     ))
 }

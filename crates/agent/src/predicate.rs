@@ -123,7 +123,11 @@ impl Enablement {
             Verdict::NodeProxy
         } else if self.selects(&pod.labels, namespace) {
             Verdict::Included
-        } else if pod.labels.get(DATAPLANE_MODE).is_some_and(|mode| mode == DATAPLANE_MODE_NONE) {
+        } else if pod
+            .labels
+            .get(DATAPLANE_MODE)
+            .is_some_and(|mode| mode == DATAPLANE_MODE_NONE)
+        {
             Verdict::OptedOut
         } else {
             Verdict::NotSelected

@@ -15,7 +15,10 @@ use ambit_rt::{
     logging::LoggingError,
     spawn, spawn_blocking,
 };
-use ambit_sys::netns::Netns;
+use ambit_sys::{
+    netns::Netns,
+    privileges::{self, Capability},
+};
 use prometheus_client::registry::Registry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -88,7 +91,17 @@ pub enum RunError {
 /// # Errors
 /// When it cannot start, or its source of pods ends.
 pub fn run(args: Args) -> Result<(), RunError> {
+    // Before there are other threads. Programs that the agent starts get root's again.
+    let kept = privileges::keep(&[
+        Capability::SysAdmin,
+        Capability::NetAdmin,
+        Capability::SysPtrace,
+        Capability::DacOverride,
+    ]);
     ambit_rt::logging::init(&Env::from_process())?;
+    if let Err(error) = kept {
+        tracing::warn!(%error, "capabilities that are not needed cannot be given up");
+    }
     // A descriptor a captured pod.
     ambit_rt::limits::raise_open_files();
     let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
@@ -104,7 +117,9 @@ pub fn run(args: Args) -> Result<(), RunError> {
         }
         let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
         let dir = args.status_dir.as_ref();
-        let dir = dir.map(|dir| StatusDir::open(dir, &args.node)).transpose()?;
+        let dir = dir
+            .map(|dir| StatusDir::open(dir, &args.node))
+            .transpose()?;
         let status = dir.map_or(StatusSink::Nowhere, |dir| StatusSink::Dir(Arc::new(dir)));
         run_with(args, source, actions, status, shutdown).await
     })
@@ -338,7 +353,9 @@ impl<A: Actions> Agent<A> {
     fn call(&mut self, call: Call, reply: oneshot::Sender<Answer>, trouble: Option<&str>) {
         if let Call::Report = call {
             // Whoever asked may have hung up.
-            reply.send(Answer::Report(Box::new(self.report(trouble)))).ok();
+            reply
+                .send(Answer::Report(Box::new(self.report(trouble))))
+                .ok();
             return;
         }
         let request = RequestId(self.next_request);
@@ -470,8 +487,9 @@ impl<A: Actions> Hands<A> {
                         Ok(result) => result,
                         Err(error) => Err(error.to_string()),
                     };
-                    if let Ok(Done::Repaired) = result {
-                        drifts.send(Event::Drifted(uid.clone())).ok();
+                    if let Ok(Done::Repaired(what)) = &result {
+                        let (uid, what) = (uid.clone(), what.clone());
+                        drifts.send(Event::Repaired { uid, what }).ok();
                     }
                     report(uid, result.map(drop));
                 });
@@ -526,8 +544,8 @@ impl<A: Actions> Hands<A> {
 /// How a step ended well.
 enum Done {
     Simply,
-    /// Something else had changed what stood.
-    Repaired,
+    /// This did not stand before.
+    Repaired(String),
 }
 
 fn carry_out<A: Actions>(
@@ -539,8 +557,8 @@ fn carry_out<A: Actions>(
     let done = match step {
         Step::ApplyRules { netns, spec } => {
             return match actions.apply_rules(netns, spec) {
-                Ok(true) => Ok(Done::Repaired),
-                Ok(false) => Ok(Done::Simply),
+                Ok(Some(what)) => Ok(Done::Repaired(what)),
+                Ok(None) => Ok(Done::Simply),
                 Err(error) => Err(with_causes(&error)),
             };
         }

@@ -3,10 +3,11 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
+    dead_code,
     missing_docs,
     unreachable_pub,
     missing_debug_implementations,
-    reason = "helpers of tests"
+    reason = "helpers of tests, shared with others"
 )]
 
 mod system {

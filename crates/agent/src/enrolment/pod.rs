@@ -92,6 +92,8 @@ pub(super) struct Pod<N> {
     pub(super) linger_until: Option<Instant>,
     /// Plugin calls that wait for this pod.
     pub(super) waiters: Vec<RequestId>,
+    /// Its redirection has been put in place, by us or an agent before us, and not taken away.
+    pub(super) should_stand: bool,
     /// How often its redirection had to be repaired.
     pub(super) drifts: u32,
     /// The last failure told to its owner, until the pod is captured.
@@ -103,6 +105,7 @@ impl<N: Clone + PartialEq> Pod<N> {
     pub(super) fn new(view: PodView, was_there: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
+            should_stand: was_there && view.reported == Status::Enabled,
             view,
             gone: false,
             netns: None,
@@ -144,7 +147,10 @@ impl<N: Clone + PartialEq> Pod<N> {
         if self.netns.as_ref() == Some(&netns) {
             return;
         }
+        let first = self.netns_since.is_none();
+        let should_stand = first && self.should_stand;
         self.forget_netns();
+        self.should_stand = should_stand;
         // It may be one that an agent before us has filled.
         self.rules = Rules::Unknown;
         self.netns = Some(netns);
@@ -157,6 +163,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.netns_since = None;
         self.announced = None;
         self.rules = Rules::None;
+        self.should_stand = false;
         self.linger_until = None;
     }
 
@@ -311,11 +318,13 @@ impl<N: Clone + PartialEq> Pod<N> {
             Step::ApplyRules { netns, spec } => {
                 if self.netns.as_ref() == Some(&netns) {
                     self.rules = Rules::Applied(spec);
+                    self.should_stand = true;
                 }
             }
             Step::ReleaseRules { netns } => {
                 if self.netns.as_ref() == Some(&netns) {
                     self.rules = Rules::None;
+                    self.should_stand = false;
                     self.linger_until = self.maybe_served.then(|| now + LINGER);
                 }
             }

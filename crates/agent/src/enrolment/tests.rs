@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::predicate::EnablementSelector;
 
+mod told;
+
 /// The machine, a kernel made of records, and a clock.
 struct World {
     machine: Enrolment<u32>,
@@ -693,7 +695,7 @@ fn addresses_that_change_are_told_everywhere() {
     world.source(SourceEvent::Pod(both.clone()));
     world.settle();
     assert_eq!(world.probes["web"], both.addresses);
-    assert_eq!(world.take_log(), ["web announce", "web probe"]);
+    assert_eq!(world.take_log(), ["web announce", "scan", "web probe"]);
     world.source(SourceEvent::Pod(both));
     world.settle();
     assert_eq!(world.take_log(), [""; 0], "an unchanged pod costs nothing");

@@ -53,10 +53,12 @@ pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
         &PodStatus {
             phase: status.and_then(|status| status.phase.clone()),
             pod_ip: status.and_then(|status| status.pod_ip.clone()),
-            pod_ips: status.and_then(|status| status.pod_ips.as_ref()).map(|ips| {
-                let ips = ips.iter().map(|ip| PodIp { ip: ip.ip.clone() });
-                ips.collect()
-            }),
+            pod_ips: status
+                .and_then(|status| status.pod_ips.as_ref())
+                .map(|ips| {
+                    let ips = ips.iter().map(|ip| PodIp { ip: ip.ip.clone() });
+                    ips.collect()
+                }),
         },
     )
 }
@@ -119,7 +121,10 @@ mod tests {
             ..PodStatus::default()
         };
         let view = view(&metadata, &Spec::default(), &status).unwrap();
-        assert_eq!((&*view.uid, &*view.name.service_account), ("a-b", "default"));
+        assert_eq!(
+            (&*view.uid, &*view.name.service_account),
+            ("a-b", "default")
+        );
         assert_eq!(
             view.annotations.keys().collect::<Vec<_>>(),
             ["ambient.istio.io/dns-capture"]

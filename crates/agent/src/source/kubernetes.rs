@@ -4,11 +4,7 @@
 //! the agent before it last knew ([`LastKnown`]): captured pods are served, and what has changed
 //! meanwhile follows when the API server is back. [`Progress`] is the pure part.
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use ambit_k8s_api::{Namespace, Pod};
 use ambit_kube_kit::{
@@ -50,6 +46,7 @@ pub struct KubernetesSource {
     file: last_known::File,
     patience_ends: Instant,
     write_at: Option<Instant>,
+    no_write_before: Instant,
 }
 
 impl KubernetesSource {
@@ -79,12 +76,15 @@ impl KubernetesSource {
             file,
             patience_ends: Instant::now() + PATIENCE,
             write_at: None,
+            no_write_before: Instant::now(),
         }
     }
 
     fn write_if_due(&mut self) {
-        if self.write_at.is_some_and(|at| at <= Instant::now()) {
+        let now = Instant::now();
+        if self.write_at.is_some_and(|at| at <= now) {
             self.write_at = None;
+            self.no_write_before = now + WRITE_PAUSE;
             self.file.write(&self.progress.known);
         }
     }
@@ -105,7 +105,7 @@ impl PodSource for KubernetesSource {
                 () = sleep_until(write_at) => Vec::new(),
             };
             if self.progress.is_synced() && self.write_at.is_none() && !events.is_empty() {
-                self.write_at = Some(Instant::now() + WRITE_PAUSE);
+                self.write_at = Some(self.no_write_before);
             }
             self.write_if_due();
             if !events.is_empty() {
@@ -180,7 +180,10 @@ impl Progress {
                 self.listed(&mut events);
                 events
             }
-            WatchEvent::Away(why) => self.away(why),
+            WatchEvent::Away(why) => {
+                self.pods_listed = false;
+                self.away(why)
+            }
         }
     }
 
@@ -203,7 +206,10 @@ impl Progress {
                 self.listed(&mut events);
                 events
             }
-            WatchEvent::Away(why) => self.away(why),
+            WatchEvent::Away(why) => {
+                self.namespaces_listed = false;
+                self.away(why)
+            }
         }
     }
 
@@ -218,8 +224,6 @@ impl Progress {
     }
 
     fn away(&mut self, why: String) -> Vec<SourceEvent> {
-        self.pods_listed = false;
-        self.namespaces_listed = false;
         let events = self.recall(&why);
         self.trouble = Some(why);
         events

@@ -55,6 +55,10 @@ pub(super) struct Book {
 impl Book {
     /// What the annotation is to say. Only the latest counts.
     pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
+        if status == Status::None && !self.pods.contains_key(&uid) {
+            // Its object is gone, and the annotation with it.
+            return;
+        }
         let entry = self.entry(uid, pod);
         entry.desired = Some(status);
         entry.not_before = None;
@@ -225,6 +229,7 @@ mod tests {
             book.written(patch, Written::NoPod, now);
         }
         book.gone(&"u19".into());
+        book.desire("u19".into(), pod(), Status::None);
         assert_eq!(book.due(now).len(), PARALLEL);
         assert_eq!(book.pods.len(), 11);
     }

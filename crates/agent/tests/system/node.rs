@@ -63,22 +63,31 @@ impl Node {
         self.path("zds.sock")
     }
 
-    /// Starts the agent and waits until it is ready.
+    /// Starts an agent that reads manifests and waits until it is ready.
     pub fn start_agent(&mut self, more: &[&str]) {
         self.args = more.iter().map(|arg| (*arg).to_owned()).collect();
+        let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
+        let (manifests, status) = (text("manifests"), text("status"));
+        let args = [
+            "--manifests",
+            &manifests,
+            "--manifests",
+            &status,
+            "--status-dir",
+            &status,
+        ];
+        self.start_agent_with(&[&args, more].concat(), "127.0.0.1:8000");
+    }
+
+    /// Starts an agent and waits until it is ready.
+    pub fn start_agent_with(&mut self, args: &[&str], health: &str) {
         let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-agent"));
         command
             .args(["--node", "n1", "--discover", "environ"])
-            .args([
-                "--manifests",
-                &text("manifests"),
-                "--manifests",
-                &text("status"),
-            ])
-            .args(["--status-dir", &text("status"), "--run-dir", &text("run")])
+            .args(["--run-dir", &text("run")])
             .args(["--zds-socket", &text("zds.sock")])
-            .args(&self.args)
+            .args(args)
             .env("RUST_LOG", "info")
             .stdin(Stdio::null())
             .stdout(
@@ -90,8 +99,13 @@ impl Node {
             );
         self.agent = Some(self.namespace.spawn(&mut command).unwrap());
         until("the agent is ready", || {
-            self.http("127.0.0.1:8000", "/readyz").0 == 200
+            self.http(health, "/readyz").0 == 200
         });
+    }
+
+    /// The agent that runs; another may be started beside it.
+    pub fn take_agent(&mut self) -> Child {
+        self.agent.take().unwrap()
     }
 
     /// kill -9.
@@ -108,7 +122,10 @@ impl Node {
 
     /// SIGTERM; returns whether it ended well.
     pub fn stop_agent(&mut self) -> bool {
-        let mut agent = self.agent.take().unwrap();
+        Self::terminate(self.take_agent())
+    }
+
+    pub fn terminate(mut agent: Child) -> bool {
         let pid = rustix::process::Pid::from_child(&agent);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         agent.wait().unwrap().success()
@@ -280,7 +297,11 @@ impl Drop for Node {
 impl Pod {
     /// Redirection stands exactly as planned.
     pub fn is_redirected(&self) -> bool {
-        redirection::observe(self.namespace.netns(), &RedirectionSpec::default())
+        let usual = RedirectionSpec {
+            dns_capture: true,
+            ..RedirectionSpec::default()
+        };
+        redirection::observe(self.namespace.netns(), &usual)
             .unwrap()
             .is_empty()
     }

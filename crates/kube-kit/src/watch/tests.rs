@@ -116,14 +116,12 @@ async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
     // So that the watch is open when it is cut.
     put(&server, "m", "1", Some("b"));
     assert_eq!(next(&mut watch, 1).await, ["m=b"]);
-    eprintln!("b");
     server.cut();
     put(&server, "m", "1", Some("c"));
     assert_eq!(next(&mut watch, 1).await, ["m=c"], "no new listing");
     server.cut();
     server.delete(MAPS, "a", "m");
     server.compact();
-    eprintln!("c {:#?}", server.requests());
     let told = next(&mut watch, 3).await;
     assert_eq!(told, ["listing", "gone m/1", "listed"]);
 }

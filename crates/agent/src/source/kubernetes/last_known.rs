@@ -51,8 +51,9 @@ impl File {
     pub(super) fn read(&self) -> Option<LastKnown> {
         let bytes = fs::read(&self.path).ok()?;
         match serde_json::from_slice::<Content<LastKnown>>(&bytes) {
-            Ok(content) => (content.version == VERSION && content.node == self.node)
-                .then_some(content.known),
+            Ok(content) => {
+                (content.version == VERSION && content.node == self.node).then_some(content.known)
+            }
             Err(error) => {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "what the agent last knew cannot be read");

@@ -1,0 +1,166 @@
+//! The source against an API server in memory, and its pure part.
+
+use ambit_testkit::ApiServer;
+use kube::Config;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::source::Status;
+
+const PODS: &str = "/api/v1/pods";
+const NAMESPACES: &str = "/api/v1/namespaces";
+
+fn object(name: &str, node: &str, ip: &str) -> Value {
+    json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": format!("uid-{name}"),
+            "annotations": {"ambient.istio.io/redirection": "enabled", "big": "x".repeat(1000)},
+            "managedFields": [{"fieldsV1": {"f:x": {}}}]},
+        "spec": {"nodeName": node, "serviceAccountName": "sa", "containers": [{"name": "c"}]},
+        "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]},
+    })
+}
+
+fn server() -> ApiServer {
+    let server = ApiServer::start();
+    server.put(
+        NAMESPACES,
+        json!({"metadata": {"name": "shop", "labels": {"mode": "ambient", "other": "x"}}}),
+    );
+    server.put(PODS, object("here", "n1", "10.0.0.1"));
+    server.put(PODS, object("there", "n2", "10.0.0.2"));
+    server
+}
+
+fn source(server: &ApiServer, dir: &Path) -> KubernetesSource {
+    let config = Config::new(server.url().parse().unwrap());
+    let client = ambit_kube_kit::client::from_config(config, "test").unwrap();
+    KubernetesSource::new(client, "n1", BTreeSet::from(["mode".to_owned()]), dir)
+}
+
+async fn until(source: &mut KubernetesSource, last: impl Fn(&SourceEvent) -> bool) -> Vec<String> {
+    let mut told = Vec::new();
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(20), source.next());
+        for event in next.await.expect("another event").unwrap() {
+            told.push(match &event {
+                SourceEvent::Pod(view) => format!("pod {} {:?}", view.name.name, view.addresses),
+                SourceEvent::PodGone(uid) => format!("gone {uid}"),
+                SourceEvent::Namespace(name, labels) => format!("namespace {name} {labels:?}"),
+                SourceEvent::NamespaceGone(name) => format!("namespace gone {name}"),
+                SourceEvent::Synced => "synced".to_owned(),
+            });
+            if last(&event) {
+                told.sort();
+                return told;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn pods_of_this_node_and_the_labels_that_matter_are_told() {
+    let (server, dir) = (server(), tempfile::tempdir().unwrap());
+    let mut source = source(&server, dir.path());
+    let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
+    assert_eq!(
+        until(&mut source, synced).await,
+        [
+            "namespace shop {\"mode\": \"ambient\"}",
+            "pod here [10.0.0.1]",
+            "synced"
+        ]
+    );
+    assert_eq!(source.trouble(), None);
+    server.put(PODS, object("new", "n1", "10.0.0.3"));
+    server.delete(PODS, "shop", "here");
+    let gone = |event: &SourceEvent| matches!(event, SourceEvent::PodGone(_));
+    assert_eq!(
+        until(&mut source, gone).await,
+        ["gone uid-here", "pod new [10.0.0.3]"]
+    );
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_without_the_api_server_knows_what_the_one_before_knew() {
+    let (server, dir) = (server(), tempfile::tempdir().unwrap());
+    let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
+    let mut first = source(&server, dir.path());
+    until(&mut first, synced).await;
+    drop(first);
+
+    server.set_away(true);
+    let mut second = source(&server, dir.path());
+    assert_eq!(
+        until(&mut second, synced).await,
+        [
+            "namespace shop {\"mode\": \"ambient\"}",
+            "pod here [10.0.0.1]",
+            "synced"
+        ]
+    );
+    assert!(second.trouble().is_some());
+    server.delete(PODS, "shop", "here");
+    server.put(PODS, object("new", "n1", "10.0.0.3"));
+    server.set_away(false);
+    let gone = |event: &SourceEvent| matches!(event, SourceEvent::PodGone(_));
+    let told = until(&mut second, gone).await;
+    assert!(told.contains(&"gone uid-here".to_owned()), "{told:?}");
+    assert!(told.contains(&"pod new [10.0.0.3]".to_owned()), "{told:?}");
+    assert!(!told.contains(&"synced".to_owned()), "once");
+}
+
+fn pod(uid: &str, ip: &str) -> PodView {
+    PodView {
+        uid: uid.into(),
+        addresses: ip.parse().into_iter().collect(),
+        reported: Status::None,
+        ..PodView::default()
+    }
+}
+
+fn told(uid: &str, ip: &str) -> WatchEvent<PodView> {
+    let id = ObjectId {
+        namespace: "shop".into(),
+        name: uid.into(),
+        uid: uid.into(),
+    };
+    WatchEvent::Object(id, pod(uid, ip))
+}
+
+#[test]
+fn what_was_told_already_is_not_replaced_by_what_was_known_before() {
+    let mut before = LastKnown::default();
+    for uid in ["a", "b"] {
+        before.pods.insert(uid.into(), pod(uid, "10.0.0.1"));
+    }
+    let mut progress = Progress::new(Some(before));
+    assert!(progress.may_recall());
+    progress.pods(told("a", "10.0.0.9"));
+    let recalled = progress.pods(WatchEvent::Away("gone".to_owned()));
+    assert_eq!(
+        recalled,
+        [SourceEvent::Pod(pod("b", "10.0.0.1")), SourceEvent::Synced]
+    );
+    assert!(!progress.may_recall());
+    // A listing that does not have it says that it has gone.
+    progress.pods(told("a", "10.0.0.9"));
+    assert_eq!(
+        progress.pods(WatchEvent::Listed),
+        [SourceEvent::PodGone("b".into())]
+    );
+    assert_eq!(progress.trouble.as_deref(), Some("gone"));
+    assert_eq!(progress.namespaces(WatchEvent::Listed), []);
+    assert_eq!(progress.trouble, None);
+}
+
+#[test]
+fn without_a_file_nothing_is_made_up() {
+    let mut progress = Progress::new(None);
+    assert_eq!(progress.pods(WatchEvent::Away("gone".to_owned())), []);
+    assert_eq!(progress.pods(WatchEvent::Listed), []);
+    assert!(!progress.is_synced());
+    assert_eq!(
+        progress.namespaces(WatchEvent::Listed),
+        [SourceEvent::Synced]
+    );
+}

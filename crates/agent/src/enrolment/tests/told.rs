@@ -1,0 +1,175 @@
+//! What the machine lets others know: annotations that are true, complaints, reports.
+
+use super::*;
+use crate::report::{PodReport, PodState};
+
+fn claiming(uid: &str, ip: &str, reported: Status) -> PodView {
+    PodView {
+        reported,
+        ..pod(uid, ip)
+    }
+}
+
+impl World {
+    fn report(&self, uid: &str) -> PodReport {
+        let mut reports = self.machine.reports(|netns| u64::from(*netns)).into_iter();
+        reports.find(|report| report.uid == uid).unwrap()
+    }
+}
+
+#[test]
+fn after_a_reboot_an_old_annotation_is_corrected_until_the_new_sandbox_is_captured() {
+    let enabled = claiming("web", "10.0.0.7", Status::Enabled);
+    let mut world = World::started(AMBIENT, vec![enabled]);
+    assert_eq!(world.status["shop/web"], Status::Pending);
+    assert_eq!(world.report("web").state, PodState::NoNamespace);
+    // Long after: the next look would be half a minute away.
+    world.pass(Duration::from_secs(120));
+    world.take_log();
+    // The kubelet tells the new sandbox's address, and its process is there.
+    world.running.insert("web".into(), 8);
+    world.source(SourceEvent::Pod(claiming(
+        "web",
+        "10.0.0.8",
+        Status::Pending,
+    )));
+    world.settle();
+    assert_eq!(world.take_log()[0], "scan", "at once");
+    assert!(world.captured("web", 8));
+}
+
+#[test]
+fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_told() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(60));
+    assert!(world.captured("web", 7));
+    world.running.insert("web".into(), 8);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 8));
+}
+
+#[test]
+fn a_claim_of_a_pod_outside_the_mesh_is_taken_away() {
+    let claims = claiming("web", "10.0.0.7", Status::Enabled);
+    let mut world = World::started(&[], vec![claims]);
+    assert_eq!(world.status["shop/web"], Status::None);
+    // One made from a template that has it.
+    world.source(SourceEvent::Pod(claiming("new", "", Status::Pending)));
+    world.settle();
+    assert_eq!(world.status["shop/new"], Status::None);
+    // And one that says nothing is left alone.
+    world.source(SourceEvent::Pod(pod("other", "10.0.0.9")));
+    world.settle();
+    assert_eq!(world.status.get("shop/other"), None);
+}
+
+#[test]
+fn an_ended_pods_claim_is_taken_away_also_by_the_next_agent() {
+    let mut ended = claiming("job", "10.0.0.7", Status::Enabled);
+    ended.terminal = true;
+    let world = World::started(AMBIENT, vec![ended]);
+    assert_eq!(world.status["shop/job"], Status::None);
+}
+
+#[test]
+fn a_failure_is_told_once_and_so_is_its_end() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.failing = Some("announce");
+    world.pass(Duration::from_secs(60));
+    let [(uid, Some(text))] = world.complaints.as_slice() else {
+        panic!("{:?}", world.complaints);
+    };
+    assert_eq!(&**uid, "web");
+    assert!(text.ends_with("announce fails"), "{text}");
+    let report = world.report("web");
+    assert_eq!((report.state, report.wanted), (PodState::Failing, true));
+    assert!(report.error.unwrap().ends_with("announce fails"));
+    world.failing = None;
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.complaints.last().unwrap(), &("web".into(), None));
+    assert_eq!(world.complaints.len(), 2);
+    assert_eq!(world.report("web").state, PodState::Captured);
+}
+
+#[test]
+fn a_report_says_where_a_pod_stands_and_why() {
+    let mut host = pod("host", "10.1.0.1");
+    host.host_network = true;
+    let mut opted = pod("opted", "10.0.0.9");
+    opted.labels = labels(NONE);
+    let mut job = pod("job", "10.0.0.4");
+    job.terminal = true;
+    let mut odd = pod("odd", "10.0.0.5");
+    odd.annotations = labels(&[("istio.io/reroute-virtual-interfaces", "a b")]);
+    let pods = vec![
+        pod("web", "10.0.0.7"),
+        pod("new", ""),
+        host,
+        opted,
+        job,
+        odd,
+    ];
+    let mut world = World::started(AMBIENT, pods);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(60));
+    let repaired = Event::Repaired {
+        uid: "web".into(),
+        what: "x".to_owned(),
+    };
+    world.event(repaired);
+    let web = world.report("web");
+    assert_eq!(
+        (web.state, web.netns_inode, web.drifts),
+        (PodState::Captured, Some(7), 1)
+    );
+    assert!(web.listeners && web.redirected && web.error.is_none());
+    assert_eq!(
+        (web.annotation, web.annotation_seen),
+        (Status::Enabled, Status::None)
+    );
+    for (uid, state, why) in [
+        ("new", PodState::NoNamespace, "has not started"),
+        ("host", PodState::Outside, "node's network"),
+        ("opted", PodState::Outside, "dataplane-mode=none"),
+        ("job", PodState::Ended, "ended"),
+        ("odd", PodState::Failing, "annotations"),
+    ] {
+        let report = world.report(uid);
+        assert_eq!(report.state, state, "{uid}");
+        assert!(report.why.contains(why), "{uid}: {}", report.why);
+    }
+}
+
+#[test]
+fn what_a_release_left_is_no_drift() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(60));
+    world.namespace(&[]);
+    world.pass(Duration::from_secs(60));
+    world.namespace(AMBIENT);
+    world.event(Event::Repaired {
+        uid: "web".into(),
+        what: "x".to_owned(),
+    });
+    assert_eq!(world.report("web").drifts, 0);
+}
+
+#[test]
+fn the_report_has_the_fields_that_are_documented() {
+    let world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let json = serde_json::to_value(world.report("web")).unwrap();
+    assert_eq!(
+        json,
+        serde_json::json!({
+            "namespace": "shop", "name": "web", "uid": "web", "serviceAccount": "sa",
+            "addresses": ["10.0.0.7"], "wanted": true, "state": "no-namespace",
+            "why": "no process of it has been found in a network namespace with its address",
+            "listeners": false, "redirected": false, "drifts": 0,
+            "annotation": "none", "annotationSeen": "none",
+        })
+    );
+}

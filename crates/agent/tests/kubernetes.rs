@@ -1,0 +1,292 @@
+//! The real agent of a node made of namespaces, following an API server in memory.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "helpers of tests, shared with others"
+)]
+
+mod system {
+    pub mod node;
+    pub mod proxy;
+}
+
+use ambit_testkit::ApiServer;
+use serde_json::{Value, json};
+use system::{
+    node::{Node, Pod, until},
+    proxy::Proxy,
+};
+
+const PODS: &str = "/api/v1/pods";
+const NAMESPACES: &str = "/api/v1/namespaces";
+const EVENTS: &str = "/apis/events.k8s.io/v1/events";
+const REDIRECTION: &str = "ambient.istio.io/redirection";
+
+/// A node whose agent follows a server of its own.
+struct Cluster {
+    node: Node,
+    server: ApiServer,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let node = Node::new();
+        let listener = node
+            .namespace
+            .within(|| std::net::TcpListener::bind("127.0.0.1:0"))
+            .unwrap()
+            .unwrap();
+        let server = ApiServer::start_at(listener);
+        server.serve(EVENTS, "Event");
+        std::fs::write(node.path("kubeconfig"), server.kubeconfig()).unwrap();
+        Self { node, server }
+    }
+
+    fn start_agent(&mut self) {
+        self.start_agent_at("127.0.0.1:15014", "127.0.0.1:8000");
+    }
+
+    /// One more, if one runs.
+    fn start_agent_at(&mut self, metrics: &str, health: &str) {
+        let kubeconfig = self.node.path("kubeconfig");
+        self.node.start_agent_with(
+            &[
+                "--kubeconfig",
+                kubeconfig.to_str().unwrap(),
+                "--reconcile-seconds",
+                "1",
+                "--listen-metrics",
+                metrics,
+                "--listen-health",
+                health,
+            ],
+            health,
+        );
+    }
+
+    fn label(&self, ambient: bool) {
+        let labels = if ambient {
+            json!({"istio.io/dataplane-mode": "ambient"})
+        } else {
+            json!({})
+        };
+        self.server.put(
+            NAMESPACES,
+            json!({"metadata": {"name": "shop", "labels": labels}}),
+        );
+    }
+
+    fn tell(&self, pod: &Pod, running: bool, annotations: &Value) {
+        self.tell_at(pod, running.then_some(&pod.ip), annotations);
+    }
+
+    fn tell_at(&self, pod: &Pod, ip: Option<&str>, annotations: &Value) {
+        let status = ip.map_or_else(
+            || json!({"phase": "Pending"}),
+            |ip| json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}),
+        );
+        self.server.put(
+            PODS,
+            json!({
+                "metadata": {"namespace": "shop", "name": pod.name, "uid": pod.uid,
+                    "annotations": annotations},
+                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers": []},
+                "status": status,
+            }),
+        );
+    }
+
+    fn annotation(&self, pod: &Pod) -> Option<String> {
+        let object = self.server.get(PODS, "shop", &pod.name)?;
+        let value = object["metadata"]["annotations"][REDIRECTION].as_str();
+        value.map(str::to_owned)
+    }
+
+    fn status(&self) -> Value {
+        let (code, body) = self.node.http("127.0.0.1:15014", "/v1/status");
+        assert_eq!(code, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// What pods were told, by reason.
+    fn events(&self, reason: &str) -> Vec<Value> {
+        let mut events = self.server.list(EVENTS);
+        events.retain(|event| event["reason"] == reason);
+        events
+    }
+}
+
+#[test]
+fn a_labelled_namespaces_pods_are_captured_and_annotated_and_released_again() {
+    let mut cluster = Cluster::new();
+    cluster.label(false);
+    let running = cluster.node.wire_pod("running");
+    cluster.tell(&running, true, &json!({}));
+    let proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    assert_eq!(cluster.annotation(&running), None);
+    cluster.label(true);
+    until("annotated", || {
+        cluster.annotation(&running).as_deref() == Some("enabled")
+    });
+    assert!(running.is_redirected() && proxy.serves(&running.uid).is_some());
+
+    let starting = cluster.node.wire_pod("starting");
+    cluster.tell(&starting, false, &json!({"kept": "yes"}));
+    assert_eq!(cluster.node.cmdadd(&starting), (200, String::new()));
+    assert!(starting.is_redirected());
+    until("annotated", || {
+        cluster.annotation(&starting).as_deref() == Some("enabled")
+    });
+    let patches: Vec<_> = cluster.server.requests();
+    let patch = patches
+        .iter()
+        .find(|request| request.method == "PATCH")
+        .unwrap();
+    assert_eq!(
+        patch.path.split('?').next().unwrap(),
+        "/api/v1/namespaces/shop/pods/running/status"
+    );
+
+    let status = cluster.status();
+    assert_eq!(
+        (&status["node"], &status["captured"]),
+        (&json!("n1"), &json!(2))
+    );
+    let (code, body) = cluster
+        .node
+        .http("127.0.0.1:15014", "/v1/pods/shop/starting");
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((code, &body["state"]), (200, &json!("captured")));
+    assert_eq!(
+        body["netnsInode"],
+        json!(starting.namespace.netns().id().ino)
+    );
+    assert_eq!(
+        cluster.node.http("127.0.0.1:15014", "/v1/pods/shop/none").0,
+        404
+    );
+
+    cluster.label(false);
+    for pod in [&running, &starting] {
+        until("released", || cluster.annotation(pod).is_none());
+        until("let go", || proxy.serves(&pod.uid).is_none());
+    }
+}
+
+#[test]
+fn with_the_api_server_away_pods_that_are_known_start_and_the_rest_follows() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let (first, second) = (
+        cluster.node.wire_pod("first"),
+        cluster.node.wire_pod("second"),
+    );
+    for pod in [&first, &second] {
+        cluster.tell(pod, false, &json!({}));
+    }
+    let proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    cluster.server.set_away(true);
+    until("it is noticed", || {
+        cluster.status()["sourceTrouble"].is_string()
+    });
+    assert_eq!(cluster.node.cmdadd(&first), (200, String::new()));
+    assert!(first.is_redirected());
+    // An agent that starts meanwhile knows what the one before knew, and serves the proxies.
+    cluster.node.kill_agent();
+    cluster.start_agent();
+    until("served again", || proxy.told.lock().unwrap().snapshots == 2);
+    assert_eq!(cluster.node.cmdadd(&second), (200, String::new()));
+    assert!(second.is_redirected());
+    // Unknown: not let through, in a namespace of the mesh.
+    let unknown = cluster.node.wire_pod("unknown");
+    let asked = cluster
+        .node
+        .plugin("GET", "/v1/membership?namespace=shop&pod=unknown", "");
+    assert_eq!(asked.0, 503, "{}", asked.1);
+    assert!(!unknown.is_redirected());
+    cluster.server.set_away(false);
+    until("annotated", || {
+        cluster.annotation(&second).as_deref() == Some("enabled")
+    });
+    until("it is over", || cluster.status()["sourceTrouble"].is_null());
+}
+
+#[test]
+fn after_a_reboot_the_new_sandbox_is_captured_whatever_the_annotation_says() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let pod = cluster.node.wire_pod("web");
+    let claim = json!({REDIRECTION: "enabled"});
+    // The status still has the address of before.
+    cluster.tell_at(&pod, Some("10.99.0.1"), &claim);
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    until("the claim is corrected", || {
+        cluster.annotation(&pod).as_deref() == Some("pending")
+    });
+    assert!(!pod.is_redirected());
+    cluster.tell(&pod, true, &json!({REDIRECTION: "pending"}));
+    until("captured", || pod.is_redirected());
+    until("annotated", || {
+        cluster.annotation(&pod).as_deref() == Some("enabled")
+    });
+}
+
+#[test]
+fn a_pod_that_cannot_be_enrolled_is_told_why_and_when_it_is() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let pod = cluster.node.wire_pod("web");
+    cluster.tell(&pod, true, &json!({}));
+    cluster.start_agent();
+    until("an event", || {
+        !cluster.events("AmbitEnrolmentFailed").is_empty()
+    });
+    let event = cluster.events("AmbitEnrolmentFailed").remove(0);
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["regarding"]["uid"], pod.uid.as_str());
+    let note = event["note"].as_str().unwrap();
+    assert!(
+        note.contains("no node proxy") && note.contains("app=ztunnel"),
+        "{note}"
+    );
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    until("captured", || pod.is_redirected());
+    until("an event", || !cluster.events("AmbitEnrolled").is_empty());
+}
+
+#[test]
+fn two_agents_at_once_change_places_without_a_gap() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let pods: Vec<_> = (0..6)
+        .map(|n| cluster.node.wire_pod(&format!("p{n}")))
+        .collect();
+    for pod in &pods {
+        cluster.tell(pod, false, &json!({}));
+    }
+    let proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    assert_eq!(cluster.node.cmdadd(&pods[0]).0, 200);
+    // The next takes the places of its sockets while the first runs; then the first ends.
+    let first = cluster.node.take_agent();
+    cluster.start_agent_at("127.0.0.1:25014", "127.0.0.1:28000");
+    assert!(Node::terminate(first));
+    for pod in &pods[1..3] {
+        // The proxy has to come over first; the plugin tries again likewise.
+        until("started", || cluster.node.cmdadd(pod).0 == 200);
+    }
+    for pod in &pods[3..] {
+        assert_eq!(cluster.node.cmdadd(pod), (200, String::new()));
+    }
+    for pod in &pods {
+        assert!(pod.is_redirected() && proxy.serves(&pod.uid).is_some());
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! [`source`] tells of objects, from files or from [`kubernetes`]; [`derive`] is pure; [`mesh`] feeds it
 //! and publishes; [`xds`] and [`ca`] serve over one gRPC port ([`grpc`]); [`auth`] and [`access`] say who
-//! may call; [`environment`] is what all of it is built on; [`run`] puts it together.
+//! may call; [`status`] tells operators; [`environment`] is what all of it is built on; [`run`] puts it together.
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -20,4 +20,5 @@ pub mod problems;
 pub mod run;
 pub mod serving;
 pub mod source;
+pub mod status;
 pub mod xds;

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
-    sync::watch,
+    sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
 
@@ -17,6 +17,7 @@ use crate::{
     metrics::Metrics,
     problems::{Problem, Severity},
     source::{Change, Event, Source},
+    status::{self, Facts, Report, Seen},
     xds::{Store, store::Collection},
 };
 
@@ -49,10 +50,11 @@ pub struct Problems {
     pub objects: Vec<Problem>,
 }
 
-/// Starts following; ends with the drain.
+/// Starts following; ends with the drain. What became of objects goes to `reports`, if anybody asks.
 pub fn start(
     source: Source,
     config: MeshConfig,
+    reports: Option<mpsc::UnboundedSender<Report>>,
     metrics: Arc<Metrics>,
     drain: DrainWatcher,
 ) -> Mesh {
@@ -68,6 +70,7 @@ pub fn start(
     let follower = Follower {
         mesh: mesh.clone(),
         index: Index::new(config),
+        reports,
         metrics,
         publish,
         follow,
@@ -79,6 +82,7 @@ pub fn start(
 struct Follower {
     mesh: Mesh,
     index: Index,
+    reports: Option<mpsc::UnboundedSender<Report>>,
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
@@ -127,6 +131,10 @@ impl Follower {
                     self.index.refuse(key, error, value, &mut pods);
                 }
                 Event::Deleted(key) => self.index.delete(key, &mut pods),
+            }
+            if let Some(reports) = &self.reports {
+                // Fails only at the end.
+                report(&self.index, event).map(|report| reports.send(report).ok());
             }
         }
         drop(pods);
@@ -179,4 +187,28 @@ impl Follower {
             self.publish.send_modify(|number| *number += 1);
         }
     }
+}
+
+/// What became of an object, if it is of interest.
+fn report(index: &Index, event: &Event) -> Option<Report> {
+    let (key, facts) = match event {
+        Event::Applied { object, .. } => {
+            let key = object.key();
+            if !status::concerns(key.kind) && !index.has_new_problems(&key) {
+                return None;
+            }
+            (key, Facts::of(object))
+        }
+        Event::Refused { key, value, .. } => (key.clone(), Facts::of_unreadable(value)),
+        Event::Deleted(key) => {
+            return status::concerns(key.kind).then(|| Report::Gone(key.clone()));
+        }
+    };
+    Some(Report::Seen(Box::new(Seen {
+        facts,
+        problems: index.problems_of(&key).to_vec(),
+        is_news: index.has_new_problems(&key),
+        in_force: index.is_in_force(&key),
+        key,
+    })))
 }

@@ -24,6 +24,7 @@ use crate::{
     metrics::Metrics,
     monitoring::Monitoring,
     serving::Serving,
+    status,
     xds::{Admission, Discovery, DiscoveryServer},
 };
 
@@ -90,9 +91,13 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         .context("--trusted-node-accounts")?;
     let access = Arc::new(Access::new(authenticator, trusted, args.xds_any_account));
     let serving = Serving::start(keeper.follow(), server_names(args), watcher.clone())?;
+    let reports = cluster
+        .as_ref()
+        .map(|cluster| status::start(cluster, &watcher));
     let mesh = mesh::start(
         source,
         mesh_config(args),
+        reports,
         Arc::clone(&metrics),
         watcher.clone(),
     );

@@ -199,6 +199,25 @@ impl Index {
             .unwrap_or_default()
     }
 
+    /// Whether the problems of an object changed since they were last taken.
+    pub fn has_new_problems(&self, key: &ObjectKey) -> bool {
+        self.problems_changed.contains(key)
+    }
+
+    /// Whether anything of a policy is in force.
+    pub fn is_in_force(&self, key: &ObjectKey) -> bool {
+        self.namespaces
+            .get(&key.namespace)
+            .is_some_and(|objects| match key.kind {
+                Kind::AuthorizationPolicy => objects
+                    .policies
+                    .get(&key.name)
+                    .is_some_and(|policy| policy.sent.is_some()),
+                Kind::PeerAuthentication => objects.peer_auths.contains_key(&key.name),
+                _ => false,
+            })
+    }
+
     /// Objects whose problems changed since the last call.
     pub fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
         std::mem::take(&mut self.problems_changed)

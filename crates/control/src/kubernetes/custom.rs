@@ -75,15 +75,23 @@ impl Follower {
 
     /// The best version that the cluster serves; `None` if it does not know the kind.
     async fn served_version(&self) -> Result<Option<&'static str>, kube::Error> {
+        let groups = self.client.list_api_groups().await?;
+        let group = groups
+            .groups
+            .iter()
+            .find(|one| one.name == self.kind.group());
         for version in VERSIONS {
+            let served = group.is_some_and(|group| {
+                let mut versions = group.versions.iter();
+                versions.any(|one| one.version == *version)
+            });
+            if !served {
+                continue;
+            }
             let api = format!("{}/{version}", self.kind.group());
-            match self.client.list_api_group_resources(&api).await {
-                Ok(list) if list.resources.iter().any(|one| one.name == self.plural) => {
-                    return Ok(Some(version));
-                }
-                Ok(_) => {}
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                Err(error) => return Err(error),
+            let list = self.client.list_api_group_resources(&api).await?;
+            if list.resources.iter().any(|one| one.name == self.plural) {
+                return Ok(Some(version));
             }
         }
         Ok(None)
@@ -100,7 +108,8 @@ impl Follower {
             plural: self.plural.to_owned(),
         };
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
-        let read = move |object: &DynamicObject| Some(read(kind, object));
+        let api_version = resource.api_version.clone();
+        let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));
         let mut watch = Watch::new(kind.as_str(), api, watch::config(), read);
         let mut there = BTreeSet::new();
         loop {
@@ -147,9 +156,12 @@ fn event(key: ObjectKey, read: Read) -> Event {
     }
 }
 
-fn read(kind: Kind, object: &DynamicObject) -> Read {
+fn read(kind: Kind, api_version: &str, object: &DynamicObject) -> Read {
     let mut value = object.data.clone();
     if let Some(fields) = value.as_object_mut() {
+        // Items of a listing do not carry them.
+        fields.insert("apiVersion".to_owned(), api_version.into());
+        fields.insert("kind".to_owned(), kind.as_str().into());
         fields.insert(
             "metadata".to_owned(),
             json!(slim::metadata(&object.metadata)),

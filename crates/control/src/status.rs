@@ -1,0 +1,190 @@
+//! What operators see on their objects: status conditions and events. Written by the leader only.
+//!
+//! [`judge`] says what should stand on an object; [`book`] compares with what stands there. Nothing is
+//! written on pods or namespaces.
+//!
+//! | object | condition | reasons |
+//! |---|---|---|
+//! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` |
+//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | False: `AncestorNotBound` |
+//! | PeerAuthentication | `ZtunnelAccepted` | as above |
+//! | Service, ServiceEntry, WorkloadEntry that name a waypoint, or whose namespace does | `istio.io/WaypointBound` | False: `WaypointIsNotReady` |
+
+mod book;
+mod judge;
+
+use ambit_k8s_api::{Kind, Object, ObjectKey};
+use ambit_kube_kit::{apply, events};
+use ambit_rt::DrainWatcher;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::{environment::Cluster, problems::Problem};
+use book::Book;
+
+/// The name under which events are told.
+const CONTROLLER: &str = "ambit-control";
+
+/// What the index tells about objects.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// An object was taken in, or could not be.
+    Seen(Box<Seen>),
+    /// It is gone.
+    Gone(ObjectKey),
+}
+
+/// An object and what became of it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Which.
+    pub key: ObjectKey,
+    /// Everything the API says about it.
+    pub facts: Facts,
+    /// What is wrong with it.
+    pub problems: Vec<Problem>,
+    /// Whether the problems are others than before.
+    pub is_news: bool,
+    /// Of a policy: whether any of it is in force.
+    pub in_force: bool,
+}
+
+/// What the writer must know of an object itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// `group/version`.
+    pub api_version: String,
+    /// Its uid.
+    pub uid: String,
+    /// Counts changes of what is wished.
+    pub generation: Option<i64>,
+    /// The waypoint that it or, of a namespace, everything in it is to use.
+    pub waypoint: Option<String>,
+    /// Whether it is attached to other objects, of which waypoints take care.
+    pub is_attached: bool,
+    /// Its conditions as they stand.
+    pub conditions: Vec<Value>,
+}
+
+/// Whether objects of a kind are of interest here.
+pub(crate) fn concerns(kind: Kind) -> bool {
+    judge::plural(kind).is_some() || kind == Kind::Namespace
+}
+
+impl Facts {
+    /// Those of an object.
+    pub fn of(object: &Object) -> Self {
+        let metadata = object.metadata();
+        let (api_version, conditions, is_attached) = match object {
+            Object::AuthorizationPolicy(policy) => (
+                policy.api_version.clone(),
+                judge::conditions(&policy.status),
+                policy.spec.target_ref.is_some() || policy.spec.target_refs.is_some(),
+            ),
+            Object::PeerAuthentication(policy) => (
+                policy.api_version.clone(),
+                judge::conditions(&policy.status),
+                false,
+            ),
+            Object::ServiceEntry(entry) => (
+                entry.api_version.clone(),
+                judge::conditions(&entry.status),
+                false,
+            ),
+            Object::WorkloadEntry(entry) => (
+                entry.api_version.clone(),
+                judge::conditions(&entry.status),
+                false,
+            ),
+            Object::Service(service) => {
+                let conditions = service
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.conditions.as_ref())
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|condition| serde_json::to_value(condition).ok())
+                    .collect();
+                ("v1".to_owned(), conditions, false)
+            }
+            _ => ("v1".to_owned(), Vec::new(), false),
+        };
+        Self {
+            api_version,
+            uid: metadata.uid.clone().unwrap_or_default(),
+            generation: metadata.generation,
+            waypoint: judge::waypoint(metadata.labels.as_ref()),
+            is_attached,
+            conditions,
+        }
+    }
+
+    /// Those of an object that cannot be read.
+    pub fn of_unreadable(value: &Value) -> Self {
+        let text = |pointer: &str| {
+            let value = value.pointer(pointer).and_then(Value::as_str);
+            value.unwrap_or_default().to_owned()
+        };
+        Self {
+            api_version: text("/apiVersion"),
+            uid: text("/metadata/uid"),
+            generation: value
+                .pointer("/metadata/generation")
+                .and_then(Value::as_i64),
+            conditions: value
+                .get("status")
+                .map(judge::conditions)
+                .unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Begins to write what is reported, whenever this replica leads; ends with the drain.
+pub fn start(cluster: &Cluster, drain: &DrainWatcher) -> mpsc::UnboundedSender<Report> {
+    let (reports, taken) = mpsc::unbounded_channel();
+    let (wishes, wished) = mpsc::unbounded_channel();
+    let (remarks, remarked) = mpsc::unbounded_channel();
+    let client = cluster.client.clone();
+    ambit_rt::spawn("status", apply::run(client.clone(), wished));
+    let name = cluster.name.clone();
+    ambit_rt::spawn("events", async move {
+        events::run(client, CONTROLLER, &name, remarked).await;
+    });
+    let leads = cluster.leads.clone();
+    ambit_rt::spawn(
+        "status book",
+        keep(taken, leads, wishes, remarks, drain.clone()),
+    );
+    reports
+}
+
+async fn keep(
+    mut reports: mpsc::UnboundedReceiver<Report>,
+    mut leads: tokio::sync::watch::Receiver<bool>,
+    wishes: mpsc::UnboundedSender<apply::Wish>,
+    remarks: mpsc::UnboundedSender<events::Remark>,
+    mut drain: DrainWatcher,
+) {
+    let mut book = Book::default();
+    loop {
+        let out = tokio::select! {
+            report = reports.recv() => match report {
+                Some(report) => book.take(report),
+                None => return,
+            },
+            Ok(()) = leads.changed() => {
+                let leads = *leads.borrow_and_update();
+                book.lead(leads)
+            }
+            _ = drain.started() => return,
+        };
+        // Fails only at the end.
+        for wish in out.wishes {
+            wishes.send(wish).ok();
+        }
+        for remark in out.remarks {
+            remarks.send(remark).ok();
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Reports in, writes out; [`Server`] plays the API server and shows what was written.
+
+use super::*;
+use crate::{
+    problems::{Problem, Severity},
+    status::Facts,
+};
+
+#[derive(Default)]
+struct Server {
+    book: Book,
+    objects: BTreeMap<ObjectKey, Seen>,
+    remarks: Vec<String>,
+}
+
+fn key(kind: Kind, name: &str) -> ObjectKey {
+    ObjectKey::new(kind, "shop", name)
+}
+
+fn policy(problems: &[(Severity, &str)], in_force: bool) -> Seen {
+    let key = key(Kind::AuthorizationPolicy, "p");
+    let problem = |(severity, message): &(Severity, &str)| Problem {
+        severity: *severity,
+        object: key.clone(),
+        field: "spec.rules[0]".into(),
+        message: (*message).into(),
+        origin: None,
+    };
+    Seen {
+        problems: problems.iter().map(problem).collect(),
+        facts: Facts {
+            api_version: "security.istio.io/v1".into(),
+            uid: "u".into(),
+            generation: Some(1),
+            ..Facts::default()
+        },
+        is_news: true,
+        in_force,
+        key,
+    }
+}
+
+fn service(waypoint: Option<&str>) -> Seen {
+    Seen {
+        key: key(Kind::Service, "s"),
+        facts: Facts {
+            api_version: "v1".into(),
+            waypoint: waypoint.map(str::to_owned),
+            ..Facts::default()
+        },
+        problems: Vec::new(),
+        is_news: false,
+        in_force: false,
+    }
+}
+
+fn namespace(waypoint: Option<&str>) -> Report {
+    Report::Seen(Box::new(Seen {
+        key: ObjectKey::new(Kind::Namespace, "", "shop"),
+        ..service(waypoint)
+    }))
+}
+
+impl Server {
+    fn leading() -> Self {
+        let mut server = Self::default();
+        server.lead(true);
+        server
+    }
+
+    fn lead(&mut self, leads: bool) -> usize {
+        let out = self.book.lead(leads);
+        self.carry_out(out)
+    }
+
+    /// The object changes as given, but for its conditions, which stay. Returns the number of writes.
+    fn put(&mut self, mut seen: Seen) -> usize {
+        if let Some(old) = self.objects.get(&seen.key) {
+            seen.facts.conditions.clone_from(&old.facts.conditions);
+        }
+        self.objects.insert(seen.key.clone(), seen.clone());
+        self.report(Report::Seen(Box::new(seen)))
+    }
+
+    fn report(&mut self, report: Report) -> usize {
+        let out = self.book.take(report);
+        self.carry_out(out)
+    }
+
+    fn carry_out(&mut self, out: Out) -> usize {
+        self.remarks.extend(
+            out.remarks
+                .into_iter()
+                .map(|remark| remark.reason.to_owned()),
+        );
+        let mut writes = 0;
+        for wish in out.wishes {
+            let Wish::Status(part, status) = wish else {
+                continue;
+            };
+            writes += 1;
+            let seen = self
+                .objects
+                .values_mut()
+                .find(|seen| seen.key.name == part.name && seen.key.kind.as_str() == part.kind)
+                .unwrap();
+            let slots = judge::slots(seen.key.kind).iter();
+            let owned: Vec<_> = slots.filter(|slot| slot.manager == part.manager).collect();
+            let conditions = &mut seen.facts.conditions;
+            conditions.retain(|one| owned.iter().all(|slot| one["type"] != slot.condition));
+            conditions.extend(judge::conditions(&status));
+        }
+        writes
+    }
+
+    /// The watch shows every object as it is now.
+    fn show(&mut self) -> usize {
+        let objects: Vec<_> = self.objects.values().cloned().collect();
+        let show = |seen| self.report(Report::Seen(Box::new(seen)));
+        objects.into_iter().map(show).sum()
+    }
+
+    fn conditions(&self, of: &ObjectKey) -> Vec<String> {
+        let conditions = self.objects[of].facts.conditions.iter();
+        let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+        conditions
+            .map(|one| {
+                format!(
+                    "{}={} {}",
+                    text(one, "type"),
+                    text(one, "status"),
+                    text(one, "reason")
+                )
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn a_policy_tells_what_became_of_it() {
+    let mut server = Server::leading();
+    let of = key(Kind::AuthorizationPolicy, "p");
+    let cases: &[(&[(Severity, &str)], bool, &str)] = &[
+        (&[], true, "True Accepted"),
+        (&[(Severity::Warning, "a")], true, "True UnsupportedValue"),
+        (&[(Severity::Warning, "a")], false, "False UnsupportedValue"),
+        (&[(Severity::Error, "a")], true, "False Invalid"),
+    ];
+    for (problems, in_force, expected) in cases {
+        assert_eq!(server.put(policy(problems, *in_force)), 1);
+        assert_eq!(server.show(), 0, "what is written is not written again");
+        assert_eq!(
+            server.conditions(&of),
+            [format!("ZtunnelAccepted={expected}")]
+        );
+    }
+    assert_eq!(
+        server.remarks,
+        ["UnsupportedValue", "UnsupportedValue", "Invalid"]
+    );
+    let mut attached = policy(&[], false);
+    attached.facts.is_attached = true;
+    assert_eq!(server.put(attached), 2);
+    assert_eq!(
+        server.conditions(&of),
+        ["WaypointAccepted=False AncestorNotBound"]
+    );
+}
+
+#[test]
+fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
+    let mut server = Server::default();
+    assert_eq!(server.put(policy(&[], true)), 0);
+    assert_eq!(server.put(service(None)), 0);
+    assert_eq!(server.lead(true), 1);
+    assert_eq!(server.lead(false), 0);
+    assert_eq!(server.put(policy(&[(Severity::Error, "a")], true)), 0);
+    server.show();
+    assert_eq!(server.lead(true), 1);
+    assert_eq!((server.show(), server.lead(true)), (0, 0));
+}
+
+#[test]
+fn a_write_is_not_repeated_before_its_object_shows_it_but_after_somebody_else_wrote() {
+    let mut server = Server::leading();
+    let seen = policy(&[], true);
+    assert_eq!(server.put(seen.clone()), 1);
+    assert_eq!(
+        server.report(Report::Seen(Box::new(seen))),
+        0,
+        "an old state, seen late"
+    );
+    assert_eq!(server.show(), 0);
+    let of = key(Kind::AuthorizationPolicy, "p");
+    server
+        .objects
+        .get_mut(&of)
+        .unwrap()
+        .facts
+        .conditions
+        .clear();
+    assert_eq!(server.show(), 1);
+    let mut next = policy(&[], true);
+    next.facts.generation = Some(2);
+    assert_eq!(server.put(next), 1, "observedGeneration follows");
+}
+
+#[test]
+fn a_waypoint_that_is_missing_is_told_and_forgotten() {
+    let mut server = Server::leading();
+    let of = key(Kind::Service, "s");
+    assert_eq!(server.put(service(None)), 0);
+    assert_eq!(server.put(service(Some("wp"))), 1);
+    let missing = ["istio.io/WaypointBound=False WaypointIsNotReady"];
+    assert_eq!(server.conditions(&of), missing);
+    server.show();
+    assert_eq!(server.put(service(Some("none"))), 1);
+    assert!(server.conditions(&of).is_empty());
+    server.show();
+    assert_eq!(server.report(namespace(Some("wp"))), 0, "opted out");
+    assert_eq!(server.put(service(None)), 1);
+    assert_eq!(server.conditions(&of), missing);
+    server.show();
+    assert_eq!(server.report(namespace(None)), 1);
+    assert!(server.conditions(&of).is_empty());
+}
+
+#[test]
+fn when_a_condition_changed_is_kept_while_it_says_the_same() {
+    let mut server = Server::leading();
+    server.put(policy(&[], true));
+    let of = key(Kind::AuthorizationPolicy, "p");
+    let long_ago = json!("2020-01-01T00:00:00Z");
+    server.objects.get_mut(&of).unwrap().facts.conditions[0]["lastTransitionTime"] =
+        long_ago.clone();
+    server.show();
+    server.put(policy(&[(Severity::Warning, "a")], true));
+    let since =
+        |server: &Server| server.objects[&of].facts.conditions[0]["lastTransitionTime"].clone();
+    assert_eq!(since(&server), long_ago);
+    server.show();
+    server.put(policy(&[(Severity::Warning, "a")], false));
+    assert_ne!(since(&server), long_ago);
+}
+
+#[test]
+fn problems_of_other_objects_are_told_once() {
+    let mut server = Server::leading();
+    let mut pod = policy(&[(Severity::Error, "bad address")], false);
+    pod.key = key(Kind::Pod, "a");
+    assert_eq!(server.report(Report::Seen(Box::new(pod))), 0);
+    assert_eq!(server.remarks, ["Unusable"]);
+}

@@ -2,13 +2,7 @@
 
 use std::net::IpAddr;
 
-use hickory_proto::{
-    op::{Edns, Message, ResponseCode},
-    rr::{
-        Name, RData, Record,
-        rdata::{A, AAAA, CNAME},
-    },
-};
+use hickory_proto::op::ResponseCode;
 use rand::{Rng, seq::SliceRandom};
 
 use crate::{
@@ -24,62 +18,126 @@ const MIN_DATAGRAM: u16 = 512;
 /// What fits a datagram whatever its headers.
 const MAX_DATAGRAM: u16 = 65_000;
 
+const TYPE_A: u16 = 1;
+const TYPE_CNAME: u16 = 5;
+const TYPE_AAAA: u16 = 28;
+const TYPE_OPT: u16 = 41;
+const CLASS_IN: u16 = 1;
+/// Where the name asked for is.
+const QUESTION: u16 = 12;
+/// The two bits that make of an offset a pointer to a name.
+const POINTER: u16 = 0xc000;
+
 /// The answer, in wire form. Addresses come in any order; what does not fit the client's datagram is
-/// left out and the answer says so.
+/// left out and the answer says so: clients that cannot ask again over TCP have some of the
+/// addresses at least.
 pub fn encode(
     question: &Question,
     found: &Found,
     transport: Transport,
     rng: &mut impl Rng,
 ) -> Vec<u8> {
-    let mut message = response(&question.metadata, ResponseCode::NoError);
-    message.metadata.authoritative = true;
-    let asked = question.query.name();
-    message.add_query(question.query.clone());
-    let alias = found
-        .alias
-        .as_ref()
-        .and_then(|alias| Name::from_ascii(format!("{alias}.")).ok());
-    if let Some(alias) = &alias {
-        let cname = RData::CNAME(CNAME(alias.clone()));
-        message.add_answer(Record::from_rdata(asked.clone(), TTL, cname));
-    }
-    let owner = alias.as_ref().unwrap_or(asked);
-    let mut addresses = found.addresses.clone();
-    addresses.shuffle(rng);
-    message.add_answers(addresses.into_iter().map(|ip| {
-        let data = match ip {
-            IpAddr::V4(ip) => RData::A(A(ip)),
-            IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
-        };
-        Record::from_rdata(owner.clone(), TTL, data)
-    }));
-    let mut limit = MIN_DATAGRAM;
-    if let Some(edns) = question.edns() {
-        limit = edns.max_payload().max(MIN_DATAGRAM);
-        let mut ours = Edns::new();
-        ours.set_max_payload(limit).set_version(0);
-        message.set_edns(ours);
-    }
+    let mut head = response(&question.metadata, ResponseCode::NoError);
+    head.metadata.authoritative = true;
+    head.add_query(question.query.clone());
+    // A name that was read can be written.
+    let mut message = Message {
+        bytes: head.to_vec().unwrap_or_default(),
+        answers: 0,
+        owner: POINTER | QUESTION,
+    };
+    let payload = question
+        .edns()
+        .map(|edns| edns.max_payload().max(MIN_DATAGRAM));
     let limit = match transport {
-        Transport::Udp => limit.min(MAX_DATAGRAM),
+        Transport::Udp => payload.unwrap_or(MIN_DATAGRAM).min(MAX_DATAGRAM),
         Transport::Tcp => u16::MAX,
     };
-    fit(message, usize::from(limit))
+    let limit = usize::from(limit) - payload.map_or(0, |_| OPT);
+    if let Some(alias) = &found.alias {
+        message.alias(alias);
+    }
+    let mut addresses = found.addresses.clone();
+    addresses.shuffle(rng);
+    let fit = addresses.iter().all(|ip| message.address(*ip, limit));
+    message.finish(!fit, payload)
 }
 
-/// The longest beginning of the answers that fits. Clients that cannot ask again over TCP have
-/// some of the addresses at least.
-fn fit(mut message: Message, limit: usize) -> Vec<u8> {
-    loop {
-        // Names and counts are ours or were read: they can be written.
-        let bytes = message.to_vec().unwrap_or_default();
-        let count = message.answers.len();
-        if bytes.len() <= limit || count == 0 {
-            return bytes;
+/// Bytes of an OPT record without options.
+const OPT: usize = 11;
+
+/// An answer being written. All its names are pointers, so that a record of an address has a dozen
+/// bytes and the address, however long the name: libraries give compression up after some records.
+struct Message {
+    bytes: Vec<u8>,
+    answers: u16,
+    /// Pointer to the name that has the addresses.
+    owner: u16,
+}
+
+impl Message {
+    fn record(&mut self, kind: u16, data: &[u8]) {
+        for part in [self.owner, kind, CLASS_IN] {
+            self.bytes.extend(part.to_be_bytes());
         }
-        message.metadata.truncation = true;
-        let keep = count * limit / bytes.len();
-        message.answers.truncate(keep.min(count - 1));
+        self.bytes.extend(TTL.to_be_bytes());
+        let len = u16::try_from(data.len()).unwrap_or_default();
+        self.bytes.extend(len.to_be_bytes());
+        self.bytes.extend(data);
+        self.answers += 1;
+    }
+
+    fn alias(&mut self, name: &str) {
+        let mut target = Vec::with_capacity(name.len() + 2);
+        for label in name.split('.') {
+            // It is a part of a name that was read: at most 63.
+            target.push(u8::try_from(label.len()).unwrap_or_default());
+            target.extend(label.as_bytes());
+        }
+        target.push(0);
+        self.record(TYPE_CNAME, &target);
+        let at = u16::try_from(self.bytes.len() - target.len()).unwrap_or_default();
+        self.owner = POINTER | at;
+    }
+
+    /// False if it does not fit.
+    fn address(&mut self, ip: IpAddr, limit: usize) -> bool {
+        let before = self.bytes.len();
+        match ip {
+            IpAddr::V4(ip) => self.record(TYPE_A, &ip.octets()),
+            IpAddr::V6(ip) => self.record(TYPE_AAAA, &ip.octets()),
+        }
+        let fits = self.bytes.len() <= limit;
+        if !fits {
+            self.bytes.truncate(before);
+            self.answers -= 1;
+        }
+        fits
+    }
+
+    fn finish(mut self, truncated: bool, payload: Option<u16>) -> Vec<u8> {
+        if let Some(payload) = payload {
+            // The root, no extended code, version 0, no flags, no options.
+            self.bytes.push(0);
+            self.bytes.extend(TYPE_OPT.to_be_bytes());
+            self.bytes.extend(payload.to_be_bytes());
+            self.bytes.extend([0; 6]);
+        }
+        let additionals = u16::from(payload.is_some());
+        self.put(6, self.answers);
+        self.put(10, additionals);
+        if truncated && let Some(flags) = self.bytes.get_mut(2) {
+            *flags |= 0x02;
+        }
+        self.bytes
+    }
+
+    fn put(&mut self, at: usize, count: u16) {
+        if let Some(place) = self.bytes.get_mut(at..at + 2) {
+            place.copy_from_slice(&count.to_be_bytes());
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

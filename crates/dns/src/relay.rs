@@ -39,8 +39,8 @@ impl Relay {
         let is_ours = bytes.first_chunk::<2>() == self.message.first_chunk::<2>()
             && header.metadata.message_type == MessageType::Response;
         // Servers that do not understand a question may answer without it.
-        let is_bare = header.counts.queries == 0
-            && header.metadata.response_code != ResponseCode::NoError;
+        let is_bare =
+            header.counts.queries == 0 && header.metadata.response_code != ResponseCode::NoError;
         if !is_ours || !(is_bare || self.repeats_question(&bytes)) {
             return None;
         }

@@ -198,3 +198,6 @@ impl<H: Host> Server<H> {
         });
     }
 }
+
+#[cfg(test)]
+pub(crate) mod fake;

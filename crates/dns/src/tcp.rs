@@ -51,10 +51,7 @@ async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     within(idle, read).await?
 }
 
-async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = std::io::Result<T>>,
-) -> Option<T> {
+async fn within<T>(limit: Duration, work: impl Future<Output = std::io::Result<T>>) -> Option<T> {
     timeout(limit, work).await.ok()?.ok()
 }
 
@@ -72,11 +69,7 @@ async fn answer<H: Host>(
         Step::Answer(answer) => answer,
         Step::Later(later) => match server.room() {
             None => server.refuse(&question, Transport::Tcp),
-            Some(_room) => {
-                server
-                    .finish(&question, Transport::Tcp, later, asked)
-                    .await
-            }
+            Some(_room) => server.finish(&question, Transport::Tcp, later, asked).await,
         },
     })
 }

@@ -127,9 +127,7 @@ async fn finish<H: Host>(
         None => server.refuse(question, Transport::Udp),
         Some(_room) => {
             let asked = asked(socket, server, client);
-            server
-                .finish(question, Transport::Udp, later, asked)
-                .await
+            server.finish(question, Transport::Udp, later, asked).await
         }
     };
     send(socket, &answer, client);

@@ -77,7 +77,11 @@ pub(crate) async fn exchange(
     for server in servers.iter().take(MAX_SERVERS) {
         left -= 1;
         let attempt = Instant::now() + limits.attempt;
-        let until = if left == 0 { deadline } else { attempt.min(deadline) };
+        let until = if left == 0 {
+            deadline
+        } else {
+            attempt.min(deadline)
+        };
         let one = async {
             match transport {
                 Transport::Udp => by_datagram(place, *server, relay, attempt, until).await,

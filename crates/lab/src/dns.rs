@@ -1,5 +1,5 @@
-//! The cluster's DNS: names of services and of the pods behind headless ones. Each node has a server
-//! at its own address; all answer from the same zone.
+//! The cluster's DNS: names of services and of the pods behind headless ones, and where their named
+//! ports are. Each node has a server at its own address; all answer from the same zone.
 
 use std::{
     collections::BTreeMap,
@@ -12,8 +12,8 @@ use std::{
 use hickory_proto::{
     op::{Message, MessageType, OpCode, ResponseCode},
     rr::{
-        RData, Record, RecordType,
-        rdata::{A, AAAA},
+        Name, RData, Record, RecordType,
+        rdata::{A, AAAA, SRV},
     },
 };
 use tokio::{
@@ -38,20 +38,34 @@ const IDLE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Zone {
     names: BTreeMap<String, Vec<IpAddr>>,
+    /// `_port._protocol.service…` with number and host.
+    ports: BTreeMap<String, Vec<(u16, Name)>>,
 }
 
 impl Zone {
     pub(crate) fn new(views: &[ServiceView]) -> Self {
         let mut names: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
+        let mut ports: BTreeMap<String, Vec<(u16, Name)>> = BTreeMap::new();
         for view in views {
             let name = format!("{}.{}.svc.{DOMAIN}", view.name, view.namespace).to_lowercase();
+            let mut hosts = vec![name.clone()];
             if view.ips.is_empty() {
+                hosts.clear();
                 for (host, ip) in &view.endpoints {
-                    names
-                        .entry(format!("{}.{name}", host.to_lowercase()))
-                        .or_default()
-                        .push(*ip);
+                    let host = format!("{}.{name}", host.to_lowercase());
+                    names.entry(host.clone()).or_default().push(*ip);
+                    hosts.push(host);
                 }
+            }
+            hosts.dedup();
+            for port in view.ports.iter().filter(|port| !port.name.is_empty()) {
+                let protocol = if port.udp { "udp" } else { "tcp" };
+                let host = |host: &String| Name::from_ascii(format!("{host}.")).ok();
+                let found = hosts.iter().filter_map(host);
+                ports
+                    .entry(format!("_{}._{protocol}.{name}", port.name.to_lowercase()))
+                    .or_default()
+                    .extend(found.map(|host| (port.port, host)));
             }
             let addresses = names.entry(name).or_default();
             if view.ips.is_empty() {
@@ -60,7 +74,7 @@ impl Zone {
                 addresses.extend(&view.ips);
             }
         }
-        Self { names }
+        Self { names, ports }
     }
 
     /// The answer to a question in wire form; `None` if it is none.
@@ -80,7 +94,16 @@ impl Zone {
         for query in &question.queries {
             answer.add_query(query.clone());
             let text = query.name().to_ascii().to_lowercase();
-            let Some(addresses) = self.names.get(text.trim_end_matches('.')) else {
+            let text = text.trim_end_matches('.');
+            if let Some(targets) = self.ports.get(text) {
+                let targets = targets.iter().filter(|_| query.query_type() == RecordType::SRV);
+                answer.add_answers(targets.map(|(port, host)| {
+                    let data = RData::SRV(SRV::new(0, 100, *port, host.clone()));
+                    Record::from_rdata(query.name().clone(), TTL, data)
+                }));
+                continue;
+            }
+            let Some(addresses) = self.names.get(text) else {
                 answer.metadata.response_code = ResponseCode::NXDomain;
                 continue;
             };
@@ -214,7 +237,12 @@ mod tests {
             namespace: "shop".into(),
             name: name.into(),
             ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
-            ports: Vec::new(),
+            ports: vec![crate::cluster::PortView {
+                name: "http".into(),
+                port: 80,
+                udp: false,
+                targets: Vec::new(),
+            }],
             endpoints: endpoints
                 .iter()
                 .map(|(host, ip)| ((*host).to_owned(), ip.parse().unwrap()))
@@ -229,7 +257,7 @@ mod tests {
             view("db", &[], &[("db-0", "10.244.1.3"), ("db-1", "10.244.2.3")]),
         ]);
         let none: &[&str] = &[];
-        let cases: [(&str, RecordType, ResponseCode, &[&str]); 6] = [
+        let cases: [(&str, RecordType, ResponseCode, &[&str]); 8] = [
             (
                 "Web.shop.svc.cluster.local.",
                 RecordType::A,
@@ -261,6 +289,21 @@ mod tests {
                 none,
             ),
             ("example.com.", RecordType::A, ResponseCode::NXDomain, none),
+            (
+                "_http._tcp.web.shop.svc.cluster.local.",
+                RecordType::SRV,
+                ResponseCode::NoError,
+                &["0 100 80 web.shop.svc.cluster.local."],
+            ),
+            (
+                "_http._tcp.db.shop.svc.cluster.local.",
+                RecordType::SRV,
+                ResponseCode::NoError,
+                &[
+                    "0 100 80 db-0.db.shop.svc.cluster.local.",
+                    "0 100 80 db-1.db.shop.svc.cluster.local.",
+                ],
+            ),
         ];
         for (name, kind, code, expected) in cases {
             let (got, answers) = ask(&zone, name, kind);

@@ -165,6 +165,7 @@ mod tests {
                 "fd00:10:96::100".parse().unwrap(),
             ],
             ports: vec![PortView {
+                name: "http".into(),
                 port: 80,
                 udp: false,
                 targets,

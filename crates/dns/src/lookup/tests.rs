@@ -1,0 +1,311 @@
+use std::collections::BTreeMap;
+
+use ambit_model::{
+    HealthPolicy, IpFamilies, LoadBalancing, NamespacedHostname, NetworkAddress, Visibility,
+    Workload, WorkloadStatus,
+};
+use ambit_route::TableConfig;
+
+use super::*;
+
+fn service(namespace: &str, hostname: &str, vips: &[&str]) -> Service {
+    Service {
+        name: hostname.split('.').next().unwrap().into(),
+        namespace: namespace.into(),
+        hostname: hostname.into(),
+        vips: vips
+            .iter()
+            .map(|vip| match vip.split_once('/') {
+                Some((network, ip)) => NetworkAddress::new(network, ip.parse().unwrap()),
+                None => NetworkAddress::new("", vip.parse().unwrap()),
+            })
+            .collect(),
+        ..Service::default()
+    }
+}
+
+fn kube(namespace: &str, name: &str, vips: &[&str]) -> Service {
+    let canonical = true;
+    let hostname = format!("{name}.{namespace}.svc.cluster.local");
+    Service {
+        canonical,
+        ..service(namespace, &hostname, vips)
+    }
+}
+
+fn replica(name: &str, owner: &str, service: &str, ips: &[&str]) -> Workload {
+    let host = NamespacedHostname::new("shop", format!("{service}.shop.svc.cluster.local"));
+    Workload {
+        uid: format!("Kubernetes//Pod/shop/{name}").into(),
+        name: name.into(),
+        namespace: "shop".into(),
+        workload_name: owner.into(),
+        workload_ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        services: BTreeMap::from([(host, BTreeMap::new())]),
+        ..Workload::default()
+    }
+}
+
+fn table_of(services: Vec<Service>, workloads: &[Workload]) -> MeshTable {
+    let mut table = MeshTable::new(TableConfig {
+        preferred_service_namespace: Some("preferred".into()),
+        ..TableConfig::default()
+    });
+    for service in services {
+        table.insert_service(service);
+    }
+    for workload in workloads {
+        table.insert_workload(workload);
+    }
+    table
+}
+
+const CLIENT: Client<'static> = Client {
+    namespace: "shop",
+    network: "",
+    cluster_id: "Kubernetes",
+    domain: "cluster.local",
+};
+
+/// The alias and addresses found, as text.
+fn resolve(table: &MeshTable, client: &Client<'_>, name: &str, family: Family) -> String {
+    let Some(found) = look_up(table, client, name, family) else {
+        return "unknown".into();
+    };
+    let mut addresses: Vec<_> = found.addresses.iter().map(ToString::to_string).collect();
+    addresses.sort();
+    let alias = found.alias.map(|alias| format!("{alias}: "));
+    alias.unwrap_or_default() + &addresses.join(" ")
+}
+
+#[track_caller]
+fn check(table: &MeshTable, cases: &[(&str, &str)]) {
+    for (name, expected) in cases {
+        assert_eq!(
+            resolve(table, &CLIENT, name, Family::V4),
+            *expected,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn names_are_expanded_as_kubernetes_search_list_does() {
+    let table = table_of(
+        vec![
+            kube("shop", "web", &["10.0.0.1"]),
+            kube("other", "api", &["10.0.0.2"]),
+            service("shop", "example.com", &["240.240.0.1"]),
+            service("shop", "single", &["240.240.0.2"]),
+        ],
+        &[],
+    );
+    check(
+        &table,
+        &[
+            ("web.shop.svc.cluster.local", "10.0.0.1"),
+            ("web", "10.0.0.1"),
+            ("web.shop", "10.0.0.1"),
+            ("web.shop.svc", "10.0.0.1"),
+            ("api", "unknown"),
+            ("api.other", "10.0.0.2"),
+            ("api.other.svc", "10.0.0.2"),
+            ("api.other.svc.cluster.local", "10.0.0.2"),
+            ("example.com", "240.240.0.1"),
+            ("single", "240.240.0.2"),
+            ("nothing.com", "unknown"),
+            ("cluster.local", "unknown"),
+            ("svc.cluster.local", "unknown"),
+        ],
+    );
+}
+
+#[test]
+fn what_the_search_list_added_is_taken_away_and_said() {
+    let table = table_of(
+        vec![
+            kube("shop", "web", &["10.0.0.1"]),
+            kube("other", "api", &["10.0.0.2"]),
+            service("shop", "example.com", &["240.240.0.1"]),
+            service("shop", "*.wild.com", &["240.240.0.2"]),
+        ],
+        &[],
+    );
+    check(
+        &table,
+        &[
+            (
+                "example.com.shop.svc.cluster.local",
+                "example.com: 240.240.0.1",
+            ),
+            ("example.com.svc.cluster.local", "example.com: 240.240.0.1"),
+            ("example.com.cluster.local", "example.com: 240.240.0.1"),
+            ("example.com.other.svc.cluster.local", "unknown"),
+            ("api.other.shop.svc.cluster.local", "api.other: 10.0.0.2"),
+            (
+                "web.shop.svc.cluster.local.shop.svc.cluster.local",
+                "web.shop.svc.cluster.local: 10.0.0.1",
+            ),
+            ("a.wild.com.shop.svc.cluster.local", "240.240.0.2"),
+        ],
+    );
+}
+
+#[test]
+fn the_narrowest_wildcard_is_taken_when_nothing_is_exact() {
+    let table = table_of(
+        vec![
+            service("shop", "*.example.com", &["240.240.0.1"]),
+            service("shop", "*.a.example.com", &["240.240.0.2"]),
+            service("shop", "www.example.com", &["240.240.0.3"]),
+        ],
+        &[],
+    );
+    check(
+        &table,
+        &[
+            ("www.example.com", "240.240.0.3"),
+            ("x.example.com", "240.240.0.1"),
+            ("x.y.example.com", "240.240.0.1"),
+            ("x.a.example.com", "240.240.0.2"),
+            ("a.example.com", "240.240.0.1"),
+            ("example.com", "unknown"),
+        ],
+    );
+}
+
+#[test]
+fn the_own_namespace_comes_first_then_the_canonical_then_the_preferred() {
+    let host = "api.example.com";
+    let of = |namespace: &str, vip: &str| service(namespace, host, &[vip]);
+    let canonical = |service| Service {
+        canonical: true,
+        ..service
+    };
+    let mut services = vec![of("first", "1.1.1.1"), of("second", "1.1.1.2")];
+    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.1")]);
+    services.push(of("preferred", "1.1.1.3"));
+    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.3")]);
+    services.push(canonical(of("fourth", "1.1.1.4")));
+    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.4")]);
+    services.push(of("shop", "1.1.1.5"));
+    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.5")]);
+    // Of those that have addresses at all.
+    services.pop();
+    services.push(service("shop", host, &[]));
+    check(&table_of(services, &[]), &[(host, "1.1.1.4")]);
+}
+
+#[test]
+fn services_of_others_that_are_not_public_are_not_there() {
+    let hidden = Service {
+        visibility: Visibility::Namespace,
+        ..kube("other", "api", &["10.0.0.2"])
+    };
+    let table = table_of(vec![hidden], &[]);
+    check(&table, &[("api.other", "unknown")]);
+    let neighbour = Client {
+        namespace: "other",
+        ..CLIENT
+    };
+    let found = resolve(&table, &neighbour, "api", Family::V4);
+    assert_eq!(found, "10.0.0.2");
+}
+
+#[test]
+fn addresses_are_of_the_client_s_network_and_the_service_s_families() {
+    let vips = ["10.0.0.1", "far/10.9.9.9", "fd00::1"];
+    let with = |families| Service {
+        ip_families: families,
+        ..kube("shop", "web", &vips)
+    };
+    let both = |families| {
+        let table = table_of(vec![with(families)], &[]);
+        [Family::V4, Family::V6].map(|family| resolve(&table, &CLIENT, "web", family))
+    };
+    assert_eq!(both(None), ["10.0.0.1", "fd00::1"]);
+    assert_eq!(both(Some(IpFamilies::Dual)), ["10.0.0.1", "fd00::1"]);
+    assert_eq!(both(Some(IpFamilies::Ipv4)), ["10.0.0.1", ""]);
+    assert_eq!(both(Some(IpFamilies::Ipv6)), ["", "fd00::1"]);
+    let far = Client {
+        network: "far",
+        ..CLIENT
+    };
+    let table = table_of(vec![with(None)], &[]);
+    assert_eq!(resolve(&table, &far, "web", Family::V4), "10.9.9.9");
+}
+
+#[test]
+fn prefixes_are_never_answers() {
+    let mut cidr = service("shop", "range.example.com", &[]);
+    cidr.cidr_vips = vec![ambit_model::CidrVip {
+        network: "".into(),
+        cidr: "10.0.0.0/8".parse().unwrap(),
+    }];
+    let table = table_of(vec![cidr], &[]);
+    check(&table, &[("range.example.com", "unknown")]);
+}
+
+#[test]
+fn a_headless_service_is_its_endpoints() {
+    let sick = Workload {
+        status: WorkloadStatus::Unhealthy,
+        ..replica("db-2", "db", "db", &["10.1.0.3"])
+    };
+    let abroad = Workload {
+        network: "far".into(),
+        ..replica("db-3", "db", "db", &["10.1.0.4"])
+    };
+    let pods = [
+        replica("db-0", "db", "db", &["10.1.0.1", "fd00::1"]),
+        replica("db-1", "db", "db", &["10.1.0.2"]),
+        sick,
+        abroad,
+    ];
+    let table = table_of(vec![kube("shop", "db", &[])], &pods);
+    check(&table, &[("db", "10.1.0.1 10.1.0.2")]);
+    assert_eq!(resolve(&table, &CLIENT, "db", Family::V6), "fd00::1");
+
+    let unready = Service {
+        load_balancing: Some(LoadBalancing {
+            health_policy: HealthPolicy::AllowAll,
+            ..LoadBalancing::default()
+        }),
+        ..kube("shop", "db", &[])
+    };
+    let table = table_of(vec![unready], &pods);
+    check(&table, &[("db", "10.1.0.1 10.1.0.2 10.1.0.3")]);
+    // Without any it is still a name of the mesh; a host outside the cluster is not.
+    let table = table_of(
+        vec![kube("shop", "db", &[]), service("shop", "db.com", &[])],
+        &[],
+    );
+    check(&table, &[("db", ""), ("db.com", "unknown")]);
+}
+
+#[test]
+fn a_statefulset_s_pod_is_found_by_its_name() {
+    let pods = [
+        replica("db-0", "db", "db", &["10.1.0.1"]),
+        replica("db-7d9f-x2", "db", "db", &["10.1.0.2"]),
+        replica("web-0", "web", "web", &["10.1.0.3"]),
+    ];
+    let services = vec![kube("shop", "db", &[]), kube("shop", "web", &["10.0.0.1"])];
+    let mut table = table_of(services, &pods);
+    check(
+        &table,
+        &[
+            ("db-0.db.shop.svc.cluster.local", "10.1.0.1"),
+            ("db-0.db.shop.svc", "10.1.0.1"),
+            ("db-0.db.shop", "10.1.0.1"),
+            ("db-0.db", "10.1.0.1"),
+            ("db-1.db.shop.svc.cluster.local", "unknown"),
+            ("db-7d9f-x2.db.shop.svc.cluster.local", "unknown"),
+            ("web-0.db.shop.svc.cluster.local", "unknown"),
+            ("web-0.web.shop.svc.cluster.local", "unknown"),
+        ],
+    );
+    // It keeps its name and changes its address.
+    table.insert_workload(&replica("db-0", "db", "db", &["10.1.0.9"]));
+    check(&table, &[("db-0.db", "10.1.0.9")]);
+}

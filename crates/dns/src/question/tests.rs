@@ -1,0 +1,108 @@
+use hickory_proto::{op::Query, rr::Name};
+use proptest::prelude::*;
+
+use super::*;
+
+fn message(name: &str, kind: RecordType) -> Message {
+    let mut message = Message::query();
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message
+}
+
+fn parse(message: &Message) -> Result<Question, Unanswerable> {
+    Question::parse(&message.to_vec().unwrap())
+}
+
+#[track_caller]
+fn refused_with(message: &Message, code: ResponseCode) {
+    let Err(Unanswerable::Refused(bytes, said)) = parse(message) else {
+        panic!("not refused: {message:?}");
+    };
+    assert_eq!(said, code);
+    let answer = Message::from_vec(&bytes).unwrap();
+    assert_eq!(answer.metadata.response_code, code);
+    assert_eq!(answer.metadata.id, message.metadata.id);
+    assert_eq!(answer.metadata.message_type, MessageType::Response);
+}
+
+#[test]
+fn names_are_lower_case_without_the_final_dot() {
+    let question = parse(&message("Web.Shop.svc.", RecordType::AAAA)).unwrap();
+    assert_eq!(question.host().as_deref(), Some("web.shop.svc"));
+    assert_eq!(question.family(), Some(Family::V6));
+    assert_eq!(question.kind_name(), Some("AAAA"));
+}
+
+#[test]
+fn what_cannot_be_a_host_s_name_is_none() {
+    let host = |name: &str| parse(&message(name, RecordType::A)).unwrap().host();
+    assert_eq!(host("."), None);
+    assert_eq!(host("*.example.com."), None);
+    assert_eq!(host("a\\.b.example.com."), None);
+    assert_eq!(host("_http._tcp.web."), Some("_http._tcp.web".into()));
+    let other = parse(&message("web.", RecordType::Unknown(65_280))).unwrap();
+    assert_eq!((other.family(), other.kind_name()), (None, None));
+}
+
+#[test]
+fn only_the_internet_s_classes_are_ours() {
+    let mut chaos = message("version.bind.", RecordType::A);
+    chaos.queries[0].set_query_class(DNSClass::CH);
+    assert_eq!(parse(&chaos).unwrap().family(), None);
+}
+
+#[test]
+fn what_is_no_query_is_refused_as_such() {
+    let query = message("web.", RecordType::A);
+    let mut response = query.clone();
+    response.metadata.message_type = MessageType::Response;
+    refused_with(&response, ResponseCode::FormErr);
+    let mut update = query.clone();
+    update.metadata.op_code = OpCode::Update;
+    refused_with(&update, ResponseCode::NotImp);
+    let mut none = query.clone();
+    none.queries.clear();
+    refused_with(&none, ResponseCode::FormErr);
+    let mut two = query.clone();
+    two.add_query(query.queries[0].clone());
+    refused_with(&two, ResponseCode::FormErr);
+    assert_eq!(Question::parse(b"short"), Err(Unanswerable::Noise));
+    assert_eq!(Question::parse(b""), Err(Unanswerable::Noise));
+}
+
+#[test]
+fn a_refusal_repeats_the_question() {
+    let question = parse(&message("web.", RecordType::A)).unwrap();
+    let refusal = Message::from_vec(&question.refusal(ResponseCode::ServFail)).unwrap();
+    assert_eq!(refusal.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(refusal.queries, [question.query]);
+    assert!(refusal.metadata.recursion_available && refusal.metadata.recursion_desired);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(question) = Question::parse(&bytes) {
+            let _any = (question.host(), question.family(), question.kind_name());
+            prop_assert!(!question.refusal(ResponseCode::ServFail).is_empty());
+        }
+    }
+
+    #[test]
+    fn nor_does_a_query_with_bytes_changed(
+        at in 0..40usize,
+        byte in any::<u8>(),
+        cut in 0..60usize,
+    ) {
+        let mut bytes = message("web.shop.svc.cluster.local.", RecordType::A).to_vec().unwrap();
+        if let Some(place) = bytes.get_mut(at) {
+            *place = byte;
+        }
+        bytes.truncate(cut.max(1));
+        if let Ok(question) = Question::parse(&bytes) {
+            prop_assert!(question.end <= bytes.len());
+            let _any = question.host();
+        }
+    }
+}

@@ -1,0 +1,92 @@
+use hickory_proto::{
+    op::{Message, Query},
+    rr::{Name, RData, Record, RecordType, rdata::A},
+};
+
+use super::*;
+
+fn question() -> Question {
+    let mut message = Message::query();
+    message.metadata.id = 7;
+    let name = Name::from_ascii("Example.com.").unwrap();
+    message.add_query(Query::query(name, RecordType::A));
+    Question::parse(&message.to_vec().unwrap()).unwrap()
+}
+
+/// The answer of a server to what it was sent.
+fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
+    let mut message = Message::from_vec(relay.message()).unwrap();
+    message.metadata.message_type = MessageType::Response;
+    change(&mut message);
+    message.to_vec().unwrap()
+}
+
+#[test]
+fn an_answer_comes_back_under_the_client_s_own_id_and_otherwise_unchanged() {
+    let relay = Relay::new(&question(), 4711);
+    assert_eq!(
+        Message::from_vec(relay.message()).unwrap().metadata.id,
+        4711
+    );
+    let bytes = answer(&relay, |message| {
+        let name = message.queries[0].name().clone();
+        message.add_answer(Record::from_rdata(
+            name,
+            60,
+            RData::A(A([1, 2, 3, 4].into())),
+        ));
+        message.metadata.authentic_data = true;
+    });
+    let (back, code) = relay.accept(bytes.clone()).unwrap();
+    assert_eq!(code, ResponseCode::NoError);
+    assert_eq!(back[2..], bytes[2..]);
+    assert_eq!(back[..2], 7u16.to_be_bytes());
+}
+
+#[test]
+fn the_code_of_the_server_is_kept() {
+    let relay = Relay::new(&question(), 1);
+    let bytes = answer(&relay, |message| {
+        message.metadata.response_code = ResponseCode::NXDomain;
+    });
+    assert_eq!(relay.accept(bytes).unwrap().1, ResponseCode::NXDomain);
+    let bare = answer(&relay, |message| {
+        message.metadata.response_code = ResponseCode::FormErr;
+        message.queries.clear();
+    });
+    assert_eq!(relay.accept(bare).unwrap().1, ResponseCode::FormErr);
+}
+
+#[test]
+fn what_is_no_answer_to_the_question_is_not_taken() {
+    let relay = Relay::new(&question(), 1);
+    let other_name = Name::from_ascii("example.org.").unwrap();
+    let changes: [(&str, fn(&mut Message)); 4] = [
+        ("another id", |message| message.metadata.id = 2),
+        ("a query", |message| {
+            message.metadata.message_type = MessageType::Query
+        }),
+        ("another type", |message| {
+            message.queries[0].set_query_type(RecordType::AAAA);
+        }),
+        ("no question", |message| message.queries.clear()),
+    ];
+    for (what, change) in changes {
+        assert!(relay.accept(answer(&relay, change)).is_none(), "{what}");
+    }
+    let other = answer(&relay, |message| {
+        message.queries[0].set_name(other_name);
+    });
+    assert!(relay.accept(other).is_none());
+    assert!(relay.accept(Vec::new()).is_none());
+}
+
+#[test]
+fn letters_of_the_name_may_change_their_case() {
+    let relay = Relay::new(&question(), 1);
+    let name = Name::from_ascii("eXAMPLE.COM.").unwrap();
+    let bytes = answer(&relay, |message| {
+        message.queries[0].set_name(name);
+    });
+    assert!(relay.accept(bytes).is_some());
+}

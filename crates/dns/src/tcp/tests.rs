@@ -1,0 +1,79 @@
+use std::{net::Ipv4Addr, sync::Arc};
+
+use hickory_proto::op::{Message, ResponseCode};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::{
+    Limits,
+    server::fake::{Fake, question, server},
+};
+
+async fn connect(server: &Arc<Server<Fake>>) -> TcpStream {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    let (server, (stream, _)) = (server.clone(), accepted.unwrap());
+    ambit_rt::spawn("dns", async move {
+        serve_connection(stream, &server).await;
+    });
+    client.unwrap()
+}
+
+async fn send(client: &mut TcpStream, message: &[u8]) {
+    let len = u16::try_from(message.len()).unwrap();
+    client.write_u16(len).await.unwrap();
+    client.write_all(message).await.unwrap();
+}
+
+async fn receive(client: &mut TcpStream) -> std::io::Result<Message> {
+    let len = client.read_u16().await?;
+    let mut bytes = vec![0; len.into()];
+    client.read_exact(&mut bytes).await?;
+    Ok(Message::from_vec(&bytes).unwrap())
+}
+
+fn limits() -> Limits {
+    Limits {
+        connections: 1,
+        idle: Duration::from_millis(100),
+        ..Limits::default()
+    }
+}
+
+#[tokio::test]
+async fn a_connection_has_many_questions_until_it_is_idle() {
+    let server = server(limits());
+    let mut client = connect(&server).await;
+    for _ in 0..3 {
+        send(&mut client, &question("web")).await;
+        assert_eq!(receive(&mut client).await.unwrap().answers.len(), 1);
+    }
+    send(&mut client, &question("elsewhere")).await;
+    let code = receive(&mut client).await.unwrap().metadata.response_code;
+    assert_eq!(code, ResponseCode::ServFail);
+    assert!(receive(&mut client).await.is_err(), "it is closed");
+}
+
+#[tokio::test]
+async fn half_a_question_is_not_waited_for() {
+    let server = server(limits());
+    let mut client = connect(&server).await;
+    client.write_all(&[0, 60, 1, 2, 3]).await.unwrap();
+    assert!(receive(&mut client).await.is_err());
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_closed() {
+    let server = server(Limits {
+        idle: Duration::from_secs(60),
+        ..limits()
+    });
+    let mut first = connect(&server).await;
+    send(&mut first, &question("web")).await;
+    receive(&mut first).await.unwrap();
+    let mut second = connect(&server).await;
+    assert!(receive(&mut second).await.is_err());
+    send(&mut first, &question("web")).await;
+    receive(&mut first).await.unwrap();
+}

@@ -1,0 +1,85 @@
+use std::{net::Ipv4Addr, sync::atomic::Ordering};
+
+use ambit_rt::{Drain, drain};
+use hickory_proto::op::{Message, ResponseCode};
+
+use super::*;
+use crate::{
+    Limits,
+    server::fake::{Fake, question, server},
+};
+
+struct Rig {
+    server: Arc<Server<Fake>>,
+    drain: Drain,
+    task: tokio::task::JoinHandle<()>,
+    client: UdpSocket,
+}
+
+async fn rig() -> Rig {
+    let server = server(Limits {
+        quiet: Duration::from_millis(50),
+        ..Limits::default()
+    });
+    let local = (Ipv4Addr::LOCALHOST, 0);
+    let socket = UdpSocket::bind(local).await.unwrap();
+    let client = UdpSocket::bind(local).await.unwrap();
+    client.connect(socket.local_addr().unwrap()).await.unwrap();
+    let (drain, watcher) = drain::channel();
+    let task = ambit_rt::spawn("dns", serve_datagrams(socket, server.clone(), watcher));
+    Rig {
+        server,
+        drain,
+        task,
+        client,
+    }
+}
+
+impl Rig {
+    async fn ask(&self, question: &[u8]) -> Message {
+        self.client.send(question).await.unwrap();
+        let mut buffer = [0; 512];
+        let len = timeout(Duration::from_secs(5), self.client.recv(&mut buffer))
+            .await
+            .unwrap()
+            .unwrap();
+        Message::from_vec(&buffer[..len]).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn questions_are_answered_and_noise_is_not() {
+    let rig = rig().await;
+    rig.client.send(b"noise").await.unwrap();
+    let answer = rig.ask(&question("web")).await;
+    assert_eq!(answer.answers.len(), 1);
+    // There is nobody to pass it on to.
+    let answer = rig.ask(&question("elsewhere")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(rig.server.host.reports.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn nothing_is_passed_on_while_the_mesh_is_not_known() {
+    let rig = rig().await;
+    rig.server.host.blind.store(true, Ordering::Relaxed);
+    let answer = rig.ask(&question("web")).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+}
+
+#[tokio::test]
+async fn after_the_end_is_announced_questions_are_answered_until_none_come() {
+    let rig = rig().await;
+    rig.drain
+        .start(DrainMode::graceful(Duration::from_secs(60)));
+    let answer = rig.ask(&question("web")).await;
+    assert_eq!(answer.answers.len(), 1);
+    rig.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn it_ends_at_once_when_told_to() {
+    let rig = rig().await;
+    rig.drain.start(DrainMode::Immediate);
+    rig.task.await.unwrap();
+}

@@ -1,0 +1,136 @@
+use std::{net::Ipv4Addr, time::Duration};
+
+use hickory_proto::{
+    op::{Message, MessageType, Query},
+    rr::{Name, RecordType},
+};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::question::Question;
+
+const LIMITS: Limits = Limits {
+    relayed: 8,
+    connections: 8,
+    idle: Duration::from_millis(300),
+    attempt: Duration::from_millis(100),
+    patience: Duration::from_millis(400),
+    quiet: Duration::from_millis(50),
+};
+
+fn relay() -> Relay {
+    let mut message = Message::query();
+    let name = Name::from_ascii("example.com.").unwrap();
+    message.add_query(Query::query(name, RecordType::A));
+    Relay::new(&Question::parse(&message.to_vec().unwrap()).unwrap(), 1)
+}
+
+fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
+    let mut message = Message::from_vec(question).unwrap();
+    message.metadata.message_type = MessageType::Response;
+    message.metadata.response_code = code;
+    message.to_vec().unwrap()
+}
+
+/// A server that answers each datagram but the first `deaf` with these codes in turn.
+async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = socket.local_addr().unwrap();
+    ambit_rt::spawn("server", async move {
+        let mut buffer = [0; 512];
+        for heard in 0.. {
+            let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
+            if heard >= deaf {
+                let answer = answer(&buffer[..len], code);
+                socket.send_to(&answer, client).await.unwrap();
+            }
+        }
+    });
+    address
+}
+
+fn place(fallback: &[SocketAddr]) -> Place {
+    Place {
+        fallback: fallback.to_vec(),
+        ..Place::default()
+    }
+}
+
+async fn ask(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
+    exchange(&place(fallback), &LIMITS, None, &relay(), Transport::Udp)
+        .await
+        .map(|(_, code)| code)
+}
+
+#[tokio::test]
+async fn a_lost_question_is_repeated() {
+    let server = server(1, ResponseCode::NoError).await;
+    assert_eq!(ask(&[server]).await.unwrap(), ResponseCode::NoError);
+}
+
+#[tokio::test]
+async fn the_next_server_is_asked_when_one_is_silent_gone_or_cannot() {
+    let good = server(0, ResponseCode::NXDomain).await;
+    let silent = server(usize::MAX, ResponseCode::NoError).await;
+    let failing = server(0, ResponseCode::ServFail).await;
+    let gone = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let gone_at = gone.local_addr().unwrap();
+    drop(gone);
+    for first in [silent, failing, gone_at] {
+        assert_eq!(ask(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
+    }
+    assert_eq!(ask(&[failing]).await.unwrap(), ResponseCode::ServFail);
+    assert!(matches!(ask(&[silent]).await, Err(RelayError::Silent(at)) if at == silent));
+    assert!(matches!(ask(&[]).await, Err(RelayError::NoServer)));
+}
+
+#[tokio::test]
+async fn noise_before_the_answer_is_passed_over() {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = socket.local_addr().unwrap();
+    ambit_rt::spawn("server", async move {
+        let mut buffer = [0; 512];
+        let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
+        for noise in [&b""[..], &[0xff; 40], &buffer[..len]] {
+            socket.send_to(noise, client).await.unwrap();
+        }
+        let answer = answer(&buffer[..len], ResponseCode::NoError);
+        socket.send_to(&answer, client).await.unwrap();
+    });
+    assert_eq!(ask(&[address]).await.unwrap(), ResponseCode::NoError);
+}
+
+#[tokio::test]
+async fn a_question_over_tcp_is_passed_on_over_tcp() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    ambit_rt::spawn("server", async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let len = stream.read_u16().await.unwrap();
+        let mut question = vec![0; len.into()];
+        stream.read_exact(&mut question).await.unwrap();
+        let answer = answer(&question, ResponseCode::NoError);
+        let len = u16::try_from(answer.len()).unwrap();
+        let framed = [&len.to_be_bytes()[..], &answer].concat();
+        stream.write_all(&framed).await.unwrap();
+    });
+    let (_, code) = exchange(&place(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
+        .await
+        .unwrap();
+    assert_eq!(code, ResponseCode::NoError);
+}
+
+#[test]
+fn only_what_redirection_takes_counts_as_the_server_asked() {
+    for (address, is) in [
+        ("10.96.0.10:53", true),
+        ("[fd00::10]:53", true),
+        ("10.96.0.10:15053", false),
+        ("127.0.0.1:53", false),
+        ("[::1]:53", false),
+        ("0.0.0.0:53", false),
+        ("224.0.0.251:53", false),
+    ] {
+        assert_eq!(is_server(&address.parse().unwrap()), is, "{address}");
+    }
+}

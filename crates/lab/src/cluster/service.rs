@@ -23,6 +23,8 @@ pub(crate) struct ServiceView {
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortView {
+    /// As other objects and DNS name it; often empty.
+    pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) udp: bool,
     pub(crate) targets: Vec<(IpAddr, u16)>,
@@ -125,6 +127,7 @@ fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &Observed)]) -> Option
             .filter_map(move |ip| Some((*ip, target?)))
     });
     Some(PortView {
+        name: port.name.clone().unwrap_or_default(),
         port: number,
         udp,
         targets: targets.collect(),

@@ -1,0 +1,154 @@
+use hickory_proto::{
+    op::{Edns, Message, MessageType, Query},
+    rr::{Name, RData, RecordType, rdata::A},
+};
+use proptest::prelude::*;
+use rand::{SeedableRng, rngs::SmallRng};
+
+use super::*;
+
+fn question(name: &str, kind: RecordType, payload: Option<u16>) -> Question {
+    let mut message = Message::query();
+    message.metadata.recursion_desired = true;
+    let labels = name.trim_end_matches('.').split('.');
+    let name = Name::from_labels(labels.map(str::as_bytes)).unwrap();
+    message.add_query(Query::query(name, kind));
+    if let Some(payload) = payload {
+        let mut edns = Edns::new();
+        edns.set_max_payload(payload);
+        message.set_edns(edns);
+    }
+    Question::parse(&message.to_vec().unwrap()).unwrap()
+}
+
+fn found(alias: Option<&str>, addresses: Vec<IpAddr>) -> Found {
+    Found {
+        host: "host".into(),
+        alias: alias.map(Into::into),
+        addresses,
+    }
+}
+
+fn addresses(count: u16) -> Vec<IpAddr> {
+    let ip = |n: u16| IpAddr::from([10, 0, n.to_be_bytes()[0], n.to_be_bytes()[1]]);
+    (0..count).map(ip).collect()
+}
+
+fn bytes(question: &Question, found: &Found, transport: Transport) -> Vec<u8> {
+    encode(question, found, transport, &mut SmallRng::seed_from_u64(1))
+}
+
+fn read(question: &Question, found: &Found, transport: Transport) -> Message {
+    Message::from_vec(&bytes(question, found, transport)).unwrap()
+}
+
+#[test]
+fn an_answer_is_authoritative_lives_half_a_minute_and_repeats_the_question() {
+    let question = question("Web.Shop.", RecordType::A, None);
+    let answer = read(&question, &found(None, addresses(1)), Transport::Udp);
+    let metadata = &answer.metadata;
+    assert_eq!(metadata.message_type, MessageType::Response);
+    assert!(metadata.authoritative && metadata.recursion_available);
+    assert!(metadata.recursion_desired && !metadata.truncation);
+    assert_eq!(answer.queries, [question.query.clone()]);
+    let [record] = &answer.answers[..] else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(
+        (record.ttl, record.name.to_ascii().as_str()),
+        (30, "Web.Shop.")
+    );
+    assert_eq!(record.data, RData::A(A([10, 0, 0, 0].into())));
+    assert!(answer.edns.is_none());
+}
+
+#[test]
+fn an_alias_comes_before_the_addresses_which_are_its() {
+    let question = question("example.com.shop.svc.cluster.local.", RecordType::A, None);
+    let found = found(Some("example.com"), addresses(2));
+    let answer = read(&question, &found, Transport::Udp);
+    let names: Vec<_> = answer
+        .answers
+        .iter()
+        .map(|record| (record.name.to_ascii(), record.record_type()))
+        .collect();
+    let alias = "example.com.".to_owned();
+    assert_eq!(
+        names,
+        [
+            (question.query.name().to_ascii(), RecordType::CNAME),
+            (alias.clone(), RecordType::A),
+            (alias, RecordType::A),
+        ]
+    );
+}
+
+#[test]
+fn a_known_host_without_such_an_address_is_no_error() {
+    let question = question("web.", RecordType::AAAA, None);
+    let answer = read(&question, &found(None, Vec::new()), Transport::Udp);
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+    assert!(answer.answers.is_empty() && answer.metadata.authoritative);
+}
+
+#[test]
+fn what_does_not_fit_the_client_s_datagram_is_left_out() {
+    for (payload, limit) in [
+        (None, 512),
+        (Some(100), 512),
+        (Some(1232), 1232),
+        (Some(4096), 4096),
+    ] {
+        let question = question("web.shop.svc.cluster.local.", RecordType::A, payload);
+        let bytes = bytes(&question, &found(None, addresses(500)), Transport::Udp);
+        assert!(
+            bytes.len() <= limit && bytes.len() > limit - 100,
+            "{payload:?}"
+        );
+        let answer = Message::from_vec(&bytes).unwrap();
+        assert!(answer.metadata.truncation && answer.answers.len() > 20);
+        let echoed = answer.edns.map(|edns| edns.max_payload());
+        assert_eq!(echoed, payload.map(|payload| payload.max(512)));
+    }
+}
+
+#[test]
+fn over_tcp_everything_fits() {
+    let question = question("web.shop.svc.cluster.local.", RecordType::A, None);
+    let answer = read(&question, &found(None, addresses(2000)), Transport::Tcp);
+    assert_eq!(answer.answers.len(), 2000);
+    assert!(!answer.metadata.truncation);
+}
+
+#[test]
+fn addresses_come_in_any_order() {
+    let question = question("web.", RecordType::A, None);
+    let found = found(None, addresses(8));
+    let mut first = std::collections::BTreeSet::new();
+    let mut rng = SmallRng::seed_from_u64(2);
+    for _ in 0..100 {
+        let bytes = encode(&question, &found, Transport::Udp, &mut rng);
+        let answer = Message::from_vec(&bytes).unwrap();
+        first.insert(answer.answers[0].data.to_string());
+    }
+    assert_eq!(first.len(), 8);
+}
+
+proptest! {
+    /// Whatever the client says of itself, its answer is readable and within its limits.
+    #[test]
+    fn an_answer_is_always_readable(
+        labels in prop::collection::vec("[a-z0-9_-]{1,20}", 1..8),
+        count in 0..300u16,
+        payload in prop::option::of(any::<u16>()),
+        aliased in any::<bool>(),
+    ) {
+        let name = labels.join(".");
+        let question = question(&format!("{name}."), RecordType::A, payload);
+        let found = found(aliased.then_some("example.com"), addresses(count));
+        let bytes = bytes(&question, &found, Transport::Udp);
+        prop_assert!(bytes.len() <= usize::from(payload.unwrap_or(512).max(512)));
+        let answer = Message::from_vec(&bytes).unwrap();
+        prop_assert_eq!(&answer.queries[0], &question.query);
+    }
+}

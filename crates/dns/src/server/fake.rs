@@ -1,0 +1,59 @@
+//! A proxy for the tests of the loops.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::*;
+
+/// Knows `web`, and perhaps not yet.
+#[derive(Debug, Default)]
+pub(crate) struct Fake {
+    pub(crate) blind: AtomicBool,
+    pub(crate) reports: AtomicUsize,
+}
+
+impl Host for Fake {
+    fn look_up(&self, name: &str, _family: Family) -> Known {
+        if self.blind.load(Ordering::Relaxed) {
+            return Known::NotYet;
+        }
+        if name != "web" {
+            return Known::Unknown;
+        }
+        Known::Found(Found {
+            host: "web".into(),
+            alias: None,
+            addresses: vec![[10, 0, 0, 1].into()],
+        })
+    }
+
+    async fn mesh_known(&self) -> bool {
+        !self.blind.load(Ordering::Relaxed)
+    }
+
+    fn has_turn(&self) -> bool {
+        true
+    }
+
+    async fn turn(&self) {}
+
+    fn report(&self, _report: &Report<'_>) {
+        self.reports.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A server without anybody to pass questions on to.
+pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
+    std::sync::Arc::new(Server::new(Fake::default(), Place::default(), limits))
+}
+
+/// A question for the address of `name`, in wire form.
+pub(crate) fn question(name: &str) -> Vec<u8> {
+    use hickory_proto::{
+        op::{Message, Query},
+        rr::{Name, RecordType},
+    };
+    let mut message = Message::query();
+    let name = Name::from_ascii(format!("{name}.")).unwrap();
+    message.add_query(Query::query(name, RecordType::A));
+    message.to_vec().unwrap()
+}

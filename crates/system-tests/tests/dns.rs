@@ -1,0 +1,213 @@
+//! What captured pods are told when they ask for names, over UDP and TCP, by both families.
+
+use ambit_system_tests::{IpFamily, LogSource, Mesh, Options, PAIR, binary, options, until};
+
+const NAMES: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {clusterIP: None, selector: {app: db}, ports: [{name: sql, port: 5432}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: db-0, namespace: shop, labels: {app: db}}
+spec:
+  nodeName: node-2
+  hostname: db-0
+  subdomain: db
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: opted-out
+  namespace: shop
+  annotations: {ambient.istio.io/dns-capture: "false"}
+spec:
+  nodeName: node-1
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: partner, namespace: shop}
+spec:
+  hosts: [api.partner.example]
+  addresses: [240.240.7.1]
+  ports: [{number: 80, name: http, protocol: TCP}]
+  resolution: STATIC
+  endpoints: [{address: 192.0.2.1}]
+"#;
+
+/// What `lab-tool resolve` prints in a pod.
+fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
+    let ambit = binary("ambit");
+    let tool = ambit.to_str().expect("a path in UTF-8");
+    let command = [&[tool, "lab-tool", "resolve"], arguments].concat();
+    let output = mesh
+        .client()
+        .output(pod, &command)
+        .unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
+    output.stdout + &output.stderr
+}
+
+/// Asks until the mesh has the answer: it hears of objects a moment after they are made.
+#[track_caller]
+fn until_told(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
+    let mut told = String::new();
+    until(&format!("{arguments:?} in {pod} gives {expected}"), || {
+        told = ask(mesh, pod, arguments);
+        told.contains(expected)
+    });
+    told
+}
+
+fn with<'a>(name: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+    [&[name], options].concat()
+}
+
+fn names(mesh: &Mesh, ipv6: bool) {
+    let kind = if ipv6 { "AAAA" } else { "A" };
+    let server = mesh.ip("shop/db-0");
+    for transport in [&["--type", kind][..], &["--type", kind, "--tcp"]] {
+        let ask = |name: &str| ask(mesh, "shop/client", &with(name, transport));
+        let of_mesh = |told: &str| told.contains(&format!(" 30 {kind} "));
+
+        // A Service, by its names. The lab's own DNS lets answers live five seconds.
+        for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
+            let told = until_told(mesh, "shop/client", &with(name, transport), &format!(" 30 {kind} "));
+            assert!(told.starts_with("NoError"), "{told}");
+        }
+        // A headless Service is its pods, and a pod of a StatefulSet has its name.
+        for name in ["db.shop", "db.shop.svc.cluster.local"] {
+            until_told(mesh, "shop/client", &with(name, transport), &server.to_string());
+        }
+        until_told(
+            mesh,
+            "shop/client",
+            &with("db-0.db.shop.svc.cluster.local", transport),
+            &server.to_string(),
+        );
+        // What the mesh does not know, the pod's own server is asked.
+        assert!(ask("nowhere.example").starts_with("NXDomain"));
+        let srv = [
+            &["_sql._tcp.db.shop.svc.cluster.local"],
+            &["--type", "SRV"][..],
+        ]
+        .concat();
+        let srv: Vec<_> = srv.iter().chain(&transport[2..]).copied().collect();
+        let told = until_told(
+            mesh,
+            "shop/client",
+            &srv,
+            "5432 db-0.db.shop.svc.cluster.local.",
+        );
+        assert!(told.contains(" 5 SRV "), "{told}");
+        // A known host without addresses of the other family is no error.
+        let other = ["server.shop", "--type", if ipv6 { "A" } else { "AAAA" }];
+        assert_eq!(self::ask(mesh, "shop/client", &other).trim(), "NoError");
+
+        assert!(of_mesh(&ask("server.shop")));
+    }
+    let opted_out = ask(
+        mesh,
+        "shop/opted-out",
+        &["server.shop.svc.cluster.local", "--type", kind],
+    );
+    assert!(opted_out.contains(&format!(" 5 {kind} ")), "{opted_out}");
+    let short = ask(mesh, "shop/opted-out", &["server.shop", "--type", kind]);
+    assert!(short.starts_with("NXDomain"), "{short}");
+    let outside = ask(
+        mesh,
+        "legacy/client",
+        &["server.shop.svc.cluster.local", "--type", kind],
+    );
+    assert!(outside.contains(&format!(" 5 {kind} ")), "{outside}");
+}
+
+#[test]
+fn captured_pods_are_told_names_of_the_mesh_and_all_others() {
+    let mesh = Mesh::up(&format!("{PAIR}{NAMES}"));
+    names(&mesh, false);
+    for arguments in [
+        &["api.partner.example"][..],
+        &["api.partner.example", "--tcp"],
+        // As the search list of the pod makes it.
+        &["api.partner.example.shop.svc.cluster.local"],
+    ] {
+        until_told(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
+    }
+    let opted_out = ask(&mesh, "shop/opted-out", &["api.partner.example"]);
+    assert!(opted_out.starts_with("NXDomain"), "{opted_out}");
+    // By the C library, with the pod's own resolv.conf.
+    let told = mesh.run(
+        "shop/client",
+        &["getent", "ahostsv4", "api.partner.example"],
+    );
+    assert!(told.contains("240.240.7.1"), "{told}");
+}
+
+#[test]
+fn ipv6_pods_ask_over_ipv6() {
+    let mesh = Mesh::up_with(
+        &format!("{PAIR}{NAMES}"),
+        Options {
+            ip_family: IpFamily::Ipv6,
+            ..options()
+        },
+    );
+    names(&mesh, true);
+}
+
+/// A pod joins, leaves and joins again while it asks: it always gets an answer.
+#[test]
+fn joining_and_leaving_loses_no_question() {
+    let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
+    let name = "server.shop.svc.cluster.local";
+    let answered = |ttl: &str| {
+        let told = ask(&mesh, "shop/client", &[name]);
+        assert!(told.starts_with("NoError"), "{told}");
+        told.contains(ttl)
+    };
+    for (mode, ttl) in [
+        ("ambient", " 30 A "),
+        ("none", " 5 A "),
+        ("ambient", " 30 A "),
+    ] {
+        mesh.label("shop", mode);
+        until(&format!("answers of the side that {mode} gives"), || {
+            answered(ttl)
+        });
+    }
+}
+
+#[test]
+fn questions_are_counted_and_logged_on_demand() {
+    let mut options = options();
+    options
+        .env
+        .insert("RUST_LOG".into(), "info,dns=debug".into());
+    let mesh = Mesh::up_with(PAIR, options);
+    until_told(&mesh, "shop/client", &["server.shop"], " 30 A ");
+    assert!(ask(&mesh, "shop/client", &["nowhere.example"]).starts_with("NXDomain"));
+    let log = || {
+        let name = "proxy".into();
+        let source = LogSource::Daemon { name, node: None };
+        mesh.client()
+            .log_text(source)
+            .expect("the proxies have a log")
+    };
+    until("both questions are in the log", || {
+        let log = log();
+        let has = |parts: &[&str]| {
+            log.lines()
+                .any(|line| parts.iter().all(|part| line.contains(part)))
+        };
+        has(&[
+            "\tdns\t",
+            "src.workload=\"client\"",
+            "server.shop",
+            "endpoints=1",
+        ]) && has(&["\tdns\t", "nowhere.example"])
+    });
+}

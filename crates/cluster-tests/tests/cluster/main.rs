@@ -8,3 +8,6 @@
 
 mod harness;
 mod joining;
+mod opting;
+mod outages;
+mod workloads;

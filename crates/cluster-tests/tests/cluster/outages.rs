@@ -1,0 +1,188 @@
+//! What the mesh stands on goes away and comes back: the API server, its store, the root of trust.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use ambit_cluster_tests::{Load, Mesh, Space, until};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use serde_json::json;
+
+const DENY: &str = "apiVersion: security.istio.io/v1\n\
+    kind: AuthorizationPolicy\n\
+    metadata: {name: nobody}\n\
+    spec: {action: DENY, selector: {matchLabels: {app: server}}, rules: [{to: [{operation: {ports: ['8080']}}]}]}\n";
+
+/// A GET from this machine, which is a client outside the mesh; needs no API server.
+fn answers(address: IpAddr) -> bool {
+    let get = || -> std::io::Result<String> {
+        let limit = Duration::from_secs(5);
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, 8080), limit)?;
+        stream.set_read_timeout(Some(limit))?;
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    get().is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
+}
+
+fn server_address(space: &Space<'_>) -> IpAddr {
+    let pod = space.pods("server").remove(0);
+    pod.status.unwrap().pod_ip.unwrap().parse().unwrap()
+}
+
+fn pair<'a>(mesh: &'a Mesh, name: &str) -> Space<'a> {
+    let space = mesh.space(name);
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.client("client", Some("n1"));
+    space.until_captured("server", true);
+    space.until_captured("client", true);
+    space.until_get("client", "http://server/", true);
+    space
+}
+
+#[test]
+fn a_minute_without_the_api_server_is_not_noticed() {
+    let mesh = Mesh::alone();
+    let space = pair(&mesh, "away");
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    let server = server_address(&space);
+    mesh.cluster().stop_api_server().unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < end {
+        assert!(answers(server), "while the API server is away");
+    }
+    mesh.cluster().start_api_server().unwrap();
+    load.finish().assert_flawless();
+    space.apply(DENY);
+    space.until_get("client", "http://server/", false);
+    space.serve("later", Some("n1"));
+    space.until_captured("later", true);
+}
+
+#[test]
+fn a_restored_store_is_followed_back() {
+    let mesh = Mesh::alone();
+    let space = pair(&mesh, "restored");
+    mesh.cluster().snapshot("before").unwrap();
+    space.apply(DENY);
+    space.until_get("client", "http://server/", false);
+    mesh.cluster().restore("before").unwrap();
+    // The policy never was; nobody told of its deletion.
+    space.until_get("client", "http://server/", true);
+    space.apply(DENY);
+    space.until_get("client", "http://server/", false);
+}
+
+struct Root {
+    certificate: String,
+    key: String,
+}
+
+fn new_root() -> Root {
+    let mut params = CertificateParams::default();
+    params
+        .distinguished_name
+        .push(DnType::OrganizationName, "cluster.local");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let key = KeyPair::generate().unwrap();
+    Root {
+        certificate: params.self_signed(&key).unwrap().pem(),
+        key: key.serialize_pem(),
+    }
+}
+
+fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
+    let secrets: Api<Secret> = Api::namespaced(mesh.client(), "istio-system");
+    let data: BTreeMap<&str, ByteString> = entries
+        .iter()
+        .map(|(key, text)| (*key, ByteString(text.as_bytes().to_vec())))
+        .collect();
+    let patch = Patch::Merge(json!({"data": data}));
+    mesh.wait_for(secrets.patch("istio-ca-secret", &PatchParams::default(), &patch))
+        .unwrap();
+}
+
+fn root_of(mesh: &Mesh) -> String {
+    let secrets: Api<Secret> = Api::namespaced(mesh.client(), "istio-system");
+    let secret = mesh.wait_for(secrets.get("istio-ca-secret")).unwrap();
+    let data = secret.data.unwrap_or_default();
+    let pem = ["root-cert.pem", "ca-cert.pem"]
+        .iter()
+        .filter_map(|key| data.get(*key))
+        .find(|value| !value.0.is_empty())
+        .expect("a root");
+    String::from_utf8(pem.0.clone()).unwrap()
+}
+
+/// Every namespace has these roots.
+fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
+    until("the roots are in the namespace", || {
+        let text = mesh.kubectl(&[
+            "get",
+            "--namespace",
+            space.name(),
+            "--ignore-not-found",
+            "configmap/istio-ca-root-cert",
+            "--output=jsonpath={.data.root-cert\\.pem}",
+        ]);
+        roots.iter().all(|root| text.contains(root.trim()))
+            && text.matches("BEGIN CERTIFICATE").count() == roots.len()
+    });
+}
+
+/// All node proxies start anew, and so ask for certificates anew.
+fn renew(mesh: &Mesh) {
+    for verb in ["restart", "status"] {
+        let mut args = vec![
+            "rollout",
+            verb,
+            "--namespace=istio-system",
+            "daemonset/ztunnel",
+        ];
+        if verb == "status" {
+            args.push("--timeout=180s");
+        }
+        mesh.kubectl(&args);
+    }
+}
+
+#[test]
+fn the_root_is_replaced_under_load() {
+    let mesh = Mesh::alone();
+    let space = pair(&mesh, "roots");
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    let old = root_of(&mesh);
+    let new = new_root();
+    let both = format!("{}\n{}\n", old.trim(), new.certificate.trim());
+
+    // Everybody trusts both, then the new one signs, then the old one goes.
+    set_root(&mesh, &[("root-cert.pem", &both)]);
+    until_distributed(&mesh, &space, &[&old, &new.certificate]);
+    renew(&mesh);
+    set_root(
+        &mesh,
+        &[
+            ("ca-cert.pem", &new.certificate),
+            ("ca-key.pem", &new.key),
+            ("root-cert.pem", &both),
+        ],
+    );
+    renew(&mesh);
+    set_root(&mesh, &[("root-cert.pem", &new.certificate)]);
+    until_distributed(&mesh, &space, &[&new.certificate]);
+    renew(&mesh);
+    space.until_get("client", "http://server/", true);
+    load.finish().assert_flawless();
+}

@@ -36,10 +36,10 @@ pub struct DnsSockets {
 
 impl DnsSockets {
     /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
-    /// `inherited`, from which they are taken. `None` when the pod's questions are not for us.
+    /// `inherited`, from which they are taken.
     ///
-    /// Sockets that were handed over are served whatever the configuration says: something may be
-    /// redirected to them.
+    /// Also where the configuration says that no answers are given: whoever redirects questions
+    /// here may not have heard of it, and they are then all passed on.
     ///
     /// # Errors
     /// When a socket cannot be opened.
@@ -47,18 +47,13 @@ impl DnsSockets {
         config: &Config,
         netns: &Netns,
         inherited: &mut Vec<OwnedFd>,
-    ) -> Result<Option<Self>, SocketError> {
+    ) -> Result<Self, SocketError> {
         let mut sockets = Self::take(inherited, config)?;
-        if !config.dns_proxy {
-            return Ok(Some(sockets).filter(|sockets| !sockets.udp.is_empty()));
+        sockets.complete(config, netns, false)?;
+        if config.ipv6_enabled {
+            sockets.complete(config, netns, true)?;
         }
-        for ipv6 in [false, true] {
-            if ipv6 && !config.ipv6_enabled {
-                continue;
-            }
-            sockets.complete(config, netns, ipv6)?;
-        }
-        Ok(Some(sockets))
+        Ok(sockets)
     }
 
     fn take(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
@@ -160,6 +155,9 @@ impl Host for Questions {
             return Known::Unknown;
         };
         let (config, state) = (&pod.proxy.config, &pod.proxy.state);
+        if !config.dns_proxy {
+            return Known::Unknown;
+        }
         if !state.addresses_known() {
             return Known::NotYet;
         }

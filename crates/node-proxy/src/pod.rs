@@ -216,7 +216,7 @@ impl Pod {
         // Pods differ in which worker has their DNS.
         let turn = usize::try_from(netns.id().ino).unwrap_or_default() % sets;
         if let Some(set) = listeners.get_mut(turn) {
-            set.dns = dns;
+            set.dns = Some(dns);
         }
         let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
         let inodes = listeners

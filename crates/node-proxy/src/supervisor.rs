@@ -247,7 +247,7 @@ impl Process {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    tracing::warn!(%error, "somebody who is no successor of ours called");
+                    tracing::warn!(%error, "cannot accept the line of a successor");
                     return;
                 }
             }

@@ -14,7 +14,7 @@ use crate::held::{Accept, Held, Record};
 /// How long a predecessor may take to tell what it holds.
 const PREDECESSOR_WITHIN: Duration = Duration::from_secs(2);
 /// A worker that ran this long is replaced at once.
-const STABLE: Duration = Duration::from_secs(5);
+const STABLE: Duration = Duration::from_secs(1);
 /// The second of several quick deaths waits this long, each further one twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// However often it dies, a new one comes after this.

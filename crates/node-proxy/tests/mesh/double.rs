@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_hbone::{Settings, server, tls};
-use ambit_model::{Destination, GatewayAddress, Service};
+use ambit_model::{Action, Destination, GatewayAddress, Service};
+use ambit_node_proxy::state::Update;
 use ambit_testkit::{Pki, build};
 use http::HeaderMap;
 use tokio::{
@@ -14,6 +15,8 @@ use tokio::{
 use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 const WEB: &str = "web.ns.svc.cluster.local";
+/// Its address in the network of the client.
+const SERVICE: &str = "10.9.0.200:80";
 const FAR: &str = "far";
 
 /// A gateway: it ends the outer tunnels, and passes what is in them on to the pod behind, which
@@ -28,8 +31,8 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
                 let cert = pki.cert(&build::identity("ns", "gw"));
                 let config = cert.server_config().unwrap();
                 let stream = tls::accept(stream, config, LONG).await.unwrap();
-                let never = std::future::pending();
-                let serving = server::serve(stream, &Settings::default(), never, |incoming| {
+                let (settings, never) = (Settings::default(), std::future::pending());
+                let serving = server::serve(stream, &settings, never, |incoming| {
                     assert_eq!(incoming.target().unwrap().to_string(), format!("{WEB}:80"));
                     let mut outer = incoming.accept(HeaderMap::new()).unwrap().into_io();
                     let socket =
@@ -60,7 +63,7 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     };
     let web = Service {
         subject_alt_names: vec!["spiffe://cluster.local/ns/ns/sa/web".into()],
-        ..build::service("web", &["/10.96.0.9"], &[(80, 8080)])
+        ..build::service("web", &["/10.9.0.200"], &[(80, 8080)])
     };
     // The client's node sees the gateway for what is behind it, the server's node the pod.
     let here = &mesh.nodes[0];
@@ -91,10 +94,7 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
 }
 
 async fn talk(client: &PodHost) -> TcpStream {
-    let mut stream = client
-        .connect("10.96.0.9:80".parse().unwrap())
-        .await
-        .unwrap();
+    let mut stream = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     line(&mut stream).await.unwrap();
     stream.write_all(b"hello\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "hello");
@@ -105,11 +105,14 @@ async fn talk(client: &PodHost) -> TcpStream {
 async fn a_service_of_another_network_is_reached_through_its_gateway_under_the_clients_identity() {
     let (mesh, client, _server) = scene(Arc::new(Pki::new())).await;
     let _open = talk(&client).await;
-    ambit_testkit::until("the far proxy names the client", || {
-        let metrics = mesh.nodes[1].metrics();
-        metrics.contains("source_principal=\"spiffe://cluster.local/ns/ns/sa/client\"")
-    })
-    .await;
+    // The far proxy knows who calls, and not as the gateway.
+    let deny = |principal| build::policy("p", Action::Deny, build::from_principal(principal));
+    let far = &mesh.nodes[1];
+    far.tell(Update::Policy(deny("cluster.local/ns/ns/sa/gw")));
+    let _open_too = talk(&client).await;
+    far.tell(Update::Policy(deny("cluster.local/ns/ns/sa/client")));
+    let mut denied = client.connect(SERVICE.parse().unwrap()).await.unwrap();
+    assert!(rest(&mut denied).await.unwrap_or_default().is_empty());
 }
 
 #[tokio::test]

@@ -1,0 +1,182 @@
+//! Captured questions: answered from the mesh, or by the server that the pod asked.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use ambit_model::PodName;
+use ambit_netplan::RedirectionSpec;
+use ambit_node_proxy::pod::Pod;
+use ambit_sys::redirection;
+use ambit_testkit::{build, until};
+use tokio::net::UdpSocket;
+
+use crate::fixture::{LONG, Mesh, PodHost};
+
+const POD: &str = "10.9.0.1";
+const RESOLVER: &str = "10.9.0.9";
+
+/// A query for the A records of `name`, under this id.
+fn question(id: u8, name: &str) -> Vec<u8> {
+    let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        bytes.push(u8::try_from(label.len()).unwrap());
+        bytes.extend(label.as_bytes());
+    }
+    bytes.extend([0, 0, 1, 0, 1]);
+    bytes
+}
+
+/// The last four bytes of the answer: the address, when one is told.
+async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
+    let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
+    client.send_to(&question(7, name), server).await.unwrap();
+    let mut answer = [0; 512];
+    let (len, from) = tokio::time::timeout(LONG, client.recv_from(&mut answer))
+        .await
+        .expect("no answer")
+        .unwrap();
+    assert_eq!(from, server, "the answer seems to be the server's");
+    assert_eq!(answer[..2], [0, 7]);
+    *answer[..len].last_chunk().unwrap()
+}
+
+fn socket(pod: &PodHost, port: u16) -> UdpSocket {
+    let bind = || std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
+    let socket = pod.host.run(bind).unwrap().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    UdpSocket::from_std(socket).unwrap()
+}
+
+/// Answers every question with the asking address.
+fn resolver(pod: &PodHost) {
+    let socket = socket(pod, 53);
+    ambit_rt::spawn("resolver", async move {
+        let mut buffer = [0; 512];
+        loop {
+            let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let mut answer = buffer[..len].to_vec();
+            answer[2] |= 0x80;
+            answer[7] = 1;
+            answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4]);
+            let std::net::IpAddr::V4(ip) = client.ip() else {
+                panic!("asked over IPv6")
+            };
+            answer.extend(ip.octets());
+            socket.send_to(&answer, client).await.unwrap();
+        }
+    });
+}
+
+fn redirect(pod: &PodHost) {
+    let spec = RedirectionSpec {
+        dns_capture: true,
+        ..RedirectionSpec::default()
+    };
+    redirection::apply(pod.netns(), &spec).unwrap();
+}
+
+#[tokio::test]
+async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
+    let mut mesh = Mesh::new().await;
+    let server = mesh.pod("resolver", RESOLVER).await;
+    resolver(&server);
+    let client = mesh.captured(0, "client", POD).await;
+    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    redirect(&client);
+    let open = socket(&client, 0);
+    assert_eq!(ask(&open, "web").await, [10, 1, 0, 1]);
+    // The server sees the pod itself asking.
+    assert_eq!(ask(&open, "example.com").await, [10, 9, 0, 1]);
+    let metrics = mesh.nodes[0].metrics();
+    let labels = "{request_query_type=\"A\",request_protocol=\"udp\",\
+                  source_canonical_service=\"client\",source_canonical_revision=\"latest\"}";
+    for (family, count) in [
+        ("istio_dns_requests_total", 2),
+        ("istio_dns_upstream_requests_total", 1),
+    ] {
+        let line = format!("{family}{labels} {count}\n");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+
+    // The pod leaves: the socket that was translated is set free.
+    redirection::release(client.netns()).unwrap();
+    let pod = client.pod.clone().unwrap();
+    ambit_rt::spawn("drain", async move { pod.finish(None).await });
+    let deadline = tokio::time::Instant::now() + LONG;
+    while ask(&open, "web").await != [10, 9, 0, 1] {
+        assert!(tokio::time::Instant::now() < deadline, "still translated");
+        // Asking without a pause would keep it in use.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_does_not_answer_passes_everything_on() {
+    let mut mesh = Mesh::with_env(&[("ISTIO_META_DNS_CAPTURE", "false")]).await;
+    let server = mesh.pod("resolver", RESOLVER).await;
+    resolver(&server);
+    let client = mesh.captured(0, "client", POD).await;
+    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    redirect(&client);
+    let open = socket(&client, 0);
+    assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_pod_without_ipv6_is_served() {
+    let mut mesh = Mesh::new().await;
+    let mut client = mesh.pod("client", POD).await;
+    let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
+    // What /proc/sys shows is the namespace of the thread that opens it.
+    client.host.run(off).unwrap().unwrap();
+    mesh.capture(0, &mut client);
+    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    redirect(&client);
+    mesh.pod("resolver", RESOLVER).await;
+    assert_eq!(ask(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
+}
+
+/// A question waits in the socket while one process ends and the next begins.
+#[tokio::test]
+async fn sockets_that_are_handed_over_keep_their_questions() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", POD).await;
+    let _server = mesh.pod("resolver", RESOLVER).await;
+    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    let open = |inherited: Vec<OwnedFd>| {
+        let name = PodName {
+            name: "client".into(),
+            namespace: "ns".into(),
+            service_account: "client".into(),
+        };
+        let proxy = mesh.nodes[0].proxy.clone();
+        let netns = client.netns().clone();
+        Pod::open(proxy, "uid".into(), name, Vec::new(), netns, inherited, 1).unwrap()
+    };
+    let (_old, listeners) = open(Vec::new());
+    redirect(&client);
+    let asking = socket(&client, 0);
+    let answer = ask(&asking, "web");
+    tokio::pin!(answer);
+    tokio::select! {
+        biased;
+        early = &mut answer => panic!("nobody can have answered {early:?}"),
+        () = tokio::task::yield_now() => {}
+    }
+    let held: Vec<_> = listeners
+        .iter()
+        .flat_map(|set| set.descriptors())
+        .map(|fd| fd.as_fd().try_clone_to_owned().unwrap())
+        .collect();
+    drop(listeners);
+    let (pod, listeners) = open(held);
+    mesh.nodes[0].workers.serve(&pod, listeners);
+    assert_eq!(answer.await, [10, 1, 0, 1]);
+    until("the question is counted", || {
+        mesh.nodes[0].metrics().contains("istio_dns_requests_total")
+    })
+    .await;
+}

@@ -96,7 +96,9 @@ impl Zone {
             let text = query.name().to_ascii().to_lowercase();
             let text = text.trim_end_matches('.');
             if let Some(targets) = self.ports.get(text) {
-                let targets = targets.iter().filter(|_| query.query_type() == RecordType::SRV);
+                let targets = targets
+                    .iter()
+                    .filter(|_| query.query_type() == RecordType::SRV);
                 answer.add_answers(targets.map(|(port, host)| {
                     let data = RData::SRV(SRV::new(0, 100, *port, host.clone()));
                     Record::from_rdata(query.name().clone(), TTL, data)

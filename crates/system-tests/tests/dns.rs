@@ -75,12 +75,22 @@ fn names(mesh: &Mesh, ipv6: bool) {
 
         // A Service, by its names. The lab's own DNS lets answers live five seconds.
         for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
-            let told = until_told(mesh, "shop/client", &with(name, transport), &format!(" 30 {kind} "));
+            let told = until_told(
+                mesh,
+                "shop/client",
+                &with(name, transport),
+                &format!(" 30 {kind} "),
+            );
             assert!(told.starts_with("NoError"), "{told}");
         }
         // A headless Service is its pods, and a pod of a StatefulSet has its name.
         for name in ["db.shop", "db.shop.svc.cluster.local"] {
-            until_told(mesh, "shop/client", &with(name, transport), &server.to_string());
+            until_told(
+                mesh,
+                "shop/client",
+                &with(name, transport),
+                &server.to_string(),
+            );
         }
         until_told(
             mesh,

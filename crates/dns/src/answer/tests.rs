@@ -50,7 +50,7 @@ fn an_answer_is_authoritative_lives_half_a_minute_and_repeats_the_question() {
     assert_eq!(metadata.message_type, MessageType::Response);
     assert!(metadata.authoritative && metadata.recursion_available);
     assert!(metadata.recursion_desired && !metadata.truncation);
-    assert_eq!(answer.queries, [question.query.clone()]);
+    assert_eq!(answer.queries, std::slice::from_ref(&question.query));
     let [record] = &answer.answers[..] else {
         panic!("{answer:?}")
     };

@@ -61,7 +61,8 @@ fn the_code_of_the_server_is_kept() {
 fn what_is_no_answer_to_the_question_is_not_taken() {
     let relay = Relay::new(&question(), 1);
     let other_name = Name::from_ascii("example.org.").unwrap();
-    let changes: [(&str, fn(&mut Message)); 4] = [
+    type Change = fn(&mut Message);
+    let changes: [(&str, Change); 4] = [
         ("another id", |message| message.metadata.id = 2),
         ("a query", |message| {
             message.metadata.message_type = MessageType::Query

@@ -84,10 +84,17 @@ fn errors_name_the_variable() {
 
 #[test]
 fn dns_is_answered_unless_switched_off_and_not_on_demand() {
-    let answers = |text| config(&[("ISTIO_META_DNS_CAPTURE", text)]).unwrap().dns_proxy;
+    let answers = |text| {
+        config(&[("ISTIO_META_DNS_CAPTURE", text)])
+            .unwrap()
+            .dns_proxy
+    };
     assert!(config(&[]).unwrap().dns_proxy && answers("true"));
     assert!(!answers("false") && !answers(""));
     let on_demand = ("XDS_ON_DEMAND", "true");
-    assert!(matches!(config(&[on_demand]), Err(ConfigError::OnDemandDns)));
+    assert!(matches!(
+        config(&[on_demand]),
+        Err(ConfigError::OnDemandDns)
+    ));
     assert!(config(&[on_demand, ("ISTIO_META_DNS_CAPTURE", "false")]).is_ok());
 }

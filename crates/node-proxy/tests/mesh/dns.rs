@@ -3,13 +3,12 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
-    time::Duration,
 };
 
-use ambit_model::PodName;
+use ambit_model::{DNS_PORT, PodName};
 use ambit_netplan::RedirectionSpec;
 use ambit_node_proxy::pod::Pod;
-use ambit_sys::redirection;
+use ambit_sys::{conntrack, redirection};
 use ambit_testkit::{build, until};
 use tokio::net::UdpSocket;
 
@@ -105,12 +104,15 @@ async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
     redirection::release(client.netns()).unwrap();
     let pod = client.pod.clone().unwrap();
     ambit_rt::spawn("drain", async move { pod.finish(None).await });
-    let deadline = tokio::time::Instant::now() + LONG;
-    while ask(&open, "web").await != [10, 9, 0, 1] {
-        assert!(tokio::time::Instant::now() < deadline, "still translated");
-        // Asking without a pause would keep it in use.
-        tokio::time::sleep(Duration::from_millis(1200)).await;
-    }
+    let from = SocketAddr::new(client.ip, open.local_addr().unwrap().port());
+    let listener = (Ipv4Addr::LOCALHOST, DNS_PORT).into();
+    until("the translation has ended", || {
+        conntrack::original_destination(Some(client.netns()), from, listener)
+            .unwrap()
+            .is_none()
+    })
+    .await;
+    assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
 }
 
 #[tokio::test]

@@ -1,0 +1,35 @@
+//! A DNS question of a pod: whatever it is, its answer and its refusal can be read.
+#![no_main]
+
+use std::net::Ipv4Addr;
+
+use ambit_dns::{Found, Question, Transport, Unanswerable, encode};
+use hickory_proto::op::{Message, ResponseCode};
+use libfuzzer_sys::fuzz_target;
+use rand::{SeedableRng, rngs::SmallRng};
+
+fuzz_target!(|data: &[u8]| {
+    let question = match Question::parse(data) {
+        Ok(question) => question,
+        Err(Unanswerable::Refused(refusal, _)) => {
+            Message::from_vec(&refusal).expect("a refusal is a message");
+            return;
+        }
+        Err(Unanswerable::Noise) => return,
+    };
+    let refusal = question.refusal(ResponseCode::ServFail);
+    Message::from_vec(&refusal).expect("a refusal is a message");
+    let Some(host) = question.host() else { return };
+    let found = Found {
+        host: "host".into(),
+        // As if the search list had added the last label.
+        alias: host.rsplit_once('.').map(|(alias, _)| alias.to_owned()),
+        addresses: (0..200).map(|n| Ipv4Addr::from_bits(n).into()).collect(),
+    };
+    let mut rng = SmallRng::seed_from_u64(1);
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let answer = encode(&question, &found, transport, &mut rng);
+        let answer = Message::from_vec(&answer).expect("an answer is a message");
+        assert_eq!(answer.queries.len(), 1);
+    }
+});

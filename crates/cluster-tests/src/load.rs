@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::{Space, until};
+use crate::Space;
 
 /// 200 requests a second on keep-alive connections, 200 on new ones, ten long connections.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl<'a> Load<'a> {
             space,
             name: name.to_owned(),
         };
-        load.until_event("running");
+        space.until_event(name, "running");
         load
     }
 
@@ -66,12 +66,12 @@ impl<'a> Load<'a> {
             "kill",
             "1",
         ]);
-        self.until_event("summary");
+        self.space.until_event(&self.name, "summary");
         let mut outcome = Outcome {
             failures: Vec::new(),
             succeeded: BTreeMap::new(),
         };
-        for line in self.events() {
+        for line in self.space.events(&self.name) {
             match line.get("event").and_then(Value::as_str) {
                 Some("failure") => outcome.failures.push(failure(&line)),
                 Some("summary") => outcome.succeeded = succeeded(&line),
@@ -79,22 +79,6 @@ impl<'a> Load<'a> {
             }
         }
         outcome
-    }
-
-    fn until_event(&self, event: &str) {
-        until(&format!("{} says {event}", self.name), || {
-            self.events()
-                .iter()
-                .any(|line| line.get("event").and_then(Value::as_str) == Some(event))
-        });
-    }
-
-    fn events(&self) -> Vec<Value> {
-        self.space
-            .log(&self.name)
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect()
     }
 }
 

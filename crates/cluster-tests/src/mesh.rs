@@ -19,6 +19,9 @@ use crate::{Space, Wire, binary, sources, succeed, target};
 /// The namespace of the mesh.
 const MESH_NAMESPACE: &str = "istio-system";
 
+/// The slot of the tests' own cluster.
+const TEST_SLOT: &str = "1";
+
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh under everybody, run alone.
 static ALONE: RwLock<()> = RwLock::new(());
@@ -26,6 +29,7 @@ static ALONE: RwLock<()> = RwLock::new(());
 /// A cluster with Ambit installed.
 pub struct Mesh {
     cluster: Cluster,
+    slot: String,
     client: Client,
     runtime: Runtime,
     /// Takes the cluster down when this process has gone, however it went.
@@ -95,11 +99,10 @@ impl Mesh {
 
     fn up() -> Self {
         let running = std::env::var("AMBIT_TEST_SLOT").ok();
-        let slot = running
-            .as_deref()
-            .map_or(Slot::TESTS, |slot| slot.parse().expect("a slot's number"));
+        let number = running.clone().unwrap_or_else(|| TEST_SLOT.to_owned());
+        let slot: Slot = number.parse().expect("a slot's number");
         let places = Places::in_target(&target(), slot);
-        let holder = running.is_none().then(|| hold("1"));
+        let holder = running.is_none().then(|| hold(&number));
         let cluster = Cluster::find(places, slot)
             .expect("the cluster's state can be read")
             .expect("the cluster is up");
@@ -113,6 +116,7 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("no access to the cluster: {error:#}"));
         let mesh = Self {
             cluster,
+            slot: number,
             client,
             runtime,
             _holder: holder,
@@ -135,6 +139,35 @@ impl Mesh {
             args.extend(["--set", value]);
         }
         self.ambit(&args);
+    }
+
+    /// Waits until every pod of an installation is ready, after something was done to it.
+    pub fn until_installed(&self) {
+        for what in [
+            "deployment/ambit-control",
+            "daemonset/ambit-agent",
+            "daemonset/ztunnel",
+        ] {
+            self.kubectl(&[
+                "rollout",
+                "status",
+                what,
+                "--namespace",
+                MESH_NAMESPACE,
+                "--timeout=120s",
+            ]);
+        }
+    }
+
+    /// Replaces the pods of a part of the mesh, as an upgrade does; waits until that is done.
+    pub fn restart(&self, part: &str) {
+        self.kubectl(&["rollout", "restart", part, "--namespace", MESH_NAMESPACE]);
+        self.until_installed();
+    }
+
+    /// The cluster's slot, which its addresses have in them.
+    pub fn slot(&self) -> &str {
+        &self.slot
     }
 
     /// A command of `ambit`, which must succeed; gives what it printed.

@@ -158,6 +158,28 @@ impl<'a> Space<'a> {
         );
     }
 
+    /// Waits until the pod's log has a line of JSON with that `event`; gives it.
+    #[track_caller]
+    pub fn until_event(&self, pod: &str, event: &str) -> Value {
+        let mut found = None;
+        until(&format!("{pod} says {event}"), || {
+            found = self
+                .events(pod)
+                .into_iter()
+                .find(|line| line.get("event").and_then(Value::as_str) == Some(event));
+            found.is_some()
+        });
+        found.unwrap_or_default()
+    }
+
+    /// The lines of a pod's log that are JSON.
+    pub fn events(&self, pod: &str) -> Vec<Value> {
+        self.log(pod)
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+
     /// Deletes a pod at once.
     pub fn delete_pod(&self, name: &str) {
         let at_once = DeleteParams::default().grace_period(0);
@@ -276,14 +298,16 @@ fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
     })
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// Whether a pod is ready.
+pub fn is_ready(pod: &Pod) -> bool {
     pod.status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn is_captured(pod: &Pod) -> bool {
+/// Whether the agent says that a pod is in the mesh.
+pub fn is_captured(pod: &Pod) -> bool {
     let none = BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
     annotations
@@ -292,7 +316,7 @@ fn is_captured(pod: &Pod) -> bool {
 }
 
 /// First address of a running pod.
-pub(crate) fn address(pod: &Pod) -> IpAddr {
+pub fn address(pod: &Pod) -> IpAddr {
     pod.status
         .as_ref()
         .and_then(|status| status.pod_ip.as_ref())

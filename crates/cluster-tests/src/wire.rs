@@ -46,6 +46,19 @@ impl Wire {
     }
 }
 
+/// Fails if a marker was readable anywhere, or if anybody opened a connection to one of the pods at one
+/// of the ports: whoever is captured would have used the tunnel.
+#[track_caller]
+pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
+    let addresses: Vec<IpAddr> = servers.iter().map(|pod| address(pod)).collect();
+    for report in reports {
+        let opened = addresses.contains(&report.server.ip())
+            && ports.contains(&report.server.port())
+            && report.connections > 0;
+        assert!(report.markers == 0 && !opened, "in clear: {report:?}");
+    }
+}
+
 /// Fails if two captured pods said anything to each other that is not TLS on the tunnel's port, or if
 /// they said nothing.
 #[track_caller]

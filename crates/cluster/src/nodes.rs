@@ -72,6 +72,34 @@ impl Node<'_> {
         Ok(command)
     }
 
+    /// The processes of its pods whose command line is `command` and possibly more words, as pids of
+    /// this machine; all of them if `command` is empty.
+    pub fn processes(&self, command: &str) -> Vec<u32> {
+        let group = format!(
+            "/{}/",
+            node_config::cgroup(self.cluster.network(), self.number)
+        );
+        process::pids()
+            .into_iter()
+            .filter(|pid| {
+                let of = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+                let words = String::from_utf8_lossy(&of("cmdline")).replace('\0', " ");
+                let more = words.strip_prefix(command);
+                more.is_some_and(|more| command.is_empty() || more.starts_with(' '))
+                    && String::from_utf8_lossy(&of("cgroup")).contains(&group)
+            })
+            .collect()
+    }
+
+    /// Kills (SIGKILL) the processes with that command line; gives how many there were.
+    pub fn kill_processes(&self, command: &str) -> Result<usize> {
+        let pids = self.processes(command);
+        for pid in &pids {
+            process::kill(*pid)?;
+        }
+        Ok(pids.len())
+    }
+
     /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays.
     pub fn kill(&self) -> Result<()> {
         let init = self.pid();

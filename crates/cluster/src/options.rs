@@ -62,8 +62,6 @@ pub struct Slot(u8);
 impl Slot {
     /// The developer's.
     pub const DEVELOPMENT: Self = Self(0);
-    /// The one that all tests of a run share.
-    pub const TESTS: Self = Self(1);
     /// For tests about a cluster as a whole.
     pub const OWN: Self = Self(2);
 

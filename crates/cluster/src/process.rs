@@ -166,7 +166,8 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-fn pids() -> Vec<u32> {
+/// Every process of this machine.
+pub(crate) fn pids() -> Vec<u32> {
     fs::read_dir("/proc")
         .into_iter()
         .flatten()

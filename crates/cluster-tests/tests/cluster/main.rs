@@ -6,8 +6,13 @@
     reason = "tests"
 )]
 
+mod chaos;
+mod control_plane;
 mod harness;
 mod joining;
-mod opting;
-mod outages;
-mod workloads;
+mod nodes;
+mod policies;
+mod probes;
+mod services;
+mod starting;
+mod upgrades;

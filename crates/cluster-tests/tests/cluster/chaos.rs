@@ -1,0 +1,99 @@
+//! Everything at once, and what is left afterwards.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_clear, until};
+use kube::ResourceExt;
+
+use crate::starting::MARKER;
+
+/// How long pods and processes are killed.
+const CHAOS: Duration = Duration::from_secs(25);
+
+#[test]
+fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("chaos");
+    space.label(Some("ambient"));
+    let server = space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let wire = mesh.watch(&[MARKER]);
+    let args = ["first-connect", "server:9000", "--stay"];
+    space.deploy("starter", 6, None, &args);
+    let end = Instant::now() + CHAOS;
+    let victims = [
+        "/ambit-node-proxy worker",
+        "/ambit-agent",
+        "/ambit-node-proxy",
+    ];
+    for round in 0.. {
+        if Instant::now() > end {
+            break;
+        }
+        for pod in space.pods("starter").iter().skip(round % 2).step_by(2) {
+            space.delete_pod(&pod.name_any());
+        }
+        for (node, victim) in mesh
+            .cluster()
+            .nodes()
+            .zip(victims.iter().cycle().skip(round))
+        {
+            node.kill_processes(victim).unwrap();
+        }
+        until("some pod is ready", || {
+            space
+                .pods("starter")
+                .iter()
+                .any(ambit_cluster_tests::is_ready)
+        });
+    }
+    for pod in space.ready("starter", 6) {
+        let event = space.until_event(&pod.name_any(), "first-connect");
+        assert!(event["first_answer_ms"].is_number(), "{event}");
+    }
+    mesh.until_installed();
+    space.until_captured("starter", true);
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    for node in mesh.cluster().nodes() {
+        until("no namespace of a pod that has gone is held", || {
+            held_namespaces(node).is_subset(&living_namespaces(node))
+        });
+    }
+}
+
+/// The network namespaces that agent and proxy of a node hold open.
+fn held_namespaces(node: Node<'_>) -> BTreeSet<String> {
+    let mut held = BTreeSet::new();
+    let programs = [
+        "/ambit-agent",
+        "/ambit-node-proxy",
+        "/ambit-node-proxy worker",
+    ];
+    for pid in programs.iter().flat_map(|program| node.processes(program)) {
+        for entry in fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let target = fs::read_link(entry.path()).unwrap_or_default();
+            let target = target.to_string_lossy().into_owned();
+            if target.starts_with("net:") {
+                held.insert(target);
+            }
+        }
+    }
+    held
+}
+
+/// The network namespaces in which a process of the node lives.
+fn living_namespaces(node: Node<'_>) -> BTreeSet<String> {
+    let pids = node.processes("");
+    pids.iter()
+        .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
+        .map(|link| link.to_string_lossy().into_owned())
+        .collect()
+}

@@ -1,0 +1,71 @@
+//! Kubernetes' control plane and ours, away and back.
+
+use ambit_cluster_tests::{Load, Mesh};
+
+#[test]
+fn the_mesh_goes_on_without_an_api_server() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("apiless");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    mesh.cluster().stop_api_server().unwrap();
+    // The agents and the control plane notice, and so does whoever restarts meanwhile.
+    mesh.cluster()
+        .node(1)
+        .kill_processes("/ambit-node-proxy worker")
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(10));
+    mesh.cluster().start_api_server().unwrap();
+    space.client("late", Some("n1"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+    let outcome = load.finish();
+    assert!(
+        outcome
+            .failures
+            .iter()
+            .all(|f| f.mode == "long" || f.mode == "keep-alive"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn what_is_stored_may_go_back_in_time() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("restore");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.client("client", Some("n1"));
+    space.until_captured("client", true);
+    mesh.cluster().snapshot("before").unwrap();
+    // These are forgotten again, after everybody has seen them.
+    space.label(None);
+    space.until_captured("client", false);
+    space.client("forgotten", Some("n1"));
+    mesh.cluster().restore("before").unwrap();
+    space.until_captured("client", true);
+    space.until_captured("server", true);
+    space.until_get("client", "http://server/", true);
+    space.client("late", Some("n1"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+}
+
+#[test]
+fn the_control_plane_is_replaced_without_effect_on_traffic() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("control");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.until_captured("load", true);
+    mesh.restart("deployment/ambit-control");
+    mesh.restart("daemonset/ambit-agent");
+    space.client("late", Some("n1"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+    load.finish().assert_flawless();
+}

@@ -1,0 +1,76 @@
+//! Authorization, from the API server to what pods may do.
+
+use ambit_cluster_tests::{Load, Mesh};
+
+const DENY: &str = "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny}
+spec:
+  selector: {matchLabels: {app: server}}
+  action: DENY
+  rules: [{to: [{operation: {ports: ['8080']}}]}]
+";
+
+#[test]
+fn a_deny_with_a_selector_ends_open_connections_too() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("deny");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    space.client("client", Some("n1"));
+    space.until_captured("client", true);
+    space.until_get("client", "http://server/", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.apply(DENY);
+    space.until_get("client", "http://server/", false);
+    let outcome = load.finish();
+    for mode in ["keep-alive", "new"] {
+        assert!(
+            outcome.failures.iter().any(|failure| failure.mode == mode),
+            "{mode} requests were never refused: {outcome:?}"
+        );
+    }
+    // The other port is not concerned.
+    let long: Vec<_> = outcome
+        .failures
+        .iter()
+        .filter(|f| f.mode == "long")
+        .collect();
+    assert!(long.is_empty(), "{long:?}");
+    mesh.kubectl(&[
+        "delete",
+        "authorizationpolicy",
+        "deny",
+        "--namespace",
+        space.name(),
+    ]);
+    space.until_get("client", "http://server/", true);
+}
+
+#[test]
+fn identities_decide_who_may_call() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("identities");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.client("friend", Some("n1"));
+    space.client("stranger", Some("n1"));
+    for app in ["server", "friend", "stranger"] {
+        space.until_captured(app, true);
+    }
+    space.apply(
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: friends}
+spec:
+  selector: {matchLabels: {app: server}}
+  action: ALLOW
+  rules: [{from: [{source: {principals: ['cluster.local/ns/$NAMESPACE/sa/friend']}}]}]
+",
+    );
+    space.until_get("stranger", "http://server/", false);
+    space.until_get("friend", "http://server/", true);
+    // Kubelet's probe is not a caller.
+    space.ready("server", 1);
+}

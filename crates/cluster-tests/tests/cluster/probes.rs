@@ -1,0 +1,61 @@
+//! Kubelet's probes of captured pods.
+
+use ambit_cluster_tests::{Mesh, until};
+
+#[test]
+fn probes_of_every_kind_pass_where_only_mutual_tls_is_let_in() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("probes");
+    space.label(Some("ambient"));
+    space.apply(
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: STRICT}}
+",
+    );
+    for (name, probe) in [
+        ("http", "httpGet: {path: /, port: 8080}"),
+        ("tcp", "tcpSocket: {port: 8081}"),
+        ("grpc", "grpc: {port: 8082}"),
+        ("exec", "exec: {command: ['true']}"),
+    ] {
+        space.apply(&format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: tool
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, probe-server]
+    startupProbe: {{{probe}, periodSeconds: 1, failureThreshold: 5}}
+    readinessProbe: {{{probe}, periodSeconds: 1, failureThreshold: 1}}
+    livenessProbe: {{{probe}, periodSeconds: 1, failureThreshold: 2}}
+"
+        ));
+    }
+    for name in ["http", "tcp", "grpc", "exec"] {
+        space.ready(name, 1);
+        space.until_captured(name, true);
+    }
+    // From outside the mesh the same port is closed: STRICT is in force.
+    let outside = mesh.space("probes-outside");
+    outside.client("client", Some("n2"));
+    let pod = space.pods("http").remove(0);
+    let url = format!("http://{}:8080/", ambit_cluster_tests::address(&pod));
+    outside.until_get("client", &url, false);
+    // Kubelet goes on probing meanwhile: nothing was restarted, everything is ready.
+    until("each probe has been asked again", || {
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        true
+    });
+    for name in ["http", "tcp", "grpc", "exec"] {
+        let pod = space.ready(name, 1).remove(0);
+        let statuses = pod.status.unwrap().container_statuses.unwrap();
+        assert_eq!(statuses[0].restart_count, 0, "{name}: {statuses:?}");
+    }
+}

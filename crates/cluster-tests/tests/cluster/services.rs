@@ -1,0 +1,95 @@
+//! The kinds of Services, from inside and outside the mesh.
+
+use ambit_cluster_tests::{Mesh, address};
+
+#[test]
+fn services_of_every_kind_are_reached_inside_the_mesh() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("services");
+    space.label(Some("ambient"));
+    space.deploy(
+        "server",
+        2,
+        None,
+        &["serve", "--port=8080", "--echo=9000", "--quiet"],
+    );
+    space.ready("server", 2);
+    space.until_captured("server", true);
+    space.client("client", Some("n1"));
+    space.until_captured("client", true);
+    space.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: port}
+spec: {type: NodePort, selector: {app: server}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless}
+spec: {clusterIP: None, selector: {app: server}, ports: [{name: http, port: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky}
+spec:
+  sessionAffinity: ClientIP
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: alias}
+spec: {type: ExternalName, externalName: server.$NAMESPACE.svc.cluster.local}
+",
+    );
+    let port = mesh.kubectl(&[
+        "get",
+        "service",
+        "port",
+        "--namespace",
+        space.name(),
+        "--output=jsonpath={.spec.ports[0].nodePort}",
+    ]);
+    for url in [
+        "http://server/".to_owned(),
+        "http://port/".to_owned(),
+        "http://headless:8080/".to_owned(),
+        "http://sticky/".to_owned(),
+        "http://alias/".to_owned(),
+        format!("http://10.25{}.0.11:{port}/", mesh.slot()),
+        format!("http://10.25{}.0.12:{port}/", mesh.slot()),
+    ] {
+        space.until_get("client", &url, true);
+    }
+    // By its address, too.
+    let pod = space.pods("server").remove(0);
+    space.until_get("client", &format!("http://{}:8080/", address(&pod)), true);
+}
+
+#[test]
+fn a_host_port_leads_to_a_captured_pod() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("hostport");
+    space.label(Some("ambient"));
+    space.apply(
+        "apiVersion: v1
+kind: Pod
+metadata: {name: server, labels: {app: server}}
+spec:
+  nodeName: n2
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: tool
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, serve, --port=8080, --quiet]
+    ports: [{containerPort: 8080, hostPort: 18080}]
+    readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
+",
+    );
+    space.ready("server", 1);
+    space.until_captured("server", true);
+    space.client("client", Some("n1"));
+    let url = format!("http://10.25{}.0.12:18080/", mesh.slot());
+    space.until_get("client", &url, true);
+}

@@ -1,0 +1,153 @@
+//! Pods that are born into the mesh.
+
+use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::Value;
+
+/// What `first-connect` says.
+pub(crate) const MARKER: &str = "ambit-first-connect-in-clear";
+
+/// A pod's first connection, which must have succeeded at once.
+#[track_caller]
+pub(crate) fn first_answer(space: &Space<'_>, pod: &Pod) -> Value {
+    let event = space.until_event(&pod.name_any(), "first-connect");
+    assert!(event["first_answer_ms"].is_number(), "{event}");
+    event
+}
+
+#[test]
+fn forty_pods_start_with_every_first_packet_captured() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("forty");
+    space.label(Some("ambient"));
+    let server = space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let wire = mesh.watch(&[MARKER]);
+    let args = ["first-connect", "server:9000", "--stay"];
+    space.deploy("starter", 40, None, &args);
+    let mut worst: f64 = 0.0;
+    for pod in space.ready("starter", 40) {
+        let event = first_answer(&space, &pod);
+        assert_eq!(event["retries"], 0, "{event}");
+        worst = worst.max(event["first_answer_ms"].as_f64().unwrap());
+    }
+    eprintln!("slowest first answer of forty pods: {worst} ms");
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+}
+
+#[test]
+fn jobs_of_the_mesh_finish() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("jobs");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.apply(
+        "apiVersion: batch/v1
+kind: Job
+metadata: {name: job}
+spec:
+  completions: 4
+  parallelism: 2
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: job
+        image: kube.local/ambit/tools:dev
+        imagePullPolicy: Never
+        args: [lab-tool, first-connect, 'server:9000']
+",
+    );
+    mesh.kubectl(&[
+        "wait",
+        "--namespace",
+        space.name(),
+        "--for=condition=Complete",
+        "job/job",
+        "--timeout=90s",
+    ]);
+}
+
+#[test]
+fn a_stateful_pod_that_comes_back_with_another_address_is_reached_by_its_name() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("stateful");
+    space.label(Some("ambient"));
+    space.client("client", Some("n1"));
+    space.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: db}
+spec: {clusterIP: None, selector: {app: db}, ports: [{name: http, port: 8080}]}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  serviceName: db
+  replicas: 2
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: db
+        image: kube.local/ambit/tools:dev
+        imagePullPolicy: Never
+        args: [lab-tool, serve, --port=8080, --quiet]
+        readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
+",
+    );
+    let before = space.ready("db", 2);
+    space.until_captured("db", true);
+    let address = |pods: &[Pod]| {
+        let pod = pods.iter().find(|pod| pod.name_any() == "db-0").unwrap();
+        ambit_cluster_tests::address(pod)
+    };
+    space.until_get("client", "http://db-0.db:8080/", true);
+    space.delete_pod("db-0");
+    until("db-0 has another address", || {
+        let pods = space.ready("db", 2);
+        address(&pods) != address(&before)
+    });
+    space.until_captured("db", true);
+    space.until_get("client", "http://db-0.db:8080/", true);
+}
+
+#[test]
+fn labels_of_pods_decide_before_their_namespace() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("labels");
+    let pod = |name: &str, labels: &str, annotations: &str| {
+        format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {name}, {labels}}}, annotations: {{{annotations}}}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: tool
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, sleep]
+"
+        )
+    };
+    // In a namespace outside the mesh, a pod can join by itself.
+    space.apply(&pod("volunteer", "istio.io/dataplane-mode: ambient", ""));
+    space.apply(&pod("ordinary", "", ""));
+    space.until_captured("volunteer", true);
+    space.ready("ordinary", 1);
+    space.until_captured("ordinary", false);
+    space.label(Some("ambient"));
+    space.until_captured("ordinary", true);
+    // In one of the mesh, a pod can stay out; one with a sidecar must.
+    space.apply(&pod("refuser", "istio.io/dataplane-mode: none", ""));
+    space.apply(&pod("sidecar", "", "sidecar.istio.io/status: '{}'"));
+    for app in ["refuser", "sidecar"] {
+        space.ready(app, 1);
+        space.until_captured(app, false);
+    }
+}

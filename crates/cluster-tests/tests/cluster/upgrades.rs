@@ -1,0 +1,85 @@
+//! Parts that are killed, replaced, removed.
+
+use ambit_cluster_tests::{Load, Mesh};
+
+#[test]
+fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("killed");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.until_captured("load", true);
+    space.until_get("load", "http://server/", true);
+    for _ in 0..3 {
+        for node in mesh.cluster().nodes() {
+            let killed = node.kill_processes("/ambit-node-proxy worker").unwrap();
+            assert!(killed > 0, "no proxy on {}", node.name());
+            space.until_get("load", "http://server/", true);
+        }
+    }
+    let outcome = load.finish();
+    let refused: Vec<_> = outcome
+        .failures
+        .iter()
+        .filter(|failure| failure.kind == "refused" || failure.kind == "timeout")
+        .collect();
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+#[test]
+fn a_rollout_of_the_node_proxy_breaks_no_connection() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("rollout");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.until_captured("load", true);
+    space.until_get("load", "http://server/", true);
+    mesh.restart("daemonset/ztunnel");
+    space.until_get("load", "http://server/", true);
+    load.finish().assert_flawless();
+}
+
+#[test]
+fn uninstalling_breaks_nothing_and_leaves_nothing() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("uninstall");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.until_captured("load", true);
+    mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]);
+    space.client("late", Some("n1"));
+    space.until_get("late", "http://server/", true);
+    load.finish().assert_flawless();
+    for node in mesh.cluster().nodes() {
+        let root = node.root().unwrap();
+        let list = |directory: &str| -> Vec<String> {
+            let entries = root.join(directory).read_dir().unwrap();
+            let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+            names.collect()
+        };
+        assert_eq!(list("etc/cni/net.d"), ["10-kube.conflist"]);
+        let plugins = list("opt/cni/bin");
+        assert!(
+            !plugins.iter().any(|name| name.contains("ambit")),
+            "{plugins:?}"
+        );
+        let rules = node
+            .command("nft")
+            .unwrap()
+            .args(["list", "tables"])
+            .output()
+            .unwrap();
+        let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+        assert!(
+            !rules.contains("ambit") && !rules.contains("istio"),
+            "{rules}"
+        );
+    }
+    mesh.install(&[]);
+}

@@ -1,35 +1,31 @@
 //! The process: sockets, the loop around the enrolment machine, and its end.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     io,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use ambit_netplan::HostMember;
 use ambit_rt::{
-    Env, Readiness, Shutdown, drain,
-    http::{ListenError, Peer, Request, ServerOptions, text},
-    logging::LoggingError,
-    spawn, spawn_blocking,
+    Env, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
+    spawn_blocking,
 };
 use ambit_sys::{
     netns::Netns,
     privileges::{self, Capability},
 };
 use prometheus_client::registry::Registry;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     actions::{ActionError, Actions, with_causes},
     config::{Args, ConfigError},
-    enrolment::{Effect, Enrolment, Event, RequestId, Step, StepId, Wanted},
+    enrolment::{Effect, Enrolment, Event, RequestId},
     install::{self, Installing},
-    membership,
     metrics::Metrics,
-    plugin::{self, Answer, Call, Calls},
+    plugin::{self, Answer, Call},
     report::AgentReport,
     source::{PodSource, SourceEvent, kubernetes::KubernetesSource, manifests::ManifestSource},
     status::{
@@ -37,11 +33,14 @@ use crate::{
         api::ApiStatus,
         dir::{StatusDir, StatusError},
     },
-    zds::{self, Zds},
+    zds,
 };
 
-/// Steps carried out at once.
-const PARALLEL_STEPS: usize = 8;
+mod admin;
+mod hands;
+
+use hands::Hands;
+
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
 const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
 
@@ -146,7 +145,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let (drain, watcher) = drain::channel();
     let installing = Installing::new(&args, &mut registry, &readiness);
     let (calls, called) = mpsc::channel(64);
-    serve_admin(&args, registry, readiness, calls.clone(), &watcher).await?;
+    admin::serve(&args, registry, readiness, calls.clone(), &watcher).await?;
 
     let (zds, server) = zds::bind(&args.zds_socket).map_err(|source| RunError::Socket {
         path: args.zds_socket.clone(),
@@ -187,16 +186,14 @@ pub async fn run_with<S: PodSource, A: Actions>(
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
         },
-        hands: Hands {
-            actions: Arc::clone(&actions),
+        hands: Hands::new(
+            Arc::clone(&actions),
             zds,
             status,
-            run_dir: args.run_dir.clone(),
+            args.run_dir.clone(),
             events,
             metrics,
-            slots: Arc::new(Semaphore::new(PARALLEL_STEPS)),
-            host_jobs: start_host_jobs(),
-        },
+        ),
     };
     tracing::info!(node = args.node, "agent started");
     let ended = agent
@@ -224,49 +221,6 @@ pub async fn run_with<S: PodSource, A: Actions>(
         }
     }
     ended
-}
-
-async fn serve_admin(
-    args: &Args,
-    registry: Registry,
-    readiness: Readiness,
-    calls: Calls,
-    watcher: &ambit_rt::DrainWatcher,
-) -> Result<(), RunError> {
-    let [metrics, health] = args.listen()?;
-    if let Some(address) = metrics {
-        let listener = ambit_rt::http::bind(address, "metrics").await?;
-        let registry = Arc::new(registry);
-        let handler = move |request: Request| {
-            let (registry, calls) = (Arc::clone(&registry), calls.clone());
-            async move {
-                // Who asks over loopback is in the agent's own pod, or has been let in by kubelet.
-                match plugin::report(&request, &calls).await {
-                    Some(response) if Peer::is_local(&request) => response,
-                    _ => ambit_rt::metrics::serve_metrics(&registry, &request),
-                }
-            }
-        };
-        let options = ServerOptions::default();
-        let server = ambit_rt::http::serve("metrics", listener, options, watcher.clone(), handler);
-        spawn("metrics", server);
-    }
-    if let Some(address) = health {
-        let listener = ambit_rt::http::bind(address, "health").await?;
-        let handler = move |request: Request| {
-            let pending = readiness.pending_names();
-            std::future::ready(match request.uri().path() {
-                "/healthz" => text(200, "ok\n"),
-                "/readyz" if pending.is_empty() => text(200, "ready\n"),
-                "/readyz" => text(503, format!("not ready, pending: {}\n", pending.join(", "))),
-                _ => ambit_rt::http::not_found(),
-            })
-        };
-        let options = ServerOptions::default();
-        let server = ambit_rt::http::serve("health", listener, options, watcher.clone(), handler);
-        spawn("health", server);
-    }
-    Ok(())
 }
 
 async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
@@ -413,182 +367,5 @@ pub(crate) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Carries effects out, and reports.
-struct Hands<A> {
-    actions: Arc<A>,
-    zds: Zds,
-    status: StatusSink,
-    run_dir: PathBuf,
-    events: mpsc::UnboundedSender<Event<Netns>>,
-    metrics: Metrics,
-    slots: Arc<Semaphore>,
-    host_jobs: HostJobs,
-}
-
-/// Changes of the node's probe rule, carried out one after the other in the order given: a list of
-/// all members must not overtake a member added after it was made.
-type HostJobs = mpsc::UnboundedSender<Box<dyn FnOnce() + Send>>;
-
-fn start_host_jobs() -> HostJobs {
-    let (jobs, mut queue) = mpsc::unbounded_channel::<Box<dyn FnOnce() + Send>>();
-    spawn("host jobs", async move {
-        while let Some(job) = queue.recv().await {
-            // A job that panics has been reported under its name.
-            spawn_blocking("host job", job).await.ok();
-        }
-    });
-    jobs
-}
-
-impl<A: Actions> Hands<A> {
-    fn step(&self, uid: ambit_zds::PodUid, id: StepId, step: Step<Netns>) {
-        let name = step.name();
-        let (events, metrics) = (self.events.clone(), self.metrics.clone());
-        let report = move |uid: ambit_zds::PodUid, result: Result<(), String>| {
-            metrics.count_step(&uid, name, &result);
-            // The loop ends only with the process.
-            events.send(Event::StepDone { uid, id, result }).ok();
-        };
-        match step {
-            Step::Announce { info, netns } => {
-                // Ordered now, so that the first snapshot has it; the outcome comes later.
-                let outcome = self.zds.add(uid.clone(), info, netns);
-                spawn("announce", async move {
-                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
-                });
-            }
-            Step::Withdraw => {
-                let outcome = self.zds.del(uid.clone());
-                spawn("withdraw", async move {
-                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
-                });
-            }
-            step @ (Step::UpsertProbes { .. } | Step::RemoveProbes) => {
-                let actions = Arc::clone(&self.actions);
-                let job = move || {
-                    let result = carry_out(&*actions, &StatusSink::Nowhere, &uid, &step);
-                    report(uid, result.map(drop));
-                };
-                self.host_jobs.send(Box::new(job)).ok();
-            }
-            step => {
-                let (actions, status) = (Arc::clone(&self.actions), self.status.clone());
-                let slots = Arc::clone(&self.slots);
-                let drifts = self.events.clone();
-                spawn(name, async move {
-                    // Closed never.
-                    let _slot = slots.acquire_owned().await;
-                    let of = uid.clone();
-                    let work = move || carry_out(&*actions, &status, &of, &step);
-                    let result = match spawn_blocking(name, work).await {
-                        Ok(result) => result,
-                        Err(error) => Err(error.to_string()),
-                    };
-                    if let Ok(Done::Repaired(what)) = &result {
-                        let (uid, what) = (uid.clone(), what.clone());
-                        drifts.send(Event::Repaired { uid, what }).ok();
-                    }
-                    report(uid, result.map(drop));
-                });
-            }
-        }
-    }
-
-    fn scan(&self, wanted: Vec<Wanted>) {
-        let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
-        spawn_blocking("scan", move || {
-            let found = actions.scan(&wanted).unwrap_or_else(|error| {
-                let error = with_causes(&error);
-                tracing::warn!(error, "running pods cannot be looked for");
-                BTreeMap::new()
-            });
-            events.send(Event::Scanned(found)).ok();
-        });
-    }
-
-    fn write_membership(&self, namespaces: BTreeMap<ambit_model::ArcStr, bool>) {
-        // A few hundred bytes, and in order.
-        if let Err(error) = membership::write(&self.run_dir, &namespaces) {
-            let path = self.run_dir.join(membership::FILE);
-            tracing::warn!(path = %path.display(), %error, "cannot tell the plugin who belongs");
-        }
-    }
-
-    fn set_probe_members(&self, members: Vec<(ambit_zds::PodUid, std::net::IpAddr)>) {
-        let actions = Arc::clone(&self.actions);
-        let job = move || {
-            let members: Vec<_> = members
-                .into_iter()
-                .map(|(uid, ip)| HostMember {
-                    ip,
-                    uid: uid.to_string(),
-                })
-                .collect();
-            if let Err(error) = actions.set_probe_members(&members) {
-                tracing::warn!(error = with_causes(&error), "probes may fail");
-            }
-        };
-        self.host_jobs.send(Box::new(job)).ok();
-    }
-
-    fn prune_status(&self, keep: std::collections::BTreeSet<ambit_model::PodName>) {
-        if let Err(error) = self.status.prune(&keep) {
-            tracing::warn!(error = with_causes(&error), "stale status is left");
-        }
-    }
-}
-
-/// How a step ended well.
-enum Done {
-    Simply,
-    /// This did not stand before.
-    Repaired(String),
-}
-
-fn carry_out<A: Actions>(
-    actions: &A,
-    status: &StatusSink,
-    uid: &ambit_zds::PodUid,
-    step: &Step<Netns>,
-) -> Result<Done, String> {
-    let done = match step {
-        Step::ApplyRules { netns, spec } => {
-            return match actions.apply_rules(netns, spec) {
-                Ok(Some(what)) => Ok(Done::Repaired(what)),
-                Ok(None) => Ok(Done::Simply),
-                Err(error) => Err(with_causes(&error)),
-            };
-        }
-        Step::ReleaseRules { netns } => actions.release_rules(netns),
-        Step::UpsertProbes { addresses } => actions.upsert_probes(uid, addresses),
-        Step::RemoveProbes => actions.remove_probes(uid),
-        Step::WriteStatus { pod, status: value } => {
-            return status
-                .write(uid, pod, *value)
-                .map(|()| Done::Simply)
-                .map_err(|error| with_causes(&error));
-        }
-        // The proxies' business, not the kernel's.
-        Step::Announce { .. } | Step::Withdraw => Ok(()),
-    };
-    done.map(|()| Done::Simply)
-        .map_err(|error| with_causes(&error))
-}
-
-impl<N> Step<N> {
-    /// Its name in metrics and logs.
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Announce { .. } => "announce",
-            Self::ApplyRules { .. } => "apply-rules",
-            Self::UpsertProbes { .. } => "upsert-probes",
-            Self::WriteStatus { .. } => "write-status",
-            Self::ReleaseRules { .. } => "release-rules",
-            Self::Withdraw => "withdraw",
-            Self::RemoveProbes => "remove-probes",
-        }
     }
 }

@@ -199,14 +199,23 @@ where
 
     fn failed(&mut self, error: &watcher::Error) {
         match error {
-            // A watch is resumed where it stood, and a version that is too old listed anew.
+            // It answers: our version is too old for it. kube lists again by itself only if that comes
+            // as an event of the watch.
+            watcher::Error::WatchStartFailed(kube::Error::Api(status))
+            | watcher::Error::WatchFailed(kube::Error::Api(status))
+                if status.code == 410 =>
+            {
+                self.list_again();
+            }
+            watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
+            // It refuses: kube would ask the same again and again.
+            watcher::Error::WatchFailed(kube::Error::Api(_)) => {
+                self.begin_anew(ErrorChain(error).to_string());
+            }
+            // A connection that broke: the watch is resumed where it stood.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
                 tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
                 self.pause();
-            }
-            // It answers: our version is too old for it.
-            watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410 => {
-                self.list_again();
             }
             // The store may come back from a backup, its versions older than ours: a watch from ours
             // on would hear nothing, for long.

@@ -161,6 +161,17 @@ async fn metadata_alone_is_asked_for_and_understood() {
     assert_eq!(next(&mut watch, 3).await, ["listing", "shop=v", "listed"]);
 }
 
+#[tokio::test]
+async fn a_server_that_refuses_is_asked_for_everything_once_it_does_not() {
+    let server = ApiServer::start();
+    put(&server, "m", "1", Some("a"));
+    let mut watch = values(&server);
+    next(&mut watch, 3).await;
+    server.fail_next(&[500]);
+    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
+    assert_eq!(next(&mut watch, 2).await, ["m=a", "listed"]);
+}
+
 fn id(name: &str, uid: &str) -> ObjectId {
     ObjectId {
         namespace: "a".into(),

@@ -321,7 +321,7 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer>
         .and_then(|accept| accept.to_str().ok())
         .is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
     let Some(target) = Target::parse(&head.uri, metadata_only) else {
-        let resources = state.store.resources(head.uri.path());
+        let resources = state.store.discovery(head.uri.path());
         return resources.map_or_else(|| failure(404, "NotFound"), |list| respond(200, &list));
     };
     match (&head.method, target.name.is_some()) {

@@ -83,32 +83,72 @@ impl Store {
         self.kinds.insert(collection.to_owned(), kind.to_owned());
     }
 
-    /// What discovery tells of a group's version; `None` if nothing of it is there.
-    pub(super) fn resources(&self, group_version: &str) -> Option<Value> {
-        let prefix = format!("{}/", group_version.trim_end_matches('/'));
+    /// What discovery tells at a path: of the groups, or of the kinds of one version of one. `None` if
+    /// nothing of it is there.
+    pub(super) fn discovery(&self, path: &str) -> Option<Value> {
+        match path.trim_end_matches('/') {
+            "/api" => Some(json!({"kind": "APIVersions", "versions": ["v1"]})),
+            "/apis" => Some(self.groups()),
+            version => self.resources(version),
+        }
+    }
+
+    /// Every kind with its collection.
+    fn kinds(&self) -> BTreeSet<(&str, &str)> {
         let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
             let kind = of_kind.values().next()?["kind"].as_str()?;
             Some((collection.as_str(), kind))
         });
-        let declared = self
-            .kinds
-            .iter()
-            .map(|(collection, kind)| (collection.as_str(), kind.as_str()));
-        let kinds: BTreeSet<_> = with_objects.chain(declared).collect();
-        let resources: Vec<_> = kinds
+        let declared = self.kinds.iter();
+        let declared = declared.map(|(collection, kind)| (collection.as_str(), kind.as_str()));
+        with_objects.chain(declared).collect()
+    }
+
+    fn groups(&self) -> Value {
+        let mut groups = BTreeMap::<&str, BTreeSet<&str>>::new();
+        for (collection, _) in self.kinds() {
+            let mut parts = collection.trim_start_matches('/').split('/');
+            if let (Some("apis"), Some(group), Some(version)) =
+                (parts.next(), parts.next(), parts.next())
+            {
+                groups.entry(group).or_default().insert(version);
+            }
+        }
+        let groups: Vec<_> = groups
             .into_iter()
-            .filter_map(|(collection, kind)| Some((collection.strip_prefix(&prefix)?, kind)))
-            .map(|(plural, kind)| {
-                json!({"name": plural, "singularName": kind.to_lowercase(), "kind": kind,
-                    "namespaced": true, "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]})
+            .map(|(group, versions)| {
+                let versions: Vec<_> = versions
+                    .into_iter()
+                    .map(|version| {
+                        json!({"groupVersion": format!("{group}/{version}"), "version": version})
+                    })
+                    .collect();
+                json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
             })
             .collect();
-        let group_version = prefix
-            .trim_start_matches("/apis/")
-            .trim_start_matches("/api/");
+        json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+    }
+
+    fn resources(&self, group_version: &str) -> Option<Value> {
+        const VERBS: [&str; 7] = [
+            "create", "delete", "get", "list", "patch", "update", "watch",
+        ];
+        let prefix = format!("{group_version}/");
+        let resources: Vec<_> = self
+            .kinds()
+            .into_iter()
+            .filter_map(|(collection, kind)| Some((collection.strip_prefix(&prefix)?, kind)))
+            .filter(|(plural, _)| !plural.contains('/'))
+            .map(|(plural, kind)| {
+                json!({"name": plural, "singularName": kind.to_lowercase(), "kind": kind,
+                    "namespaced": true, "verbs": VERBS})
+            })
+            .collect();
+        let name = group_version.trim_start_matches("/apis/");
+        let name = name.trim_start_matches("/api/");
         (!resources.is_empty()).then(|| {
-            json!({"kind": "APIResourceList", "apiVersion": "v1", "resources": resources,
-                "groupVersion": group_version.trim_end_matches('/')})
+            json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name,
+                "resources": resources})
         })
     }
 
@@ -328,12 +368,15 @@ mod tests {
         let mut store = store();
         store.serve("/apis/a.io/v1/things", "Thing");
         let kinds = |store: &Store, group: &str| {
-            let list = store.resources(group)?;
+            let list = store.discovery(group)?;
             assert_eq!(list["kind"], "APIResourceList");
             Some(list["resources"][0]["kind"].as_str()?.to_owned())
         };
         assert_eq!(kinds(&store, "/api/v1").as_deref(), Some("Pod"));
         assert_eq!(kinds(&store, "/apis/a.io/v1").as_deref(), Some("Thing"));
         assert_eq!(kinds(&store, "/apis/a.io/v2"), None);
+        let groups = store.discovery("/apis").unwrap();
+        assert_eq!(groups["groups"][0]["name"], "a.io");
+        assert_eq!(groups["groups"][0]["versions"][0]["version"], "v1");
     }
 }

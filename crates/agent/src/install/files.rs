@@ -204,7 +204,7 @@ struct Temporary {
 
 impl Temporary {
     fn create(beside: &Path, mode: u32) -> io::Result<Self> {
-        let directory = beside.parent().unwrap_or(Path::new("."));
+        let directory = beside.parent().unwrap_or_else(|| Path::new("."));
         let path = directory.join(format!("{TEMPORARY}{}", std::process::id()));
         unlink(&path)?;
         let file = fs::OpenOptions::new()

@@ -27,7 +27,7 @@ enum Stage {
     /// Nothing is to be installed.
     Off,
     Prepared(InstallMetrics, ReadyTask),
-    Running(Installation),
+    Running(Box<Installation>),
     Ended,
 }
 
@@ -52,13 +52,13 @@ impl Installing {
         if let Stage::Prepared(..) = &*stage
             && let Stage::Prepared(metrics, ready) = std::mem::replace(&mut *stage, Stage::Ended)
         {
-            *stage = Stage::Running(Installation::start(
+            *stage = Stage::Running(Box::new(Installation::start(
                 &self.args.install,
                 self.args.run_dir.clone(),
                 &self.args.exclude_namespaces,
                 metrics,
                 ready,
-            ));
+            )));
         }
     }
 

@@ -1,3 +1,5 @@
+//! What answers look like on the wire.
+
 use hickory_proto::{
     op::{Edns, Message, MessageType, Query},
     rr::{Name, RData, RecordType, rdata::A},

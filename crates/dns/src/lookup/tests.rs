@@ -1,3 +1,5 @@
+//! Every row of how names are understood, on a small mesh.
+
 use std::collections::BTreeMap;
 
 use ambit_model::{

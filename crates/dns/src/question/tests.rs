@@ -1,3 +1,5 @@
+//! What is a question, and that nothing else makes trouble.
+
 use hickory_proto::{op::Query, rr::Name};
 use proptest::prelude::*;
 

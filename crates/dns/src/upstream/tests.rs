@@ -1,3 +1,5 @@
+//! Servers that are slow, gone, wrong, or noisy.
+
 use std::{net::Ipv4Addr, time::Duration};
 
 use hickory_proto::{

@@ -11,6 +11,8 @@ mod control_plane;
 mod harness;
 mod joining;
 mod nodes;
+mod opting;
+mod outages;
 mod policies;
 mod probes;
 mod services;

@@ -182,6 +182,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         enrolment: Enrolment::new(settings),
         waiting: HashMap::new(),
         next_request: 0,
+        trouble: false,
         identity: Identity {
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
@@ -255,6 +256,8 @@ struct Agent<A> {
     enrolment: Enrolment<Netns>,
     waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
     next_request: u64,
+    /// What the source told may be out of date.
+    trouble: bool,
     identity: Identity,
     hands: Hands<A>,
 }
@@ -277,6 +280,10 @@ impl<A: Actions> Agent<A> {
                 told = source.next() => {
                     for event in told.ok_or(RunError::SourceEnded)? {
                         self.told(event);
+                    }
+                    let trouble = source.trouble().is_some();
+                    if std::mem::replace(&mut self.trouble, trouble) && !trouble {
+                        self.hands.status.hasten();
                     }
                 }
                 Some(event) = events.recv() => self.take(event),

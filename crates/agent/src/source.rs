@@ -91,7 +91,8 @@ pub trait PodSource: Send + 'static {
     /// Waits for events. `None`: the source has ended for good. Cancelling loses nothing.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
 
-    /// Why what it told may be out of date, if it may.
+    /// Why what it told may be out of date, if it may. When that changes, [`Self::next`] returns, if
+    /// need be without events.
     fn trouble(&self) -> Option<&str> {
         None
     }

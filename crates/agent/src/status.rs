@@ -55,6 +55,13 @@ impl StatusSink {
         }
     }
 
+    /// The API server answers again.
+    pub fn hasten(&self) {
+        if let Self::Api(api) = self {
+            api.hasten();
+        }
+    }
+
     /// No pod of this node but these has a status.
     ///
     /// # Errors

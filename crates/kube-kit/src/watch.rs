@@ -77,13 +77,15 @@ pub fn config() -> watcher::Config {
 }
 
 type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+type Open<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
+type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
 /// All objects of a kind that a selector matches, as values of the reader's own.
 pub struct Watch<K, V> {
     /// The kind, for the log.
     what: &'static str,
-    open: Box<dyn Fn() -> Stream<K> + Send + Sync>,
-    project: Box<dyn Fn(&K) -> Option<V> + Send + Sync>,
+    open: Open<K>,
+    project: Project<K, V>,
     stream: Stream<K>,
     known: Known,
     told: VecDeque<WatchEvent<V>>,

@@ -96,6 +96,7 @@ impl PodSource for KubernetesSource {
             let patience_ends = self.patience_ends;
             let waiting = self.progress.may_recall();
             let write_at = self.write_at;
+            let troubled = self.progress.trouble.is_some();
             let events = tokio::select! {
                 event = self.namespaces.next() => self.progress.namespaces(event),
                 event = self.pods.next() => self.progress.pods(event),
@@ -108,7 +109,7 @@ impl PodSource for KubernetesSource {
                 self.write_at = Some(self.no_write_before);
             }
             self.write_if_due();
-            if !events.is_empty() {
+            if !events.is_empty() || troubled != self.progress.trouble.is_some() {
                 return Some(events);
             }
         }

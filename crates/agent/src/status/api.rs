@@ -38,6 +38,7 @@ enum Order {
     Desire(PodUid, PodName, Status),
     Observed(PodUid, PodName, Status),
     Gone(PodUid),
+    Hasten,
     Tell(PodUid, PodName, Option<String>),
 }
 
@@ -73,6 +74,10 @@ impl ApiStatus {
 
     pub(super) fn gone(&self, uid: PodUid) {
         self.order(Order::Gone(uid));
+    }
+
+    pub(super) fn hasten(&self) {
+        self.order(Order::Hasten);
     }
 
     pub(super) fn tell(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
@@ -126,6 +131,7 @@ impl Writer {
                 self.book.gone(&uid);
                 self.told.remove(&uid);
             }
+            Order::Hasten => self.book.hasten(),
             Order::Tell(uid, pod, failure) => self.tell(&uid, &pod, failure),
         }
     }

@@ -42,6 +42,8 @@ struct Entry {
     desired: Option<Status>,
     observed: Option<Status>,
     writing: bool,
+    /// The last writing failed.
+    failed: bool,
     not_before: Option<Instant>,
     pause: Duration,
 }
@@ -70,6 +72,16 @@ impl Book {
         self.entry(uid, pod).observed = Some(status);
     }
 
+    /// The API server answers again: what failed is tried now.
+    pub(super) fn hasten(&mut self) {
+        for entry in self.pods.values_mut() {
+            if entry.failed {
+                entry.not_before = None;
+                entry.pause = RETRY.0;
+            }
+        }
+    }
+
     pub(super) fn gone(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
     }
@@ -80,6 +92,7 @@ impl Book {
             desired: None,
             observed: None,
             writing: false,
+            failed: false,
             not_before: None,
             pause: RETRY.0,
         })
@@ -118,6 +131,7 @@ impl Book {
             return;
         };
         entry.writing = false;
+        entry.failed = how == Written::Failed;
         match how {
             Written::Done => {
                 entry.observed = Some(patch.status);
@@ -202,6 +216,10 @@ mod tests {
         }
         assert_eq!(pauses[..3], [500, 1000, 2000]);
         assert_eq!(pauses[8], 30_000);
+        let patch = book.due(now).remove(0);
+        book.written(&patch, Written::Failed, now);
+        book.hasten();
+        assert_eq!(statuses(&mut book, now), [Status::Enabled], "not in half a minute");
     }
 
     #[test]

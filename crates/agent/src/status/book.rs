@@ -219,7 +219,11 @@ mod tests {
         let patch = book.due(now).remove(0);
         book.written(&patch, Written::Failed, now);
         book.hasten();
-        assert_eq!(statuses(&mut book, now), [Status::Enabled], "not in half a minute");
+        assert_eq!(
+            statuses(&mut book, now),
+            [Status::Enabled],
+            "not in half a minute"
+        );
     }
 
     #[test]

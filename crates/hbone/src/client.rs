@@ -133,17 +133,31 @@ impl TunnelError {
     }
 
     /// Whether the peer can have seen nothing of the request, or at most an opening without a byte
-    /// of the application: then another connection may be tried.
-    pub(crate) fn is_retryable(&self) -> bool {
+    /// of the application: then another connection may be tried. On a `fresh` connection only if the
+    /// peer cut it off without a word: what it refuses once, it would refuse again.
+    pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
+            Self::Stream(error) if fresh => is_cut_off(error),
             Self::Stream(error) => {
                 error.is_go_away()
                     || error.is_io()
                     || error.reason() == Some(h2::Reason::REFUSED_STREAM)
             }
+            Self::Dial(error) => match error.as_ref() {
+                DialError::Tls { source, .. } => source.is_cut_off(),
+                DialError::Http2 {
+                    source: Http2Error::Protocol(error),
+                    ..
+                } => is_cut_off(error),
+                _ => false,
+            },
             _ => false,
         }
     }
+}
+
+fn is_cut_off(error: &h2::Error) -> bool {
+    error.get_io().is_some_and(crate::relay::is_gone)
 }
 
 /// What is counted of a connection, by its owner, its driver and its tunnels.

@@ -94,7 +94,8 @@ impl Pool {
 
     /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` sets up to
     /// the point where HTTP/2 begins. A pooled connection that turns out to be closing, closed or
-    /// full is replaced once; nothing of the application has been sent then.
+    /// full is replaced once, and so is a new one that the peer cuts off, as a proxy does that dies
+    /// while it is called: nothing of the application has been sent then.
     ///
     /// # Errors
     /// When no connection can be had, or the peer refuses the tunnel.
@@ -109,15 +110,33 @@ impl Pool {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        let (place, fresh) = self.place(key, &dial).await?;
-        match client::open_tunnel(place, authority.clone(), headers.clone()).await {
-            Err(error) if error.is_retryable() && !fresh => {
+        match self.open(key, &authority, &headers, &dial).await {
+            Err((error, fresh)) if error.is_retryable(fresh) => {
                 tracing::debug!(%error, destination = %key.destination, "opening the tunnel again");
-                let (place, _fresh) = self.place(key, &dial).await?;
-                client::open_tunnel(place, authority, headers).await
+                self.open(key, &authority, &headers, &dial).await
             }
             result => result,
         }
+        .map_err(|(error, _fresh)| error)
+    }
+
+    /// One attempt. An error also says whether it was on a connection made for it.
+    async fn open<IO, F>(
+        &self,
+        key: &Arc<PoolKey>,
+        authority: &Uri,
+        headers: &HeaderMap,
+        dial: &impl Fn() -> F,
+    ) -> Result<(Tunnel, response::Parts), (TunnelError, bool)>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Result<IO, DialError>>,
+    {
+        let placed = self.place(key, dial).await;
+        let (place, fresh) = placed.map_err(|error| (error, true))?;
+        client::open_tunnel(place, authority.clone(), headers.clone())
+            .await
+            .map_err(|error| (error, fresh))
     }
 
     /// Lets go of all connections: they end with their tunnels, and no new ones are opened.

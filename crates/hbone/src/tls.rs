@@ -36,6 +36,11 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
+    /// Whether the peer went away rather than refused.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
+    }
+
     /// The low-cardinality cause.
     pub fn reason(&self) -> ambit_model::Reason {
         use ambit_model::Reason::{CertRevoked, TlsFailure};

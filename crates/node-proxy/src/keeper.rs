@@ -165,7 +165,6 @@ async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
 }
 
 async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
-    // The end of the line is the end of the supervisor, and so of this process.
     while let Ok((record, _fd)) = next(&line).await {
         match Record::decode(&record) {
             Ok(Some(Record::Accept(now))) => {
@@ -175,4 +174,8 @@ async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
             Err(error) => tracing::error!(%error, "cannot understand the supervisor"),
         }
     }
+    // The kernel ends this process with its supervisor, but for one that died before it was asked to.
+    tracing::error!("the supervisor is gone");
+    ambit_rt::logging::flush(Duration::from_millis(200));
+    std::process::exit(1);
 }

@@ -186,6 +186,25 @@ async fn a_dialler_that_goes_away_leaves_its_place_to_a_waiter() {
 }
 
 #[tokio::test]
+async fn a_peer_that_dies_while_it_is_called_is_called_once_more() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let opening = open(&pool, &key(1), &dialer);
+    let mut dying = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    dying.expect_connect("10.0.0.2:80").await;
+    drop(dying);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    assert!(peer.while_doing(opening).await.unwrap().is_ok());
+    // One that does so again is left alone.
+    let opening = open(&pool, &key(2), &dialer);
+    for _ in 0..2 {
+        drop(ends.recv().await.unwrap());
+    }
+    assert!(opening.await.unwrap().is_err());
+}
+
+#[tokio::test]
 async fn after_goaway_new_tunnels_go_to_a_new_connection() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());

@@ -1,0 +1,128 @@
+//! The real program as its own supervisor: who ends with whom, and with which code.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    os::unix::process::ExitStatusExt,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use ambit_netlab::Host;
+use rustix::process::{Pid, Signal, kill_process};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-node-proxy"));
+    command
+        .args(["proxy", "ztunnel"])
+        .env_clear()
+        .stdin(Stdio::null());
+    command
+}
+
+/// A supervisor in a network of its own, and its worker.
+struct Running {
+    _host: Host,
+    _directory: tempfile::TempDir,
+    supervisor: Child,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let host = Host::new("proxy").await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = program();
+        command
+            .env("LOCAL_XDS", "{}")
+            .env("CA_ADDRESS", "https://127.0.0.1:1")
+            .env("INPOD_UDS", directory.path().join("zds.sock"))
+            .stdout(Stdio::null());
+        let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
+        let mut running = Self {
+            _host: host,
+            _directory: directory,
+            supervisor,
+        };
+        running.until("the worker serves", |running| {
+            let worker = running.worker()?;
+            let path = format!("/proc/{}/net/tcp6", worker.as_raw_nonzero());
+            // The readiness port, 15021, is opened last.
+            let open = std::fs::read_to_string(path).ok()?.contains(":3AAD ");
+            open.then_some(())
+        });
+        running
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.supervisor)
+    }
+
+    fn worker(&self) -> Option<Pid> {
+        let pid = self.supervisor.id();
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).ok()?;
+        Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    }
+
+    fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let deadline = Instant::now() + LONG;
+        loop {
+            if let Some(found) = condition(self) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is what the test wanted.
+        let _ended = self.supervisor.kill();
+        let _reaped = self.supervisor.wait();
+    }
+}
+
+/// Whether a process runs no more; somebody may still have to collect it.
+fn is_gone(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    !stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
+    let output = program().env("PACKET_MARK", "x").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.matches("PACKET_MARK").count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_the_worker() {
+    let mut running = Running::start().await;
+    let first = running.worker().unwrap();
+    kill_process(first, Signal::KILL).unwrap();
+    let second = running.until("a second worker", |running| {
+        running.worker().filter(|worker| *worker != first)
+    });
+    let supervisor = running.pid();
+    kill_process(supervisor, Signal::KILL).unwrap();
+    let status = running.supervisor.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+    running.until("the worker is gone", |_| is_gone(second).then_some(()));
+}
+
+#[tokio::test]
+async fn told_to_end_it_passes_that_on_and_ends_with_the_workers_code() {
+    let mut running = Running::start().await;
+    let worker = running.worker().unwrap();
+    kill_process(running.pid(), Signal::TERM).unwrap();
+    assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
+    assert!(is_gone(worker));
+}

@@ -64,6 +64,8 @@ impl Slot {
     pub const DEVELOPMENT: Self = Self(0);
     /// For tests about a cluster as a whole.
     pub const OWN: Self = Self(2);
+    /// That of the benchmarks.
+    pub const BENCHMARKS: Self = Self(4);
 
     pub(crate) fn number(self) -> u8 {
         self.0
@@ -75,8 +77,8 @@ impl std::str::FromStr for Slot {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
-            Ok(number @ 0..=3) => Ok(Self(number)),
-            _ => Err(format!("{text} is not a slot from 0 to 3")),
+            Ok(number @ 0..=4) => Ok(Self(number)),
+            _ => Err(format!("{text} is not a slot from 0 to 4")),
         }
     }
 }

@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 
 use crate::process::Memory;
 
-/// The slot of benchmarks: beside the developer's cluster and those of tests.
-const SLOT: &str = "3";
 /// How long pods may take to do what is asked of them.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// Where the image with our tools is found in the cluster.
@@ -109,7 +107,7 @@ impl Rig {
     pub(super) async fn up(archives: &[PathBuf]) -> Result<Self> {
         let program = std::env::current_exe()?;
         let target = program.ancestors().nth(2).context("no target directory")?;
-        let slot: Slot = SLOT.parse().map_err(anyhow::Error::msg)?;
+        let slot = Slot::BENCHMARKS;
         let places = Places::in_target(target, slot);
         let found = Cluster::find(places.clone(), slot)?;
         let keep = found.is_some();

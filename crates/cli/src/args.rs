@@ -6,6 +6,8 @@ use ambit_lab::{IpFamily, PrimaryCni, Stage};
 use clap::{Parser, Subcommand};
 
 use crate::{
+    bug_report::BugReportArgs,
+    check::CheckArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
     inspect::{Inspect, LogLevel},
@@ -14,6 +16,7 @@ use crate::{
     pod::PodArgs,
     status::StatusArgs,
     tool::Tool,
+    version::VersionArgs,
 };
 
 /// Ambit, an ambient service mesh.
@@ -32,6 +35,8 @@ pub(crate) enum Command {
     Upgrade(UpgradeArgs),
     /// Take the mesh out of a cluster
     Uninstall(UninstallArgs),
+    /// What would hinder the mesh, and what to do about it
+    Check(CheckArgs),
     /// Put namespaces into the mesh; their pods need no restart
     #[command(alias = "enrol")]
     Enroll(EnrolArgs),
@@ -60,6 +65,10 @@ pub(crate) enum Command {
     /// Questions about policies
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// An archive of what somebody else needs to understand a mesh
+    BugReport(BugReportArgs),
+    /// Versions of this command line and of what runs in a cluster
+    Version(VersionArgs),
     /// The whole mesh on one machine: nodes and pods as namespaces, from a directory of manifests
     Lab {
         /// Which lab; several run side by side

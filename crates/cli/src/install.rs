@@ -16,7 +16,6 @@ use serde_json::Value;
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
-    enrol,
     output::say,
 };
 
@@ -73,15 +72,21 @@ pub(crate) struct UpgradeArgs {
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
     target: Target,
-    /// First take the label off the namespaces of the mesh, and wait until their pods are released
+    /// Take the label off the namespaces of the mesh
     #[arg(long)]
     unlabel: bool,
-    /// Go on although namespaces are labelled
+    /// Go on although namespaces are labelled; their pods are released all the same
     #[arg(long)]
     force: bool,
+    /// Go on although pods cannot be released; they must be deleted afterwards
+    #[arg(long)]
+    force_captured: bool,
     /// Also the definitions of Istio's kinds, if the installation made them, with all their objects
     #[arg(long)]
     crds: bool,
+    /// Also the root that the CA made for itself: the next installation has another one
+    #[arg(long)]
+    root: bool,
     /// Also the namespace of the mesh, if the installation made it
     #[arg(long)]
     delete_namespace: bool,
@@ -199,21 +204,29 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
         let enrolled = remove::enrolled_namespaces(&cluster)
             .await
             .map_err(failed)?;
-        if !enrolled.is_empty() && args.unlabel {
+        if args.unlabel {
             for name in &enrolled {
                 remove::label(&cluster, name, false).await.map_err(failed)?;
                 tell(&format!("namespace {name}: label taken off"));
             }
-            for name in &enrolled {
-                enrol::wait_for(&cluster, name, false, args.timeout).await?;
-            }
         } else if !enrolled.is_empty() && !args.force {
             let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
             return Err(CliError::new(ErrorKind::Failed, what)
-                .hint("--unlabel takes them out first; --force takes the mesh away regardless"));
+                .hint("--unlabel takes their labels off; --force leaves the labels: another installation takes them in again"));
+        }
+        match remove::release(&cluster, namespace, args.timeout, &tell).await {
+            // They would be left with a redirection to a proxy that is gone.
+            Err(error @ InstallError::NotReady(..)) if !args.force_captured => {
+                return Err(failed(error).hint(
+                    "--force-captured takes the mesh away regardless: delete these pods then",
+                ));
+            }
+            Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| tell(pod)),
+            other => other.map_err(failed)?,
         }
         let removal = Removal {
             crds: args.crds,
+            root: args.root,
             namespace: args.delete_namespace,
         };
         remove::uninstall(&cluster, namespace, removal, &tell)
@@ -302,7 +315,7 @@ pub(crate) fn failed(error: InstallError) -> CliError {
         InstallError::Values(_) => ErrorKind::Usage,
         InstallError::Absent(_) => ErrorKind::NotFound,
         InstallError::Cluster(ClusterError::Api { source, .. })
-            if !matches!(source, kube::Error::Api(_)) =>
+            if !matches!(**source, kube::Error::Api(_)) =>
         {
             ErrorKind::Unreachable
         }

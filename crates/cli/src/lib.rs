@@ -7,6 +7,8 @@
 
 mod access_log;
 mod args;
+mod bug_report;
+mod check;
 mod cluster;
 mod demo;
 mod dump;
@@ -24,6 +26,7 @@ mod reach;
 mod source;
 mod status;
 mod tool;
+mod version;
 
 use std::{path::Path, process::ExitCode};
 
@@ -57,6 +60,9 @@ pub fn main() -> ExitCode {
         Command::Unenroll(args) => enrol::run(&args, false).map(done),
         Command::Status(args) => status::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
+        Command::Check(args) => check::run(&args),
+        Command::BugReport(args) => bug_report::run(&args).map(done),
+        Command::Version(args) => version::run(&args).map(done),
         Command::LabTool(tool) => return tool::run(&tool),
     };
     match result {

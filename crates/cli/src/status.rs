@@ -19,7 +19,7 @@ use crate::{
 
 mod report;
 
-use report::{Answered, Gathered, report, words};
+use report::{Answered, Gathered, Report, report, words};
 
 /// Pods that are asked at the same time.
 const AT_ONCE: usize = 8;
@@ -49,6 +49,16 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
         ))
     })?;
     output::print(args.output, &report, || words(&report))
+}
+
+/// The report, and the same for people.
+pub(crate) async fn gather_report(
+    cluster: &Cluster,
+    namespace: &str,
+) -> Result<(Report, String), CliError> {
+    let report = report(&gather(cluster, namespace, None).await?);
+    let words = words(&report);
+    Ok((report, words))
 }
 
 /// Asks everybody.

@@ -33,7 +33,7 @@ pub enum ClusterError {
         what: String,
         /// Why not.
         #[source]
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
     /// An answer that is no object.
     #[error("{what} is not what an API server answers")]
@@ -226,7 +226,7 @@ impl Cluster {
 fn failed(what: &str, source: kube::Error) -> ClusterError {
     ClusterError::Api {
         what: what.to_owned(),
-        source,
+        source: Box::new(source),
     }
 }
 

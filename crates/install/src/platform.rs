@@ -207,7 +207,7 @@ mod tests {
             ),
             (node("x", "v1.34.1", "", "Debian GNU/Linux 12"), ""),
         ] {
-            assert_eq!(detect(&[node.clone()]), platform, "{node}");
+            assert_eq!(detect(std::slice::from_ref(&node)), platform, "{node}");
         }
         assert_eq!(detect(&[]), "");
     }

@@ -1,7 +1,7 @@
 //! Taking an installation away: pods first let go, then the parts, the node agents before the node
 //! proxies they feed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -20,11 +20,22 @@ pub const AMBIENT: &str = "ambient";
 /// How long deleting a single object may take: agents clean their nodes up, proxies drain.
 const DELETION: Duration = Duration::from_secs(600);
 
-/// What to take away.
+/// What pods are released by: no pod has this label, whatever others it has.
+const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
+/// Annotation of captured pods.
+const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
+/// Who writes the root certificates into the namespaces.
+const CONTROL: &str = "ambit-control";
+/// Time between two looks at pods that are to be released.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// What to take away besides what was applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// Also the definitions that the installation made, with every object of theirs.
     pub crds: bool,
+    /// Also the CA's own root: the next installation has another one.
+    pub root: bool,
     /// Also the namespace, if the installation made it.
     pub namespace: bool,
 }
@@ -59,7 +70,62 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
     Ok(cluster.merge(&name, &patch).await?)
 }
 
-/// Takes the installation away.
+/// Lets all pods go, whatever their labels: the agents are told that nobody belongs to the mesh any
+/// longer, and undo what they did. Connections that run through proxies go on meanwhile.
+///
+/// # Errors
+/// When pods are not released within `patience`, each of them named, or the API server refuses.
+pub async fn release(
+    cluster: &Cluster,
+    namespace: &str,
+    patience: Duration,
+    say: &dyn Fn(&str),
+) -> Result<(), InstallError> {
+    let agents = part(namespace, "apps/v1", "DaemonSet", "ambit-agent");
+    let config = part(namespace, "v1", "ConfigMap", "ambit-agent-config");
+    let both = cluster.get(&agents).await?.is_some() && cluster.get(&config).await?.is_some();
+    if !both || captured(cluster).await?.is_empty() {
+        return Ok(());
+    }
+    let patch = json!({"data": {"AMBIENT_ENABLEMENT_SELECTOR": NOBODY}});
+    cluster.merge(&config, &patch).await?;
+    // The agents read their settings when they start. None of them is needed meanwhile: all at once.
+    let patch = json!({"spec": {
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}},
+        "template": {"metadata": {"annotations": {"ambit.io/config-checksum": "leaving"}}},
+    }});
+    cluster.merge(&agents, &patch).await?;
+    let deadline = Instant::now() + patience;
+    let mut last = usize::MAX;
+    loop {
+        let pods = captured(cluster).await?;
+        if pods.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let lines = pods.iter().map(|pod| format!("  {pod} is still captured"));
+            return Err(InstallError::NotReady(patience, lines.collect()));
+        }
+        if pods.len() != last {
+            last = pods.len();
+            say(&format!("waiting: {last} pods are still captured"));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Pods that say they are captured, and have not ended.
+async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
+    let pods = cluster.list("v1", "Pod", None, None).await?;
+    let is_captured = |pod: &&Value| {
+        let phase = pod.pointer("/status/phase").and_then(Value::as_str);
+        pod.pointer(REDIRECTION).is_some() && !matches!(phase, Some("Succeeded" | "Failed"))
+    };
+    let names = pods.iter().filter(is_captured).filter_map(ObjectRef::of);
+    Ok(names.map(|name| name.to_string()).collect())
+}
+
+/// Takes the installation away. Its pods must have been released.
 ///
 /// # Errors
 /// When there is none, or the API server refuses. What is gone by then stays gone; a second attempt
@@ -72,31 +138,71 @@ pub async fn uninstall(
 ) -> Result<(), InstallError> {
     let inventory = installed(cluster, namespace).await?;
     let inventory = inventory.ok_or_else(|| InstallError::Absent(namespace.to_owned()))?;
-    for object in removal_order(inventory.objects.clone()) {
-        if cluster.delete(&object, DELETION).await? {
-            say(&format!("{object}: deleted"));
+    let delete = async |name: &ObjectRef| -> Result<(), InstallError> {
+        if cluster.delete(name, DELETION).await? {
+            say(&format!("{name}: deleted"));
         }
+        Ok(())
+    };
+    for object in removal_order(inventory.objects.clone()) {
+        delete(&object).await?;
+    }
+    // What the control plane made while it ran.
+    delete(&part(
+        namespace,
+        "coordination.k8s.io/v1",
+        "Lease",
+        "ambit-control-leader",
+    ))
+    .await?;
+    for copy in root_copies(cluster).await? {
+        cluster.delete(&copy, DELETION).await?;
+    }
+    if removal.root {
+        delete(&part(namespace, "v1", "Secret", "istio-ca-secret")).await?;
+    } else if !(removal.namespace && inventory.made_namespace) {
+        say("the CA's root stays, if it was of its own making: --root takes it too");
     }
     if removal.crds {
         for crd in &inventory.crds {
-            if cluster.delete(crd, DELETION).await? {
-                say(&format!("{crd}: deleted"));
-            }
+            delete(crd).await?;
         }
     } else if !inventory.crds.is_empty() {
         say("the definitions of Istio's kinds stay, with their objects: --crds takes them too");
     }
     cluster.delete(&inventory_name(namespace), DELETION).await?;
     if removal.namespace && inventory.made_namespace {
-        let name = ObjectRef {
-            api_version: "v1".to_owned(),
-            kind: "Namespace".to_owned(),
+        delete(&ObjectRef {
             namespace: None,
-            name: namespace.to_owned(),
-        };
-        if cluster.delete(&name, DELETION).await? {
-            say(&format!("{name}: deleted"));
-        }
+            ..part(namespace, "v1", "Namespace", namespace)
+        })
+        .await?;
     }
     Ok(())
+}
+
+fn part(namespace: &str, api_version: &str, kind: &str, name: &str) -> ObjectRef {
+    ObjectRef {
+        api_version: api_version.to_owned(),
+        kind: kind.to_owned(),
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    }
+}
+
+/// The root certificates that our control plane wrote into the namespaces; not those of another.
+async fn root_copies(cluster: &Cluster) -> Result<Vec<ObjectRef>, InstallError> {
+    let all = cluster
+        .list("v1", "ConfigMap", None, Some("istio.io/config=true"))
+        .await?;
+    let ours = |map: &&Value| {
+        let managers = map
+            .pointer("/metadata/managedFields")
+            .and_then(Value::as_array);
+        managers
+            .into_iter()
+            .flatten()
+            .any(|entry| entry.get("manager").and_then(Value::as_str) == Some(CONTROL))
+    };
+    Ok(all.iter().filter(ours).filter_map(ObjectRef::of).collect())
 }

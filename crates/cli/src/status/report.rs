@@ -150,7 +150,7 @@ fn node_report(
                 text(&proxy.pod, "/metadata/name"),
                 text(&proxy.pod, "/metadata/namespace")
             );
-            if let Some(client) = clients.iter().find(|client| text(client, "/proxy") == name) {
+            if let Some(client) = clients.iter().find(|client| pod_of(client) == name) {
                 report.xds = xds(client);
             }
             if report.xds != "SYNCED" {
@@ -226,6 +226,11 @@ fn certificates(node: &str, dump: &Value, problems: &mut Vec<String>) -> Certifi
         }
     }
     certificates
+}
+
+/// The pod in a client's node id, `type~address~pod.namespace~domain`.
+fn pod_of(client: &Value) -> &str {
+    text(client, "/proxy").split('~').nth(2).unwrap_or_default()
 }
 
 /// The worst state of a client's subscriptions.

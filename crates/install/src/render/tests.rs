@@ -1,7 +1,5 @@
 //! What the chart makes of values.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use serde_json::json;
 
 use super::*;

@@ -50,7 +50,7 @@ fn healthy() -> Gathered {
             "control",
             "n1",
             json!({"clients": [
-                {"proxy": "ztunnel-1.istio-system", "subscriptions": {
+                {"proxy": "ztunnel~10.0.0.1~ztunnel-1.istio-system~istio-system.svc.cluster.local", "subscriptions": {
                     "a": {"state": "SYNCED"}, "b": {"state": "SYNCED"}}},
             ]}),
         )],

@@ -1,0 +1,262 @@
+//! `ambit bug-report`: an archive of what somebody else needs to understand a mesh. Secrets are never
+//! read, and what looks like one is blotted out.
+
+use std::{fs::File, io, path::PathBuf};
+
+use ambit_install::cluster::Cluster;
+use clap::Args;
+use flate2::{Compression, write::GzEncoder};
+use serde_json::{Value, json};
+
+use crate::{
+    CliError, ErrorKind, check,
+    cluster::{Target, wait},
+    install::tell,
+    membership::text,
+    output::say,
+    reach::{self, AGENT, CONTROL, PROXY},
+    status,
+};
+
+mod redact;
+
+/// Kinds of which every object is taken.
+const KINDS: &[(&str, &str)] = &[
+    ("v1", "Node"),
+    ("v1", "Namespace"),
+    ("v1", "Service"),
+    ("apps/v1", "DaemonSet"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("security.istio.io/v1", "AuthorizationPolicy"),
+    ("security.istio.io/v1", "PeerAuthentication"),
+    ("networking.istio.io/v1", "ServiceEntry"),
+    ("networking.istio.io/v1", "WorkloadEntry"),
+];
+/// Kinds of which the objects in the mesh's own namespace are taken.
+const OWN_KINDS: &[(&str, &str)] = &[
+    ("v1", "Pod"),
+    ("v1", "ConfigMap"),
+    ("v1", "Event"),
+    ("apps/v1", "Deployment"),
+    ("coordination.k8s.io/v1", "Lease"),
+];
+/// What is asked of every pod of a part.
+const QUESTIONS: &[(&str, u16, &[&str])] = &[
+    (AGENT.0, AGENT.1, &["/v1/status", "/metrics"]),
+    (PROXY.0, PROXY.1, &["/config_dump"]),
+    (PROXY.0, 15020, &["/metrics"]),
+    (
+        CONTROL.0,
+        CONTROL.1,
+        &[
+            "/debug/syncz",
+            "/debug/problems",
+            "/debug/ambientz",
+            "/version",
+            "/metrics",
+        ],
+    ),
+];
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BugReportArgs {
+    #[command(flatten)]
+    target: Target,
+    /// The archive to write
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        default_value = "ambit-bug-report.tar.gz"
+    )]
+    output: PathBuf,
+    /// Lines of each log, from its end; 0 takes all
+    #[arg(long, default_value_t = 10_000)]
+    log_lines: i64,
+}
+
+/// Writes it.
+pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
+    let unwritable = |error: io::Error| {
+        let what = format!("cannot write {}", args.output.display());
+        CliError::new(ErrorKind::Failed, what).because(error)
+    };
+    let files = wait(async {
+        let cluster = args.target.cluster().await?;
+        // Nothing but this must work: whatever cannot be had is a line in the archive.
+        let version = cluster.version().await;
+        let (version, _) = version.map_err(|error| crate::install::failed(error.into()))?;
+        let mut report = Report::default();
+        report.json(
+            "versions.json",
+            &json!({
+                "ambit": env!("CARGO_PKG_VERSION"),
+                "kubernetes": version,
+            }),
+        );
+        report.collect(&cluster, args).await;
+        Ok(report.files)
+    })?;
+    let file = File::create(&args.output).map_err(unwritable)?;
+    archive(&files, file).map_err(unwritable)?;
+    say(&format!(
+        "{}: {} files. Look through it before you give it away: names of pods, services and policies are in it.",
+        args.output.display(),
+        files.len()
+    ))
+}
+
+/// The files of the archive: path and text, blotted out already.
+#[derive(Debug, Default)]
+struct Report {
+    files: Vec<(String, String)>,
+}
+
+impl Report {
+    async fn collect(&mut self, cluster: &Cluster, args: &BugReportArgs) {
+        let namespace = args.target.mesh_namespace.as_str();
+        tell("status");
+        match status::gather_report(cluster, namespace).await {
+            Ok((report, words)) => {
+                self.json("status.json", &report);
+                self.text("status.txt", &words);
+            }
+            Err(error) => self.text("status.txt", &error.text()),
+        }
+        match check::report(cluster, namespace).await {
+            Ok(words) => self.text("check.txt", &words),
+            Err(error) => self.text("check.txt", &error.text()),
+        }
+        tell("objects");
+        for (api_version, kind) in KINDS {
+            self.objects(cluster, api_version, kind, None).await;
+        }
+        for (api_version, kind) in OWN_KINDS {
+            self.objects(cluster, api_version, kind, Some(namespace))
+                .await;
+        }
+        for (labels, port, paths) in QUESTIONS {
+            for pod in reach::pods(cluster, namespace, labels)
+                .await
+                .unwrap_or_default()
+            {
+                let name = text(&pod, "/metadata/name").to_owned();
+                for path in *paths {
+                    tell(&format!("{name} {path}"));
+                    let answer =
+                        reach::ask_pod(cluster, namespace, &name, *port, "GET", path).await;
+                    let answer = match answer {
+                        Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
+                        Err(error) => error.text(),
+                    };
+                    let file = path.trim_start_matches('/').replace('/', "-");
+                    self.text(&format!("pods/{name}/{file}"), &answer);
+                }
+            }
+        }
+        for labels in [AGENT.0, PROXY.0, CONTROL.0] {
+            for pod in reach::pods(cluster, namespace, labels)
+                .await
+                .unwrap_or_default()
+            {
+                self.logs(cluster, &pod, args.log_lines).await;
+            }
+        }
+    }
+
+    async fn objects(
+        &mut self,
+        cluster: &Cluster,
+        api_version: &str,
+        kind: &str,
+        namespace: Option<&str>,
+    ) {
+        let path = format!("objects/{kind}.json");
+        match cluster.list(api_version, kind, namespace, None).await {
+            Ok(objects) => {
+                let objects: Vec<_> = objects.into_iter().map(redact::object).collect();
+                self.json(&path, &objects);
+            }
+            Err(error) => self.text(&path, &crate::install::failed(error.into()).text()),
+        }
+    }
+
+    async fn logs(&mut self, cluster: &Cluster, pod: &Value, lines: i64) {
+        let (namespace, name) = (
+            text(pod, "/metadata/namespace"),
+            text(pod, "/metadata/name"),
+        );
+        let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
+        for container in containers.into_iter().flatten() {
+            let container = text(container, "/name");
+            for (previous, ending) in [(false, "log"), (true, "previous.log")] {
+                let lines = Some(lines).filter(|lines| *lines > 0);
+                if let Some(log) = cluster
+                    .logs(namespace, name, container, lines, previous)
+                    .await
+                {
+                    self.text(&format!("pods/{name}/{container}.{ending}"), &log);
+                }
+            }
+        }
+    }
+
+    fn json(&mut self, path: &str, value: &impl serde::Serialize) {
+        let text = serde_json::to_string_pretty(value);
+        self.text(path, &text.unwrap_or_else(|error| error.to_string()));
+    }
+
+    fn text(&mut self, path: &str, text: &str) {
+        self.files.push((path.to_owned(), redact::text(text)));
+    }
+}
+
+fn archive(files: &[(String, String)], out: impl io::Write) -> io::Result<()> {
+    let mut tar = tar::Builder::new(GzEncoder::new(out, Compression::default()));
+    for (path, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o600);
+        tar.append_data(
+            &mut header,
+            format!("ambit-bug-report/{path}"),
+            text.as_bytes(),
+        )?;
+    }
+    tar.into_inner()?.finish()?.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn an_archive_has_every_file_and_no_secret() {
+        let mut report = Report::default();
+        report.text("a.txt", "text");
+        report.json("b/c.json", &json!({"token": "eyJhbGciOi.eyJzdWIi.c2ln"}));
+        let mut bytes = Vec::new();
+        archive(&report.files, &mut bytes).unwrap();
+        let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));
+        let files: Vec<_> = tar
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let mut entry = entry.unwrap();
+                let path = entry.path().unwrap().display().to_string();
+                let mut text = String::new();
+                entry.read_to_string(&mut text).unwrap();
+                (path, text)
+            })
+            .collect();
+        assert_eq!(
+            files[0],
+            ("ambit-bug-report/a.txt".to_owned(), "text".to_owned())
+        );
+        assert_eq!(files[1].0, "ambit-bug-report/b/c.json");
+        assert!(!files[1].1.contains("c2ln"), "{}", files[1].1);
+    }
+}

@@ -1,0 +1,153 @@
+//! Blots out what looks like a secret.
+
+use serde_json::Value;
+
+const BLOT: &str = "(redacted)";
+
+/// An object without what only the API server needs, and without values under names of secrets.
+pub(super) fn object(mut object: Value) -> Value {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+        if let Some(annotations) = metadata
+            .get_mut("annotations")
+            .and_then(Value::as_object_mut)
+        {
+            annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        }
+    }
+    blot(&mut object);
+    object
+}
+
+/// Values whose key, or whose `name` beside a `value`, says secret.
+fn blot(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(blot),
+        Value::Object(map) => {
+            let named = map
+                .get("name")
+                .and_then(Value::as_str)
+                .is_some_and(is_secret);
+            for (key, value) in map {
+                let secret = is_secret(key) || (named && key == "value");
+                if secret && value.is_string() {
+                    *value = BLOT.into();
+                } else {
+                    blot(value);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn is_secret(name: &str) -> bool {
+    // References to secrets are names, and telling.
+    const WORDS: [&str; 4] = ["password", "passwd", "credential", "api_key"];
+    let name = name.to_lowercase();
+    WORDS.iter().any(|word| name.contains(word))
+        || name.ends_with("token")
+        || name.ends_with("_secret")
+        || name.ends_with("key.pem")
+        || name == "tls.key"
+}
+
+/// A text without private keys and signed tokens.
+pub(super) fn text(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("-----BEGIN ") {
+        let (before, from) = rest.split_at(start);
+        tokens(before, &mut out);
+        let marker = from
+            .get(11..)
+            .and_then(|after| after.split("-----").next())
+            .unwrap_or_default();
+        let end = format!("-----END {marker}-----");
+        if !marker.ends_with("PRIVATE KEY") {
+            out.push_str("-----BEGIN ");
+            rest = from.get(11..).unwrap_or_default();
+            continue;
+        }
+        out.push_str(BLOT);
+        // A key that is cut off is still one.
+        rest = from
+            .find(&end)
+            .and_then(|at| from.get(at + end.len()..))
+            .unwrap_or_default();
+    }
+    tokens(rest, &mut out);
+    out
+}
+
+/// Copies a text, without what has the form of a signed token: `eyJ…` with two dots.
+fn tokens(text: &str, out: &mut String) {
+    let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '=');
+    let mut rest = text;
+    while let Some(start) = rest.find("eyJ") {
+        let (before, from) = rest.split_at(start);
+        out.push_str(before);
+        let end = from.find(|c| !part(c)).unwrap_or(from.len());
+        let (word, after) = from.split_at(end);
+        if word.matches('.').count() >= 2 {
+            out.push_str(BLOT);
+        } else {
+            out.push_str(word);
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_and_tokens_are_blotted_out_and_certificates_stay() {
+        let key = "-----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY-----";
+        let cert = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----";
+        for (before, after) in [
+            (format!("a {key} b"), format!("a {BLOT} b")),
+            (format!("{cert}\n{key}"), format!("{cert}\n{BLOT}")),
+            (
+                "-----BEGIN PRIVATE KEY-----\nabc".to_owned(),
+                BLOT.to_owned(),
+            ),
+            (
+                "Bearer eyJh.eyJz.c2ln!".to_owned(),
+                format!("Bearer {BLOT}!"),
+            ),
+            ("eyJust a word".to_owned(), "eyJust a word".to_owned()),
+            ("plain".to_owned(), "plain".to_owned()),
+        ] {
+            assert_eq!(text(&before), after);
+        }
+    }
+
+    #[test]
+    fn values_under_names_of_secrets_are_blotted_out() {
+        let redacted = object(json!({
+            "metadata": {"name": "a", "managedFields": [1], "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{}", "x": "y"}},
+            "spec": {
+                "env": [{"name": "DB_PASSWORD", "value": "hunter2"}, {"name": "LEVEL", "value": "info"}],
+                "secretName": "cacerts",
+            },
+            "data": {"ca-key.pem": "xyz", "root-cert.pem": "abc"},
+        }));
+        assert_eq!(
+            redacted,
+            json!({
+                "metadata": {"name": "a", "annotations": {"x": "y"}},
+                "spec": {
+                    "env": [{"name": "DB_PASSWORD", "value": BLOT}, {"name": "LEVEL", "value": "info"}],
+                    "secretName": "cacerts",
+                },
+                "data": {"ca-key.pem": BLOT, "root-cert.pem": "abc"},
+            })
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! This machine as a node: its kernel's modules, settings and CNI configuration.
+
+use std::{fs, path::Path};
+
+use ambit_cni_conf::{ConfFile, PLUGIN, directory};
+
+use super::{Finding, Level, rules::version};
+
+/// What capturing by nftables needs; each a module, or built in.
+const MODULES: &[(&str, &str)] = &[
+    ("nf_tables", "the packet filter itself"),
+    ("nft_redir", "redirection"),
+    ("nft_ct", "connection tracking"),
+    ("nft_chain_nat", "address translation"),
+    ("nf_conntrack", "connection tracking"),
+];
+
+/// Where runtimes look for network configurations, unless they are told otherwise.
+const CNI_DIRECTORY: &str = "/etc/cni/net.d";
+
+/// What the kernel and the directories say.
+#[derive(Clone, Debug, Default)]
+struct Node {
+    kernel: String,
+    /// Names of modules that are loaded, built in or can be loaded; none if that cannot be told.
+    modules: Option<Vec<String>>,
+    /// Files of the CNI configuration, in order.
+    cni: Option<Vec<ConfFile>>,
+    plugin: bool,
+    inotify_instances: Option<u64>,
+}
+
+pub(super) fn findings() -> Vec<Finding> {
+    judge(&look())
+}
+
+fn look() -> Node {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
+    let tree = format!("/lib/modules/{kernel}");
+    let listed = ["modules.builtin", "modules.dep"].map(|file| read(&format!("{tree}/{file}")));
+    let loaded = read("/proc/modules");
+    let modules = listed.iter().any(|text| !text.is_empty()).then(|| {
+        let mut names: Vec<_> = listed
+            .iter()
+            .flat_map(|text| text.lines())
+            .map(module_name)
+            .collect();
+        names.extend(
+            loaded
+                .lines()
+                .filter_map(|line| Some(line.split(' ').next()?.to_owned())),
+        );
+        names
+    });
+    Node {
+        kernel,
+        modules,
+        cni: directory::read(Path::new(CNI_DIRECTORY)).ok(),
+        plugin: Path::new("/opt/cni/bin").join(PLUGIN).exists(),
+        inotify_instances: read("/proc/sys/fs/inotify/max_user_instances")
+            .trim()
+            .parse()
+            .ok(),
+    }
+}
+
+/// `kernel/net/netfilter/nf_tables.ko.xz: …` is nf_tables.
+fn module_name(line: &str) -> String {
+    let path = line.split(':').next().unwrap_or_default();
+    let file = path.rsplit('/').next().unwrap_or_default();
+    file.split('.').next().unwrap_or_default().replace('-', "_")
+}
+
+fn judge(node: &Node) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if version(&node.kernel).is_some_and(|found| found < (5, 2)) {
+        findings.push(Finding::new(
+            Level::Warning,
+            "kernel",
+            format!(
+                "it is {}: pods are captured by iptables rather than nftables",
+                node.kernel
+            ),
+            "5.2 or newer is better",
+        ));
+    }
+    for (module, what) in MODULES {
+        if node
+            .modules
+            .as_ref()
+            .is_some_and(|known| !known.iter().any(|name| name == module))
+        {
+            findings.push(Finding::new(
+                Level::Error,
+                "kernel",
+                format!("it has no {module}, which is {what}"),
+                "install the kernel's package of additional modules, or use iptables: cni.redirectionBackend",
+            ));
+        }
+    }
+    if node.modules.is_none() {
+        findings.push(Finding::new(
+            Level::Info,
+            "kernel",
+            "which modules it has cannot be told: there is no list under /lib/modules",
+            "",
+        ));
+    }
+    match &node.cni {
+        None => findings.push(Finding::new(
+            Level::Warning,
+            CNI_DIRECTORY,
+            "there is no such directory: the container runtime reads another, or no network plugin is installed",
+            "cni.cniConfDir names the runtime's directory",
+        )),
+        Some(files) => cni(files, node.plugin, &mut findings),
+    }
+    if node
+        .inotify_instances
+        .is_some_and(|instances| instances < 128)
+    {
+        findings.push(Finding::new(
+            Level::Warning,
+            "sysctl fs.inotify.max_user_instances",
+            "it is below 128: following files may fail",
+            "sysctl -w fs.inotify.max_user_instances=512",
+        ));
+    }
+    findings
+}
+
+fn cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
+    let mut first = None;
+    for file in files {
+        match file.network() {
+            Ok(network) => first = first.or(Some((&file.name, network))),
+            Err(error) => findings.push(Finding::new(
+                Level::Error,
+                format!("{CNI_DIRECTORY}/{}", file.name),
+                format!("it is no network configuration: {error}"),
+                "runtimes stop at it or pass over it: repair it or take it away",
+            )),
+        }
+    }
+    let Some((name, network)) = first else {
+        findings.push(Finding::new(
+            Level::Warning,
+            CNI_DIRECTORY,
+            "there is no network configuration",
+            "install a network plugin; the node agent waits for it",
+        ));
+        return;
+    };
+    match (plugin, network.plugins.iter().any(ambit_cni_conf::Plugin::is_ours)) {
+        (true, false) => findings.push(Finding::new(
+            Level::Error,
+            format!("{CNI_DIRECTORY}/{name}"),
+            "it comes first, and our plugin is not in it: pods that start now are not captured at once",
+            "see the log of this node's agent: it puts the plugin back",
+        )),
+        (false, true) => findings.push(Finding::new(
+            Level::Error,
+            format!("{CNI_DIRECTORY}/{name}"),
+            "it calls our plugin, which is not in /opt/cni/bin: no pod can start",
+            "install the mesh again, or take the entry out of the file",
+        )),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, text: &str) -> ConfFile {
+        ConfFile {
+            name: name.to_owned(),
+            text: Ok(text.to_owned()),
+            age: std::time::Duration::from_secs(60),
+        }
+    }
+
+    fn good() -> Node {
+        let modules = MODULES.iter().map(|(name, _)| (*name).to_owned());
+        Node {
+            kernel: "6.1.0".into(),
+            modules: Some(modules.collect()),
+            cni: Some(vec![file(
+                "10-a.conflist",
+                r#"{"name":"n","plugins":[{"type":"bridge"}]}"#,
+            )]),
+            plugin: false,
+            inotify_instances: Some(128),
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut Node)) -> Vec<(Level, String)> {
+        let mut node = good();
+        change(&mut node);
+        judge(&node)
+            .into_iter()
+            .map(|finding| (finding.level, finding.about))
+            .collect()
+    }
+
+    #[test]
+    fn what_hinders_on_a_node() {
+        assert_eq!(found(|_| {}), []);
+        assert_eq!(
+            found(|n| n.kernel = "4.19.0".into()),
+            [(Level::Warning, "kernel".into())]
+        );
+        assert_eq!(
+            found(|n| n.modules = Some(n.modules.take().unwrap()[1..].to_vec())),
+            [(Level::Error, "kernel".into())]
+        );
+        assert_eq!(
+            found(|n| n.modules = None),
+            [(Level::Info, "kernel".into())]
+        );
+        assert_eq!(found(|n| n.cni = None).len(), 1);
+        assert_eq!(found(|n| n.cni = Some(vec![])).len(), 1);
+        assert_eq!(
+            found(|n| n.cni.as_mut().unwrap().insert(0, file("05.conf", "{"))),
+            [(Level::Error, "/etc/cni/net.d/05.conf".into())]
+        );
+        assert_eq!(
+            found(|n| n.plugin = true),
+            [(Level::Error, "/etc/cni/net.d/10-a.conflist".into())]
+        );
+        let ours = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"ambit-cni"}]}"#;
+        let lost = found(|n| n.cni = Some(vec![file("10-a.conflist", ours)]));
+        assert_eq!(
+            lost,
+            [(Level::Error, "/etc/cni/net.d/10-a.conflist".into())]
+        );
+    }
+
+    #[test]
+    fn names_of_modules() {
+        assert_eq!(
+            module_name("kernel/net/netfilter/nf_tables.ko.xz: a b"),
+            "nf_tables"
+        );
+        assert_eq!(
+            module_name("kernel/net/netfilter/nft_redir.ko"),
+            "nft_redir"
+        );
+        assert_eq!(module_name("kernel/x/ip-tables.ko"), "ip_tables");
+    }
+}

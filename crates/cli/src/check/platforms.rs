@@ -1,0 +1,256 @@
+//! What platforms and network plugins are known to hinder.
+
+use serde_json::Value;
+
+use super::{Finding, Level, Snapshot, name, namespace_of};
+use crate::membership::text;
+
+pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    platform(snapshot, &mut findings);
+    quota(snapshot, &mut findings);
+    cilium(snapshot, &mut findings);
+    for set in &snapshot.daemon_sets {
+        network_plugin(set, &mut findings);
+    }
+    findings
+}
+
+/// What was installed for another platform puts the plugin where nobody looks.
+fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let Some(inventory) = &snapshot.inventory else {
+        return;
+    };
+    let chosen = text(&inventory.values, "/global/platform");
+    if chosen != snapshot.platform {
+        let say = |name: &str| {
+            if name.is_empty() {
+                "none in particular".to_owned()
+            } else {
+                name.to_owned()
+            }
+        };
+        findings.push(Finding::new(
+            Level::Warning,
+            "cluster",
+            format!(
+                "installed for the platform {}; the nodes look like {}",
+                say(chosen),
+                say(snapshot.platform)
+            ),
+            "`ambit upgrade --platform auto` takes what the nodes say",
+        ));
+    }
+}
+
+fn quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    if snapshot.platform != "gke"
+        || snapshot.mesh_namespace == "kube-system"
+        || snapshot.inventory.is_none()
+    {
+        return;
+    }
+    let allows = |quota: &&Value| {
+        namespace_of(quota) == snapshot.mesh_namespace
+            && quota
+                .pointer("/spec/scopeSelector")
+                .is_some_and(|scope| scope.to_string().contains("system-node-critical"))
+    };
+    if !snapshot.quotas.iter().any(|quota| allows(&quota)) {
+        findings.push(Finding::new(
+            Level::Error,
+            format!("namespace {}", snapshot.mesh_namespace),
+            "GKE lets pods of critical priority run only under a ResourceQuota, and there is none",
+            "`ambit upgrade --platform gke` makes it",
+        ));
+    }
+}
+
+fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let Some(config) = &snapshot.cilium_config else {
+        return;
+    };
+    let is = |key: &str, value: &str| text(config, &format!("/data/{key}")) == value;
+    let about = "ConfigMap kube-system/cilium-config";
+    if is("cni-exclusive", "true") {
+        findings.push(Finding::new(
+            Level::Error,
+            about,
+            "Cilium takes away every other CNI configuration: new pods would not be captured",
+            "set its value cni.exclusive=false",
+        ));
+    }
+    let replaces = is("kube-proxy-replacement", "true") || is("kube-proxy-replacement", "strict");
+    if replaces && !is("bpf-lb-sock-hostns-only", "true") {
+        findings.push(Finding::new(
+            Level::Error,
+            about,
+            "Cilium translates Services' addresses inside pods: the mesh sees no Services",
+            "set its value socketLB.hostNamespaceOnly=true",
+        ));
+    }
+    if is("enable-bpf-masquerade", "true") {
+        findings.push(Finding::new(
+            Level::Warning,
+            about,
+            "Cilium's masquerading may lose kubelet's probes on their way to captured pods",
+            "set its value bpf.masquerade=false if probes fail",
+        ));
+    }
+}
+
+fn network_plugin(set: &Value, findings: &mut Vec<Finding>) {
+    let about = format!("DaemonSet {}/{}", namespace_of(set), name(set));
+    let containers = set
+        .pointer("/spec/template/spec/containers")
+        .and_then(Value::as_array);
+    let env = |key: &str| {
+        let all = containers
+            .into_iter()
+            .flatten()
+            .filter_map(|container| container.get("env")?.as_array());
+        all.flatten()
+            .find(|entry| text(entry, "/name") == key)
+            .map_or("", |entry| text(entry, "/value"))
+            .to_owned()
+    };
+    let image = containers
+        .and_then(|all| all.first())
+        .map_or("", |container| text(container, "/image"));
+    match name(set) {
+        "calico-node" if env("FELIX_BPFENABLED").eq_ignore_ascii_case("true") && before(image, (3, 29)) => {
+            findings.push(Finding::new(
+                Level::Warning,
+                about,
+                "Calico's eBPF before 3.29 drops kubelet's probes to captured pods",
+                "upgrade Calico to 3.29 or newer",
+            ));
+        }
+        "aws-node" if env("ENABLE_POD_ENI") == "true" && env("POD_SECURITY_GROUP_ENFORCING_MODE") != "standard" => {
+            findings.push(Finding::new(
+                Level::Warning,
+                about,
+                "pods with security groups of their own do not get kubelet's probes while captured",
+                "set POD_SECURITY_GROUP_ENFORCING_MODE=standard",
+            ));
+        }
+        "kube-multus-ds" | "multus" => findings.push(Finding::new(
+            Level::Info,
+            about,
+            "Multus chooses the networks of pods",
+            "if new pods are not captured, set cni.cniConfDir to the directory of its primary network",
+        )),
+        _ => {}
+    }
+}
+
+/// Whether an image's tag is a version before this one; unknown tags are not.
+fn before(image: &str, version: (u64, u64)) -> bool {
+    let tag = image
+        .rsplit_once(':')
+        .map_or("", |(_, tag)| tag)
+        .trim_start_matches('v');
+    super::rules::version(tag).is_some_and(|found| found < version)
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_install::inventory::Inventory;
+    use serde_json::json;
+
+    use super::*;
+
+    fn levels(snapshot: &Snapshot) -> Vec<Level> {
+        findings(snapshot)
+            .iter()
+            .map(|finding| finding.level)
+            .collect()
+    }
+
+    #[test]
+    fn ciliums_settings() {
+        let with = |data: Value| Snapshot {
+            cilium_config: Some(json!({"data": data})),
+            ..Snapshot::default()
+        };
+        for (data, expected) in [
+            (json!({"cni-exclusive": "true"}), vec![Level::Error]),
+            (json!({"cni-exclusive": "false"}), vec![]),
+            (
+                json!({"kube-proxy-replacement": "true"}),
+                vec![Level::Error],
+            ),
+            (
+                json!({"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"}),
+                vec![],
+            ),
+            (
+                json!({"enable-bpf-masquerade": "true"}),
+                vec![Level::Warning],
+            ),
+        ] {
+            assert_eq!(levels(&with(data.clone())), expected, "{data}");
+        }
+    }
+
+    #[test]
+    fn network_plugins_of_known_trouble() {
+        let set = |name: &str, image: &str, env: Value| {
+            json!({
+                "metadata": {"name": name, "namespace": "kube-system"},
+                "spec": {"template": {"spec": {"containers": [{"image": image, "env": env}]}}},
+            })
+        };
+        let with = |set| Snapshot {
+            daemon_sets: vec![set],
+            ..Snapshot::default()
+        };
+        let bpf = json!([{"name": "FELIX_BPFENABLED", "value": "true"}]);
+        assert_eq!(
+            levels(&with(set(
+                "calico-node",
+                "calico/node:v3.28.1",
+                bpf.clone()
+            ))),
+            [Level::Warning]
+        );
+        assert_eq!(
+            levels(&with(set(
+                "calico-node",
+                "calico/node:v3.30.0",
+                bpf.clone()
+            ))),
+            []
+        );
+        assert_eq!(levels(&with(set("calico-node", "calico/node", bpf))), []);
+        let eni = json!([{"name": "ENABLE_POD_ENI", "value": "true"}]);
+        assert_eq!(levels(&with(set("aws-node", "x:1", eni))), [Level::Warning]);
+        assert_eq!(
+            levels(&with(set("kube-multus-ds", "x:1", json!([])))),
+            [Level::Info]
+        );
+        assert_eq!(levels(&with(set("other", "x:1", json!([])))), []);
+    }
+
+    #[test]
+    fn gke_needs_a_quota_and_the_right_platform() {
+        let inventory = Inventory {
+            values: json!({"global": {"platform": "gke"}}),
+            ..Inventory::default()
+        };
+        let mut snapshot = Snapshot {
+            platform: "gke",
+            mesh_namespace: "istio-system".into(),
+            inventory: Some(inventory),
+            ..Snapshot::default()
+        };
+        assert_eq!(levels(&snapshot), [Level::Error]);
+        snapshot.quotas.push(json!({
+            "metadata": {"namespace": "istio-system"},
+            "spec": {"scopeSelector": {"matchExpressions": [{"values": ["system-node-critical"]}]}},
+        }));
+        assert_eq!(levels(&snapshot), []);
+        snapshot.platform = "";
+        assert_eq!(levels(&snapshot), [Level::Warning]);
+    }
+}

@@ -1,0 +1,377 @@
+//! Versions, definitions, namespaces and what is installed.
+
+use ambit_install::{
+    diagnose::is_ready,
+    remove, render,
+    rollout::{Rollout, rollout},
+};
+use serde_json::Value;
+
+use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
+use crate::membership::text;
+
+/// The oldest minor version of Kubernetes that the chart knows.
+const OLDEST_MINOR: u64 = 28;
+/// nftables in pods of either family with one table; before it, iptables is used.
+const NFTABLES_KERNEL: (u64, u64) = (5, 2);
+/// What namespaces, marks and transparent sockets need at the least.
+const OLDEST_KERNEL: (u64, u64) = (4, 18);
+
+pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    kubernetes(snapshot, &mut findings);
+    nodes(snapshot, &mut findings);
+    definitions(snapshot, &mut findings);
+    pod_security(snapshot, &mut findings);
+    namespaces(snapshot, &mut findings);
+    installation(snapshot, &mut findings);
+    findings
+}
+
+fn kubernetes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let digits: String = snapshot
+        .minor
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    match digits.parse::<u64>() {
+        Ok(minor) if minor >= OLDEST_MINOR => {}
+        _ => findings.push(Finding::new(
+            Level::Error,
+            "cluster",
+            format!("its version is 1.{}", snapshot.minor),
+            format!("Ambit needs Kubernetes 1.{OLDEST_MINOR} or newer"),
+        )),
+    }
+}
+
+fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    for node in &snapshot.nodes {
+        let about = format!("node {}", name(node));
+        let info = |key: &str| text(node, &format!("/status/nodeInfo/{key}"));
+        if info("operatingSystem") == "windows" {
+            findings.push(Finding::new(
+                Level::Info,
+                about,
+                "it runs Windows: its pods stay outside the mesh",
+                "",
+            ));
+            continue;
+        }
+        let kernel = info("kernelVersion");
+        match version(kernel) {
+            Some(found) if found < OLDEST_KERNEL => findings.push(Finding::new(
+                Level::Error,
+                &about,
+                format!("its kernel is {kernel}"),
+                format!("use {}.{} or newer", OLDEST_KERNEL.0, OLDEST_KERNEL.1),
+            )),
+            Some(found) if found < NFTABLES_KERNEL => findings.push(Finding::new(
+                Level::Warning,
+                &about,
+                format!(
+                    "its kernel is {kernel}: pods are captured by iptables rather than nftables"
+                ),
+                "`ambit check --on-node` there tells whether its modules are complete",
+            )),
+            _ => {}
+        }
+        if !is_ready(node) {
+            findings.push(Finding::new(
+                Level::Warning,
+                &about,
+                "it is not ready",
+                format!("`kubectl describe node {}` tells why", name(node)),
+            ));
+        }
+    }
+}
+
+/// Major and minor version of a kernel.
+pub(super) fn version(text: &str) -> Option<(u64, u64)> {
+    let mut parts = text.split(['.', '-', '+']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    for ours in render::crds().unwrap_or_default() {
+        let wanted = name(&ours);
+        let about = format!("definition {wanted}");
+        let Some(there) = snapshot.crds.iter().find(|crd| name(crd) == wanted) else {
+            if snapshot.inventory.is_some() {
+                findings.push(Finding::new(
+                    Level::Error,
+                    about,
+                    "it is missing: objects of that kind cannot be made",
+                    "`ambit upgrade` brings it back",
+                ));
+            }
+            continue;
+        };
+        let versions = there.pointer("/spec/versions").and_then(Value::as_array);
+        let served: Vec<&str> = versions
+            .into_iter()
+            .flatten()
+            .filter(|version| version.get("served") == Some(&Value::Bool(true)))
+            .map(|version| text(version, "/name"))
+            .collect();
+        if !served.contains(&"v1") {
+            findings.push(Finding::new(
+                Level::Error,
+                about,
+                format!("it is old: it serves {} and not v1", served.join(", ")),
+                "upgrade the definitions that came with Istio, or delete them before the installation",
+            ));
+        } else if !is_ours(there) {
+            findings.push(Finding::new(
+                Level::Info,
+                about,
+                "it was brought by another, and stays as it is",
+                "",
+            ));
+        }
+    }
+}
+
+fn pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let mesh = snapshot
+        .namespaces
+        .iter()
+        .find(|namespace| name(namespace) == snapshot.mesh_namespace);
+    let Some(mesh) = mesh else {
+        return;
+    };
+    let key = "pod-security.kubernetes.io/enforce";
+    if let Some(level) = label(mesh, key).filter(|level| *level != "privileged") {
+        findings.push(Finding::new(
+            Level::Error,
+            format!("namespace {}", name(mesh)),
+            format!("Pod Security lets only {level} pods in: the mesh's own pods need more"),
+            format!(
+                "kubectl label --overwrite namespace {} {key}=privileged",
+                name(mesh)
+            ),
+        ));
+    }
+}
+
+fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    for namespace in &snapshot.namespaces {
+        if label(namespace, remove::DATAPLANE_MODE) != Some(remove::AMBIENT) {
+            continue;
+        }
+        let about = format!("namespace {}", name(namespace));
+        if snapshot
+            .rules
+            .excluded
+            .iter()
+            .any(|excluded| excluded == name(namespace))
+        {
+            findings.push(Finding::new(
+                Level::Warning,
+                &about,
+                "it is labelled for the mesh, and kept out by the value cni.excludeNamespaces",
+                "take it off that list, or take the label away",
+            ));
+        }
+        let injected = label(namespace, "istio-injection") == Some("enabled")
+            || label(namespace, "istio.io/rev").is_some();
+        if injected {
+            findings.push(Finding::new(
+                Level::Warning,
+                &about,
+                "it also asks for sidecars: pods that get one stay outside",
+                format!(
+                    "kubectl label namespace {} istio-injection- istio.io/rev-",
+                    name(namespace)
+                ),
+            ));
+        }
+        if namespace
+            .pointer("/metadata/annotations/linkerd.io~1inject")
+            .and_then(Value::as_str)
+            == Some("enabled")
+        {
+            findings.push(Finding::new(
+                Level::Warning,
+                about,
+                "it also asks for Linkerd's proxies: two meshes would take the same traffic",
+                format!(
+                    "kubectl annotate namespace {} linkerd.io/inject-",
+                    name(namespace)
+                ),
+            ));
+        }
+    }
+}
+
+fn installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    if let Some(inventory) = &snapshot.inventory
+        && inventory.version != env!("CARGO_PKG_VERSION")
+    {
+        findings.push(Finding::new(
+            Level::Info,
+            format!("namespace {}", snapshot.mesh_namespace),
+            format!(
+                "Ambit {} is installed; this is {}",
+                inventory.version,
+                env!("CARGO_PKG_VERSION")
+            ),
+            "`ambit upgrade` installs this version",
+        ));
+    }
+    for workload in snapshot.deployments.iter().chain(&snapshot.daemon_sets) {
+        if !is_ours(workload) || namespace_of(workload) != snapshot.mesh_namespace {
+            continue;
+        }
+        if let Rollout::Waiting(what) = rollout(workload) {
+            findings.push(Finding::new(
+                Level::Error,
+                format!("{} {}", text(workload, "/kind"), name(workload)),
+                what,
+                "`ambit status` tells more",
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn one(snapshot: &Snapshot) -> (Level, String) {
+        let findings = findings(snapshot);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        (
+            findings[0].level,
+            format!("{}: {}", findings[0].about, findings[0].finding),
+        )
+    }
+
+    fn good() -> Snapshot {
+        Snapshot {
+            minor: "34".to_owned(),
+            mesh_namespace: "istio-system".to_owned(),
+            ..Snapshot::default()
+        }
+    }
+
+    fn node(kernel: &str, system: &str) -> Value {
+        json!({
+            "metadata": {"name": "n1"},
+            "status": {
+                "nodeInfo": {"kernelVersion": kernel, "operatingSystem": system},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        })
+    }
+
+    #[test]
+    fn a_good_cluster_has_no_findings() {
+        let snapshot = Snapshot {
+            nodes: vec![node("6.8.0-45-generic", "linux")],
+            minor: "31+".into(),
+            ..good()
+        };
+        assert_eq!(findings(&snapshot), []);
+    }
+
+    #[test]
+    fn old_versions() {
+        let snapshot = Snapshot {
+            minor: "27".into(),
+            ..good()
+        };
+        assert_eq!(
+            one(&snapshot),
+            (Level::Error, "cluster: its version is 1.27".into())
+        );
+        let with = |kernel, system| Snapshot {
+            nodes: vec![node(kernel, system)],
+            ..good()
+        };
+        assert_eq!(one(&with("3.10.0-1160.el7", "linux")).0, Level::Error);
+        assert_eq!(one(&with("4.18.0-553.el8_10", "linux")).0, Level::Warning);
+        assert_eq!(one(&with("10.0.20348", "windows")).0, Level::Info);
+    }
+
+    #[test]
+    fn definitions_of_others_are_left_but_must_serve_v1() {
+        let crd = |versions: Value| {
+            json!({
+                "metadata": {"name": "serviceentries.networking.istio.io"},
+                "spec": {"versions": versions},
+            })
+        };
+        let with = |crd| Snapshot {
+            crds: vec![crd],
+            ..good()
+        };
+        let old =
+            crd(json!([{"name": "v1beta1", "served": true}, {"name": "v1", "served": false}]));
+        assert_eq!(one(&with(old)).0, Level::Error);
+        let new = crd(json!([{"name": "v1", "served": true}]));
+        assert_eq!(one(&with(new)).0, Level::Info);
+        let missing = Snapshot {
+            inventory: Some(ambit_install::inventory::Inventory {
+                version: env!("CARGO_PKG_VERSION").into(),
+                ..Default::default()
+            }),
+            ..good()
+        };
+        let found = findings(&missing);
+        assert!(found.len() == 4 && found.iter().all(|finding| finding.level == Level::Error));
+    }
+
+    #[test]
+    fn the_meshs_namespace_must_let_its_pods_in() {
+        let namespace = |level: &str| {
+            json!({"metadata": {"name": "istio-system", "labels": {
+            "pod-security.kubernetes.io/enforce": level}}})
+        };
+        let with = |level| Snapshot {
+            namespaces: vec![namespace(level)],
+            ..good()
+        };
+        assert_eq!(one(&with("restricted")).0, Level::Error);
+        assert_eq!(findings(&with("privileged")), []);
+    }
+
+    #[test]
+    fn namespaces_that_ask_for_two_things() {
+        let namespace = |labels: Value| json!({"metadata": {"name": "a", "labels": labels}});
+        let with = |labels| Snapshot {
+            namespaces: vec![namespace(labels)],
+            ..good()
+        };
+        let both = json!({"istio.io/dataplane-mode": "ambient", "istio-injection": "enabled"});
+        assert_eq!(one(&with(both)).0, Level::Warning);
+        assert_eq!(findings(&with(json!({"istio-injection": "enabled"}))), []);
+        let mut excluded = with(json!({"istio.io/dataplane-mode": "ambient"}));
+        excluded.rules.excluded.push("a".into());
+        assert_eq!(one(&excluded).0, Level::Warning);
+    }
+
+    #[test]
+    fn an_installation_that_is_not_ready() {
+        let set = json!({
+            "kind": "DaemonSet",
+            "metadata": {"name": "ztunnel", "namespace": "istio-system",
+                         "labels": {"app.kubernetes.io/part-of": "ambit"}},
+            "status": {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 1},
+        });
+        let snapshot = Snapshot {
+            daemon_sets: vec![set],
+            ..good()
+        };
+        assert_eq!(
+            one(&snapshot),
+            (
+                Level::Error,
+                "DaemonSet ztunnel: 1 of 2 pods are ready".into()
+            )
+        );
+    }
+}

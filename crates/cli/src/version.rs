@@ -1,0 +1,152 @@
+//! `ambit version`: of this command line, and of what runs in the cluster.
+
+use std::collections::BTreeMap;
+
+use ambit_install::apply;
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    CliError,
+    cluster::{Target, wait},
+    install::failed,
+    membership::text,
+    output::{self, Format},
+    reach::{self, AGENT, CONTROL, PROXY},
+};
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct VersionArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Only of this command line
+    #[arg(long)]
+    client: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Debug, Serialize)]
+struct Versions {
+    client: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<Server>,
+    /// Why the cluster says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Server {
+    kubernetes: String,
+    /// What was installed last.
+    installed: Option<String>,
+    /// By part: how many pods have which version.
+    parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
+}
+
+/// Shows them. A cluster that cannot be reached is no failure: this command line has a version anyhow.
+pub(crate) fn run(args: &VersionArgs) -> Result<(), CliError> {
+    let asked = (!args.client).then(|| wait(ask(&args.target)));
+    let (server, trouble) = match asked {
+        None => (None, None),
+        Some(Ok(server)) => (Some(server), None),
+        Some(Err(error)) => (None, Some(error.text())),
+    };
+    let versions = Versions {
+        client: env!("CARGO_PKG_VERSION"),
+        server,
+        trouble,
+    };
+    output::print(args.output, &versions, || words(&versions))
+}
+
+async fn ask(target: &Target) -> Result<Server, CliError> {
+    let cluster = target.cluster().await?;
+    let (kubernetes, _) = cluster
+        .version()
+        .await
+        .map_err(|error| failed(error.into()))?;
+    let namespace = &target.mesh_namespace;
+    let installed = apply::installed(&cluster, namespace)
+        .await
+        .map_err(failed)?;
+    let mut parts = BTreeMap::new();
+    for (part, labels) in [
+        ("agent", AGENT.0),
+        ("node-proxy", PROXY.0),
+        ("control", CONTROL.0),
+    ] {
+        let mut versions = BTreeMap::new();
+        for pod in reach::pods(&cluster, namespace, labels).await? {
+            let version = text(&pod, "/metadata/labels/app.kubernetes.io~1version");
+            let version = if version.is_empty() {
+                "unknown"
+            } else {
+                version
+            };
+            *versions.entry(version.to_owned()).or_insert(0) += 1;
+        }
+        parts.insert(part, versions);
+    }
+    Ok(Server {
+        kubernetes,
+        installed: installed.map(|inventory| inventory.version),
+        parts,
+    })
+}
+
+fn words(versions: &Versions) -> String {
+    let mut lines = vec![format!("ambit {}", versions.client)];
+    if let Some(server) = &versions.server {
+        lines.push(format!("Kubernetes {}", server.kubernetes));
+        let installed = server.installed.as_deref().unwrap_or("nothing");
+        lines.push(format!("installed: {installed}"));
+        for (part, versions) in &server.parts {
+            let pods: Vec<_> = versions
+                .iter()
+                .map(|(version, pods)| format!("{version} ({pods} pods)"))
+                .collect();
+            let pods = if pods.is_empty() {
+                "none runs".to_owned()
+            } else {
+                pods.join(", ")
+            };
+            lines.push(format!("{part}: {pods}"));
+        }
+    }
+    if let Some(trouble) = &versions.trouble {
+        lines.push(trouble.clone());
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_a_cluster_that_is_half_upgraded() {
+        let pods = |pairs: &[(&str, usize)]| {
+            pairs
+                .iter()
+                .map(|(version, pods)| ((*version).to_owned(), *pods))
+                .collect()
+        };
+        let versions = Versions {
+            client: "0.2.0",
+            server: Some(Server {
+                kubernetes: "v1.34.4".into(),
+                installed: Some("0.2.0".into()),
+                parts: BTreeMap::from([
+                    ("agent", pods(&[("0.1.0", 1), ("0.2.0", 2)])),
+                    ("control", pods(&[])),
+                ]),
+            }),
+            trouble: None,
+        };
+        insta::assert_snapshot!(words(&versions));
+    }
+}

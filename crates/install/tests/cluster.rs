@@ -1,0 +1,226 @@
+//! Installing, upgrading and taking away, against an API server in memory.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{cell::RefCell, time::Duration};
+
+use ambit_install::{
+    apply::{self, InstallError, Options, Plan},
+    cluster::Cluster,
+    object::ObjectRef,
+    remove::{self, Removal},
+    render::Release,
+    values::Overrides,
+};
+use ambit_testkit::api_server::ApiServer;
+use serde_json::{Value, json};
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const QUIET: &dyn Fn(&str) = &|_| {};
+const NO_WAIT: Options = Options {
+    wait: None,
+    force: false,
+};
+
+struct Lab {
+    server: ApiServer,
+    cluster: Cluster,
+}
+
+impl Lab {
+    async fn new() -> Self {
+        let server = ApiServer::start();
+        let file = kube::config::Kubeconfig::from_yaml(&server.kubeconfig()).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await;
+        let client = ambit_kube_kit::client::from_config(config.unwrap(), "test").unwrap();
+        Self {
+            server,
+            cluster: Cluster::new(client),
+        }
+    }
+
+    async fn install(&self, settings: &[&str], options: Options) -> Result<(), InstallError> {
+        apply::install(&self.cluster, &plan(settings), options, QUIET).await
+    }
+
+    /// Everything in the cluster that the plan of the defaults makes.
+    async fn there(&self) -> Vec<String> {
+        let mut there = Vec::new();
+        let everything = plan(&["global.networkPolicy.enabled=true"]);
+        for object in everything.objects.iter().chain(&everything.crds) {
+            let name = ObjectRef::of(object).unwrap();
+            if self.cluster.get(&name).await.unwrap().is_some() {
+                there.push(name.to_string());
+            }
+        }
+        there
+    }
+}
+
+fn plan(settings: &[&str]) -> Plan {
+    let mut overrides = Overrides::default();
+    for setting in settings {
+        overrides.set(setting, false).unwrap();
+    }
+    Plan::new(Release::default(), overrides).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_installed_is_known_upgraded_and_taken_away() {
+    let lab = Lab::new().await;
+    lab.install(
+        &["global.networkPolicy.enabled=true", "global.tag=one"],
+        NO_WAIT,
+    )
+    .await
+    .unwrap();
+    let first = lab.there().await;
+    assert!(
+        first.contains(&"NetworkPolicy istio-system/ztunnel".to_owned()),
+        "{first:?}"
+    );
+    assert!(first.contains(&"DaemonSet istio-system/ztunnel".to_owned()));
+    let inventory = apply::installed(&lab.cluster, "istio-system")
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(inventory.values["global"]["tag"], "one");
+    assert!(inventory.made_namespace);
+    assert_eq!(inventory.crds.len(), 4);
+
+    // The same again changes nothing.
+    lab.install(
+        &["global.networkPolicy.enabled=true", "global.tag=one"],
+        NO_WAIT,
+    )
+    .await
+    .unwrap();
+    assert_eq!(lab.there().await, first);
+
+    // What is no longer wanted goes.
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let second = lab.there().await;
+    let gone: Vec<_> = first.iter().filter(|name| !second.contains(name)).collect();
+    assert_eq!(gone.len(), 3, "{gone:?}");
+    assert!(gone.iter().all(|name| name.starts_with("NetworkPolicy ")));
+
+    let all = Removal {
+        crds: true,
+        root: true,
+        namespace: true,
+    };
+    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+        .await
+        .unwrap();
+    assert_eq!(lab.there().await, Vec::<String>::new());
+    assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
+    assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
+    let again = remove::uninstall(&lab.cluster, "istio-system", all, QUIET).await;
+    assert!(matches!(again, Err(InstallError::Absent(_))));
+}
+
+#[tokio::test]
+async fn definitions_of_others_are_neither_changed_nor_taken_away() {
+    let lab = Lab::new().await;
+    let theirs = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "serviceentries.networking.istio.io", "labels": {"chart": "istio"}},
+        "spec": {"group": "networking.istio.io"},
+    });
+    lab.server.put(CRDS, theirs);
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let name = "serviceentries.networking.istio.io";
+    let spec = |lab: &Lab| lab.server.get(CRDS, "", name).unwrap()["spec"].clone();
+    assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
+    let all = Removal {
+        crds: true,
+        root: true,
+        namespace: true,
+    };
+    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+        .await
+        .unwrap();
+    assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
+    assert_eq!(lab.server.list(CRDS).len(), 1);
+}
+
+#[tokio::test]
+async fn a_namespace_that_was_there_stays() {
+    let lab = Lab::new().await;
+    lab.server.put(
+        "/api/v1/namespaces",
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-system"}}),
+    );
+    lab.install(&[], NO_WAIT).await.unwrap();
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let all = Removal {
+        crds: true,
+        root: true,
+        namespace: true,
+    };
+    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+        .await
+        .unwrap();
+    assert_eq!(lab.server.list("/api/v1/namespaces").len(), 1);
+}
+
+#[tokio::test]
+async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
+    let lab = Lab::new().await;
+    lab.server.put(
+        "/api/v1/pods",
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "ambit-control-x", "namespace": "istio-system", "labels": {"app": "istiod"}},
+            "spec": {"nodeName": "n1"},
+            "status": {"containerStatuses": [{"name": "control", "ready": false, "state": {
+                "waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}}}]},
+        }),
+    );
+    let options = Options {
+        wait: Some(Duration::from_millis(10)),
+        force: false,
+    };
+    let error = lab.install(&[], options).await.unwrap_err().to_string();
+    assert!(error.contains("istio-ca-root-cert"), "{error}");
+    assert!(
+        error.contains("ErrImageNeverPull: no such image"),
+        "{error}"
+    );
+    assert!(!lab.there().await.is_empty());
+    let none = Removal::default();
+    remove::uninstall(&lab.cluster, "istio-system", none, QUIET)
+        .await
+        .unwrap();
+    let left = lab.there().await;
+    assert!(
+        left.iter()
+            .all(|name| name.starts_with("CustomResourceDefinition ")),
+        "{left:?}"
+    );
+}
+
+#[tokio::test]
+async fn every_step_is_told_in_order() {
+    let lab = Lab::new().await;
+    let told = RefCell::new(Vec::new());
+    let say = |text: &str| told.borrow_mut().push(text.to_owned());
+    apply::install(&lab.cluster, &plan(&[]), NO_WAIT, &say)
+        .await
+        .unwrap();
+    let told = told.into_inner();
+    let at = |wanted: &str| {
+        told.iter()
+            .position(|text| text.starts_with(wanted))
+            .unwrap()
+    };
+    let order = [
+        "namespace istio-system",
+        "CustomResourceDefinition",
+        "ServiceAccount",
+        "ClusterRole ",
+        "ConfigMap",
+        "Deployment istio-system/ambit-control",
+        "DaemonSet istio-system/ambit-agent",
+    ];
+    assert!(order.map(at).is_sorted(), "{told:?}");
+}

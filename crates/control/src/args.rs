@@ -69,10 +69,10 @@ pub struct Args {
         env = "CA_TRUSTED_NODE_ACCOUNTS"
     )]
     pub trusted_node_accounts: String,
-    /// How long a connection may last, spread by a tenth, in minutes: so that clients come to spread
+    /// How long a connection may last, in seconds, spread by a tenth: so that clients come to spread
     /// over all replicas.
-    #[arg(long, default_value_t = 30, env = "AMBIT_MAX_CONNECTION_MINUTES")]
-    pub max_connection_minutes: u32,
+    #[arg(long, default_value_t = 1800, env = "AMBIT_MAX_CONNECTION_SECONDS")]
+    pub max_connection_seconds: u64,
     /// Streams that may begin in a second, so that a restart is no stampede.
     #[arg(long, default_value_t = 100, env = "PILOT_MAX_REQUESTS_PER_SECOND")]
     pub streams_per_second: u32,

@@ -147,7 +147,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let routes = Routes::new(DiscoveryServer::new(discovery))
         .add_service(IstioCertificateServiceServer::new(certificates))
         .prepare();
-    let age = Duration::from_secs(60) * args.max_connection_minutes.max(1);
+    let age = Duration::from_secs(args.max_connection_seconds.max(1));
     ambit_rt::spawn("grpc", grpc::serve(incoming, routes, age, watcher));
     Ok(Running {
         xds,

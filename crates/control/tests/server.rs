@@ -847,3 +847,25 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     drop(client);
     plane.running.stop().await;
 }
+
+#[tokio::test]
+async fn an_old_connection_ends_in_order_and_the_next_one_is_told_only_what_changed() {
+    let plane = Plane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
+    let mut stream = plane.stream().await;
+    let all = stream.subscribe(ADDRESS_TYPE_URL).await;
+    let ended = stream.next().await.unwrap_err();
+    assert_eq!(ended.code(), Code::Unavailable);
+    assert!(
+        ended.message().starts_with("transport is closing"),
+        "{ended}"
+    );
+    let mut again = plane.stream().await;
+    let mut request = first(ADDRESS_TYPE_URL);
+    let versions = all.resources.iter();
+    request.initial_resource_versions = versions
+        .map(|resource| (resource.name.clone(), resource.version.clone()))
+        .collect();
+    again.send(request).await;
+    assert!(again.next().await.unwrap().resources.is_empty());
+    plane.running.stop().await;
+}

@@ -237,7 +237,7 @@ async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
     let map = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": due.name, "labels": {LABEL: "true"}},
+        "metadata": {"name": due.name, "namespace": due.namespace, "labels": {LABEL: "true"}},
         "data": {key: text},
     });
     let params = PatchParams::apply(MANAGER).force();

@@ -164,7 +164,7 @@ impl Discovery {
             tokio::select! {
                 ended = self.serve(&registered, requests, &sender) => {
                     if let Err(status) = ended {
-                        tracing::info!(code = ?status.code(), message = status.message(), "xDS stream ended");
+                        tracing::info!(code = ?status.code(), why = status.message(), "xDS stream ended");
                         // Fails only when the client is gone.
                         sender.send(Err(status)).await.ok();
                     }

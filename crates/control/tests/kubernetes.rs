@@ -1,0 +1,414 @@
+//! The control plane against an API server in memory.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
+
+use std::{path::PathBuf, time::Duration};
+
+use ambit_control::{
+    args::Args,
+    run::{self, Running},
+};
+use ambit_model::Identity;
+use ambit_testkit::ApiServer;
+use ambit_tls::{CertificateRequest, RootCa, TlsSettings, grpc};
+use ambit_wire::citadel::{
+    IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
+};
+use clap::Parser;
+use prost_types::{Struct, value::Kind};
+use serde_json::{Value, json};
+use tonic::{Code, Request, Status};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+const NAMESPACES: &str = "/api/v1/namespaces";
+const PODS: &str = "/api/v1/pods";
+const SERVICES: &str = "/api/v1/services";
+const CONFIG_MAPS: &str = "/api/v1/configmaps";
+const SECRETS: &str = "/api/v1/secrets";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+struct Cluster {
+    server: ApiServer,
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// With the namespaces `istio-system` and `shop`.
+    fn start() -> Self {
+        let cluster = Self {
+            server: ApiServer::start(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        cluster.namespace("istio-system");
+        cluster.namespace("shop");
+        cluster
+    }
+
+    fn namespace(&self, name: &str) {
+        self.server.put(
+            NAMESPACES,
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}),
+        );
+    }
+
+    fn pod(&self, namespace: &str, name: &str, account: &str, ip: &str) {
+        self.server.put(
+            PODS,
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": namespace, "uid": format!("uid-{name}"), "labels": {"app": account}},
+                "spec": {"nodeName": "n1", "serviceAccountName": account, "containers": [{"name": "c"}]},
+                "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
+                    "conditions": [{"type": "Ready", "status": "True"}]},
+            }),
+        );
+    }
+
+    fn policy(&self, name: &str, spec: Value) {
+        self.server.put(
+            POLICIES,
+            json!({"apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+                "metadata": {"name": name, "namespace": "shop"}, "spec": spec}),
+        );
+    }
+
+    async fn replica(&self, name: &str) -> Replica {
+        let path = |file: &str| self.dir.path().join(file);
+        let kubeconfig = path("kubeconfig");
+        std::fs::write(&kubeconfig, self.server.kubeconfig()).unwrap();
+        let root = path(&format!("{name}.pem"));
+        let args = [
+            "ambit-control",
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--name",
+            name,
+            "--listen-xds",
+            "127.0.0.1:0",
+            "--listen-monitoring",
+            "127.0.0.1:0",
+            "--listen-http",
+            "127.0.0.1:0",
+            "--root-cert-out",
+            root.to_str().unwrap(),
+        ];
+        let running = run::start(&Args::parse_from(args)).await.unwrap();
+        Replica { running, root }
+    }
+
+    fn config_map(&self, namespace: &str) -> Option<String> {
+        let map = self
+            .server
+            .get(CONFIG_MAPS, namespace, "istio-ca-root-cert")?;
+        map["data"]["root-cert.pem"].as_str().map(str::to_owned)
+    }
+
+    /// The condition of a policy, as text.
+    fn condition(&self, name: &str) -> Option<String> {
+        let policy = self.server.get(POLICIES, "shop", name)?;
+        let one = &policy["status"]["conditions"][0];
+        let text = |field: &str| one[field].as_str().map(str::to_owned);
+        Some(format!(
+            "{}={} {}",
+            text("type")?,
+            text("status")?,
+            text("reason")?
+        ))
+    }
+}
+
+struct Replica {
+    running: Running,
+    root: PathBuf,
+}
+
+impl Replica {
+    fn root(&self) -> String {
+        std::fs::read_to_string(&self.root).unwrap()
+    }
+
+    async fn page(&self, path: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring)
+            .await
+            .unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// The names of the records, sorted.
+    async fn records(&self) -> Vec<String> {
+        let page = self.page("/debug/ambientz").await;
+        let (_, body) = page.split_once("\r\n\r\n").unwrap();
+        let records: Value = serde_json::from_str(body).unwrap();
+        let mut names = Vec::new();
+        for (kind, name) in [
+            ("workloads", "uid"),
+            ("services", "hostname"),
+            ("policies", "name"),
+        ] {
+            for record in records[kind].as_array().unwrap() {
+                names.push(record[name].as_str().unwrap().to_owned());
+            }
+        }
+        names.sort();
+        names
+    }
+
+    async fn records_become(&self, expected: &[&str]) {
+        let mut expected: Vec<_> = expected.iter().map(ToString::to_string).collect();
+        expected.sort();
+        let begin = std::time::Instant::now();
+        loop {
+            let records = self.records().await;
+            if records == expected {
+                return;
+            }
+            assert!(begin.elapsed() < DEADLINE, "{records:?}, not {expected:?}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn certificate(&self, token: &str, account: &str) -> Result<Vec<String>, Status> {
+        let identity = Identity::new("cluster.local", "shop", account.to_owned());
+        let value = prost_types::Value {
+            kind: Some(Kind::StringValue(identity.to_string())),
+        };
+        let mut call = Request::new(IstioCertificateRequest {
+            csr: CertificateRequest::new(&identity).unwrap().pem,
+            validity_duration: 600,
+            metadata: Some(Struct {
+                fields: [("ImpersonatedIdentity".to_owned(), value)].into(),
+            }),
+        });
+        call.metadata_mut()
+            .insert("authorization", format!("Bearer {token}").parse().unwrap());
+        let channel = grpc::channel(&grpc::ChannelConfig {
+            address: format!("https://localhost:{}", self.running.xds.port()),
+            roots: RootCa::from_setting(&self.root()),
+            alternative_name: None,
+            tls: TlsSettings::default(),
+        })
+        .unwrap();
+        let answer = IstioCertificateServiceClient::new(channel)
+            .create_certificate(call)
+            .await?;
+        Ok(answer.into_inner().cert_chain)
+    }
+}
+
+/// Waits until a look at the cluster shows something.
+async fn shown<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = std::time::Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(begin.elapsed() < DEADLINE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn objects_become_records_and_follow_through_an_outage() {
+    let cluster = Cluster::start();
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    cluster.server.put(
+        SERVICES,
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"clusterIP": "10.96.0.1", "selector": {"app": "web"}, "ports": [{"port": 80}]}}),
+    );
+    let slice = |name: &str, by: &str, ip: &str| {
+        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name, "namespace": "shop", "labels": {
+                "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": by}},
+            "endpoints": [{"addresses": [ip]}], "ports": [{"port": 8080}]})
+    };
+    // What Kubernetes derives from a selector is not read again.
+    let derived = slice("web-a", "endpointslice-controller.k8s.io", "192.0.2.1");
+    cluster.server.put(SLICES, derived);
+    cluster
+        .server
+        .put(SLICES, slice("web-b", "me", "192.0.2.2"));
+    let replica = cluster.replica("a").await;
+    let host = "web.shop.svc.cluster.local";
+    let by_hand = "Kubernetes/discovery.k8s.io/EndpointSlice/shop/web-b/192.0.2.2";
+    let pod = |name: &str| format!("Kubernetes//Pod/shop/{name}");
+    replica
+        .records_become(&[host, by_hand, &pod("web-1")])
+        .await;
+    let ready = replica.page("/ready").await;
+    assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
+    cluster.pod("shop", "web-2", "web", "10.0.0.2");
+    replica
+        .records_become(&[host, by_hand, &pod("web-1"), &pod("web-2")])
+        .await;
+    cluster.server.set_away(true);
+    cluster.server.delete(PODS, "shop", "web-1");
+    cluster.server.delete(SLICES, "shop", "web-b");
+    cluster.pod("shop", "web-3", "web", "10.0.0.3");
+    cluster.server.compact();
+    cluster.server.set_away(false);
+    replica
+        .records_become(&[host, &pod("web-2"), &pod("web-3")])
+        .await;
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn kinds_that_are_defined_later_are_followed_then() {
+    let cluster = Cluster::start();
+    let replica = cluster.replica("a").await;
+    replica.records_become(&[]).await;
+    cluster.server.serve(POLICIES, "AuthorizationPolicy");
+    cluster.server.put(
+        DEFINITIONS,
+        json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": "authorizationpolicies.security.istio.io"}}),
+    );
+    cluster.policy("p", json!({"rules": [{}]}));
+    replica.records_become(&["p"]).await;
+    shown("the policy's condition", || {
+        cluster
+            .condition("p")
+            .filter(|text| text == "ZtunnelAccepted=True Accepted")
+    })
+    .await;
+    cluster.server.delete(POLICIES, "shop", "p");
+    replica.records_become(&[]).await;
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_mended() {
+    let cluster = Cluster::start();
+    cluster.policy(
+        "p",
+        json!({"selector": {"matchLabels": {"app": "web"}}, "rulez": [{}]}),
+    );
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    let replica = cluster.replica("a").await;
+    replica
+        .records_become(&["Kubernetes//Pod/shop/web-1", "p"])
+        .await;
+    let records = replica.page("/debug/ambientz").await;
+    assert!(records.contains("Deny"), "{records}");
+    let condition = |expected: &'static str| {
+        let cluster = &cluster;
+        shown(expected, move || {
+            cluster.condition("p").filter(|text| text == expected)
+        })
+    };
+    condition("ZtunnelAccepted=False Invalid").await;
+    cluster.policy("p", json!({"rules": [{}]}));
+    condition("ZtunnelAccepted=True Accepted").await;
+    let begin = std::time::Instant::now();
+    while replica.page("/debug/ambientz").await.contains("Deny") {
+        assert!(begin.elapsed() < DEADLINE, "it still refuses");
+    }
+    // One that comes to be unreadable later keeps its last meaning.
+    cluster.policy("p", json!({"rulez": [{}]}));
+    condition("ZtunnelAccepted=False Invalid").await;
+    let records = replica.page("/debug/ambientz").await;
+    assert!(!records.contains("Deny"), "{records}");
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn tokens_are_reviewed_and_remembered_for_a_moment() {
+    let cluster = Cluster::start();
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    cluster.server.answer_posts(REVIEWS, |review| {
+        let good =
+            review["spec"]["token"] == "good" && review["spec"]["audiences"] == json!(["istio-ca"]);
+        let status = if good {
+            json!({"authenticated": true, "audiences": ["istio-ca"], "user": {
+                "username": "system:serviceaccount:istio-system:ztunnel",
+                "groups": ["system:serviceaccounts"],
+                "extra": {"authentication.kubernetes.io/pod-name": ["zt-1"],
+                    "authentication.kubernetes.io/pod-uid": ["uid-zt-1"]}}})
+        } else {
+            json!({"authenticated": false, "error": "no such token"})
+        };
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {},
+            "spec": review["spec"], "status": status})
+    });
+    let replica = cluster.replica("a").await;
+    let issued = replica.certificate("good", "web").await.unwrap();
+    assert_eq!(issued.last(), Some(&replica.root()));
+    let elsewhere = replica.certificate("good", "other").await.unwrap_err();
+    assert_eq!(elsewhere.code(), Code::Unauthenticated);
+    let bad = replica.certificate("bad", "web").await.unwrap_err();
+    assert_eq!(bad.code(), Code::Unauthenticated);
+    let requests = cluster.server.requests().into_iter();
+    let reviews: Vec<_> = requests
+        .filter(|request| request.path.starts_with(REVIEWS))
+        .map(|request| request.body["spec"]["token"].clone())
+        .collect();
+    assert_eq!(reviews, ["good", "bad"]);
+    cluster.server.set_away(true);
+    let unknown = replica.certificate("bad", "web").await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unavailable, "nobody can say");
+    assert!(replica.certificate("good", "web").await.is_ok());
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
+    let cluster = Cluster::start();
+    cluster.namespace("kube-public");
+    let (first, second) = tokio::join!(cluster.replica("a"), cluster.replica("b"));
+    let root = first.root();
+    assert_eq!(root, second.root());
+    let copied = |namespace: &'static str| {
+        let (cluster, root) = (&cluster, &root);
+        shown(namespace, move || {
+            cluster.config_map(namespace).filter(|copy| copy == root)
+        })
+    };
+    for namespace in ["istio-system", "shop"] {
+        copied(namespace).await;
+    }
+    assert_eq!(cluster.config_map("kube-public"), None);
+    cluster
+        .server
+        .delete(CONFIG_MAPS, "shop", "istio-ca-root-cert");
+    copied("shop").await;
+    let mut edited = cluster
+        .server
+        .get(CONFIG_MAPS, "shop", "istio-ca-root-cert")
+        .unwrap();
+    edited["data"]["root-cert.pem"] = json!("edited");
+    cluster.server.put(CONFIG_MAPS, edited);
+    copied("shop").await;
+    let secret = |cluster: &Cluster| {
+        cluster
+            .server
+            .get(SECRETS, "istio-system", "istio-ca-secret")
+    };
+    let before = secret(&cluster).unwrap();
+    assert_eq!(before["type"], "istio.io/ca-root");
+    cluster
+        .server
+        .delete(SECRETS, "istio-system", "istio-ca-secret");
+    let after = shown("the secret", || secret(&cluster)).await;
+    assert_eq!(before["data"], after["data"], "nothing issued becomes void");
+    // Whoever led goes; the other one takes over at once.
+    first.running.stop().await;
+    cluster.namespace("new");
+    copied("new").await;
+    second.running.stop().await;
+}

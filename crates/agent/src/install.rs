@@ -6,9 +6,9 @@
 //! something changes and now and then in any case, and compares the whole with what should be.
 //!
 //! The plugin is put into force only once the agent can answer it. When the agent is removed, the
-//! configuration goes while the agent still answers; the plugin's file stays. Some runtimes keep the
-//! list a pod was started with and call every plugin of it when the pod ends: without the file such pods
-//! could not end. Without a configuration nothing else calls it.
+//! configuration goes while the agent still answers; the plugin's file goes only where no runtime calls
+//! it again ([`uninstall::file_may_go`]). Without a configuration a file that stays is called for no new
+//! pod.
 
 pub mod daemonset;
 pub mod entry;
@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cni_conf::{Primary, directory};
+use ambit_cni_conf::{PLUGIN, Primary, directory};
 use ambit_rt::{ReadyTask, spawn, spawn_blocking};
 use tokio::{
     sync::{Notify, oneshot},
@@ -53,6 +53,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 const DEBOUNCE: Duration = Duration::from_millis(5);
 /// Before another try when something could not be written.
 const RETRY: Duration = Duration::from_secs(2);
+/// Until a runtime has read a changed directory, and calls the plugin no more.
+const RUNTIME_NOTICES: Duration = Duration::from_secs(1);
 
 /// Where things are, as seen from here.
 #[derive(Clone, Debug)]
@@ -110,15 +112,24 @@ impl Installation {
         }
     }
 
-    /// Takes the plugin out of force. Its file stays.
-    pub async fn remove(self) {
+    /// Takes the plugin out of force, and removes its file too if it may go.
+    pub async fn remove(self, file_may_go: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
         self.keeper.await.ok();
         let (places, mode) = (self.places, self.wanted.file_mode);
+        let plugin = places.bin_dir.join(PLUGIN);
         let removed = spawn_blocking("uninstall", move || remove(&places, mode)).await;
         match removed {
-            Ok(Ok(())) => tracing::info!("the CNI plugin is out of force"),
+            Ok(Ok(())) => {
+                tracing::info!("the CNI plugin is out of force");
+                if file_may_go {
+                    tokio::time::sleep(RUNTIME_NOTICES).await;
+                    if let Err(error) = files::remove(&plugin) {
+                        tracing::warn!(error = with_causes(&error), "the CNI plugin is left");
+                    }
+                }
+            }
             Ok(Err(error)) => {
                 tracing::error!(
                     error = with_causes(&error),

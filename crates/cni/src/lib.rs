@@ -10,8 +10,8 @@
 //! whoever rewrites that configuration cannot drop the mesh. What was called for a pod is remembered
 //! (`attachment.rs`), since the same is to be called when the pod ends.
 //!
-//! Once uninstalled the file stays on the node: some runtimes keep the list a pod was started with and
-//! call every plugin of it when the pod ends, which this one answers without any agent.
+//! Uninstalled, the file stays where the runtime keeps the list a pod was started with and calls every
+//! plugin of it when the pod ends: that needs no agent.
 //!
 //! A small static binary: `RUSTFLAGS="-C target-feature=+crt-static" cargo build --release -p
 //! ambit-cni --target x86_64-unknown-linux-gnu`.

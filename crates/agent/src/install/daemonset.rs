@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use ambit_kube_kit::client;
 use ambit_rt::ErrorChain;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
-use kube::{Api, Client};
+use kube::Api;
 
 use super::uninstall::Lookup;
 
@@ -13,13 +13,18 @@ use super::uninstall::Lookup;
 /// end.
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
-/// Looks the set and the node up.
-pub async fn look_up(kubeconfig: Option<&Path>, namespace: &str, name: &str, node: &str) -> Lookup {
+/// Looks the set and the node up. The node is of use in any case.
+pub async fn look_up(
+    kubeconfig: Option<&Path>,
+    namespace: &str,
+    name: &str,
+    node: &str,
+) -> (Lookup, Option<Node>) {
     let mut last = String::new();
     for _ in 0..TRIES.0 {
         let asked = tokio::time::timeout(TRIES.1, ask(kubeconfig, namespace, name, node)).await;
         match asked {
-            Ok(Lookup::Unreachable(why)) => {
+            Ok((Lookup::Unreachable(why), _)) => {
                 last = why;
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
@@ -27,32 +32,31 @@ pub async fn look_up(kubeconfig: Option<&Path>, namespace: &str, name: &str, nod
             Err(_) => last = "it did not answer in time".to_owned(),
         }
     }
-    Lookup::Unreachable(last)
+    (Lookup::Unreachable(last), None)
 }
 
-async fn ask(kubeconfig: Option<&Path>, namespace: &str, name: &str, node: &str) -> Lookup {
+async fn ask(
+    kubeconfig: Option<&Path>,
+    namespace: &str,
+    name: &str,
+    node: &str,
+) -> (Lookup, Option<Node>) {
     // A client of its own: the token of an agent that ran for long has been renewed on disk since.
     let client = match client(kubeconfig, "ambit-agent").await {
         Ok(client) => client,
-        Err(error) => return Lookup::Unreachable(ErrorChain(&error).to_string()),
+        Err(error) => return (Lookup::Unreachable(ErrorChain(&error).to_string()), None),
     };
-    look_up_with(client, namespace, name, node).await
-}
-
-async fn look_up_with(client: Client, namespace: &str, name: &str, node: &str) -> Lookup {
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
-    match sets.get_opt(name).await {
-        Ok(Some(set)) => {
-            let nodes: Api<Node> = Api::all(client);
-            let node = nodes.get_opt(node).await.ok().flatten();
-            Lookup::Found(Box::new(set), node.map(Box::new))
-        }
+    let lookup = match sets.get_opt(name).await {
+        Ok(Some(set)) => Lookup::Found(Box::new(set)),
         Ok(None) => Lookup::Absent,
         Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403) => {
             Lookup::Refused(status.code)
         }
-        Err(error) => Lookup::Unreachable(ErrorChain(&error).to_string()),
-    }
+        Err(error) => return (Lookup::Unreachable(ErrorChain(&error).to_string()), None),
+    };
+    let nodes: Api<Node> = Api::all(client);
+    (lookup, nodes.get_opt(node).await.ok().flatten())
 }
 
 #[cfg(test)]
@@ -76,8 +80,8 @@ mod tests {
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, server.kubeconfig()).unwrap();
         let keeps = async || {
-            let lookup = look_up(Some(&kubeconfig), "mesh", "ambit-agent", "n1").await;
-            matches!(decide(&lookup), Decision::Keep(_))
+            let (lookup, node) = look_up(Some(&kubeconfig), "mesh", "ambit-agent", "n1").await;
+            matches!(decide(&lookup, node.as_ref()), Decision::Keep(_))
         };
         assert!(!keeps().await, "it is gone");
         let put = |selector: serde_json::Value| {

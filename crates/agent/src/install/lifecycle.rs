@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use super::{
     Installation, daemonset,
     metrics::InstallMetrics,
-    uninstall::{Decision, decide},
+    uninstall::{Decision, decide, file_may_go},
 };
 use crate::config::Args;
 
@@ -85,13 +85,14 @@ impl Installing {
         if matches!(stage, Stage::Off) {
             return false;
         }
+        let install = &self.args.install;
+        let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
+        let kubeconfig = self.args.kubeconfig.as_deref();
+        let (lookup, node) = daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await;
         let decision = if self.args.clean_up_on_exit {
             Decision::Remove("the settings say so".to_owned())
         } else {
-            let install = &self.args.install;
-            let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
-            let kubeconfig = self.args.kubeconfig.as_deref();
-            decide(&daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await)
+            decide(&lookup, node.as_ref())
         };
         match decision {
             Decision::Keep(why) => {
@@ -101,7 +102,7 @@ impl Installing {
             Decision::Remove(why) => {
                 tracing::info!(why, "the CNI plugin is removed");
                 if let Stage::Running(installation) = stage {
-                    installation.remove().await;
+                    installation.remove(file_may_go(node.as_ref())).await;
                 }
                 true
             }

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cni_conf::PLUGIN;
 use ambit_rt::Readiness;
 use clap::Parser;
 use serde_json::{Value, json};
@@ -202,7 +201,7 @@ async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
     node.primary("01-net.conflist", "other");
     node.until_in_force(&[PLUGIN]).await;
     assert!(node.read("00-ambit-cni.conflist").is_some());
-    installation.remove().await;
+    installation.remove(false).await;
     assert_eq!(node.in_force(), ["other"]);
     assert!(node.read("00-ambit-cni.conflist").is_none());
     assert!(node.read("ambit-cni.membership").is_none());
@@ -228,7 +227,8 @@ async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
     })
     .await;
     node.until("counted", || node.count("SUCCESS") >= 3).await;
-    installation.remove().await;
+    installation.remove(true).await;
+    assert!(!node.path("bin/ambit-cni").exists());
     assert_eq!(node.read("05-net.conflist").unwrap(), earlier);
     assert_eq!(node.read("10-net.conflist").unwrap(), text);
 }

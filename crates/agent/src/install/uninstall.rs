@@ -18,8 +18,8 @@ use k8s_openapi::{
 /// What is known of our `DaemonSet`.
 #[derive(Debug)]
 pub enum Lookup {
-    /// It is there; the node too, if it could be read.
-    Found(Box<DaemonSet>, Option<Box<Node>>),
+    /// It is there.
+    Found(Box<DaemonSet>),
     /// It is not.
     Absent,
     /// The API server does not let us ask: its status code.
@@ -37,16 +37,16 @@ pub enum Decision {
     Remove(String),
 }
 
-/// Decides.
-pub fn decide(lookup: &Lookup) -> Decision {
+/// Decides; `node` is ours, if it could be read.
+pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     match lookup {
-        Lookup::Found(set, _) if set.metadata.deletion_timestamp.is_some() => {
+        Lookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {
             Decision::Remove("the DaemonSet is being deleted".to_owned())
         }
-        Lookup::Found(set, Some(node)) if !wants(set, node) => {
+        Lookup::Found(set) if node.is_some_and(|node| !wants(set, node)) => {
             Decision::Remove("the DaemonSet no longer wants this node".to_owned())
         }
-        Lookup::Found(..) => Decision::Keep("the DaemonSet stays".to_owned()),
+        Lookup::Found(_) => Decision::Keep("the DaemonSet stays".to_owned()),
         Lookup::Absent => Decision::Remove("the DaemonSet is gone".to_owned()),
         Lookup::Refused(status) => Decision::Remove(format!(
             "the API server answers {status}: this agent's account or its rights are gone"
@@ -55,6 +55,15 @@ pub fn decide(lookup: &Lookup) -> Decision {
             Decision::Keep(format!("the API server cannot be asked: {why}"))
         }
     }
+}
+
+/// Whether the plugin's file may go with its configuration. Some runtimes keep the list a pod was
+/// started with and call every plugin of it when the pod ends: without the file the pods of before could
+/// not end. Containerd calls the list of the moment.
+pub fn file_may_go(node: Option<&Node>) -> bool {
+    let status = node.and_then(|node| node.status.as_ref());
+    let info = status.and_then(|status| status.node_info.as_ref());
+    info.is_some_and(|info| info.container_runtime_version.starts_with("containerd://"))
 }
 
 /// Whether the set's pods may run on the node: its selector, and its required affinity.
@@ -123,12 +132,13 @@ mod tests {
 
     use super::*;
 
-    fn found(set: Value, labels: Option<Value>) -> Lookup {
-        let node = labels.map(|labels| {
-            let node = json!({"metadata": {"name": "n1", "labels": labels}});
-            Box::new(serde_json::from_value(node).unwrap())
-        });
-        Lookup::Found(Box::new(serde_json::from_value(set).unwrap()), node)
+    fn found(set: Value) -> Lookup {
+        Lookup::Found(Box::new(serde_json::from_value(set).unwrap()))
+    }
+
+    fn node(labels: &Value) -> Node {
+        let node = json!({"metadata": {"name": "n1", "labels": labels}});
+        serde_json::from_value(node).unwrap()
     }
 
     fn with_pods(spec: Value) -> Value {
@@ -144,8 +154,22 @@ mod tests {
             "requiredDuringSchedulingIgnoredDuringExecution": required}}}))
     }
 
-    fn keeps(lookup: &Lookup) -> bool {
-        matches!(decide(lookup), Decision::Keep(_))
+    fn keeps(lookup: &Lookup, node: Option<&Node>) -> bool {
+        matches!(decide(lookup, node), Decision::Keep(_))
+    }
+
+    #[test]
+    fn the_file_goes_only_where_nobody_calls_it_again() {
+        let with = |runtime: &str| {
+            let info = json!({"containerRuntimeVersion": runtime, "architecture": "", "bootID": "",
+                "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
+                "operatingSystem": "", "osImage": "", "systemUUID": ""});
+            let node = json!({"metadata": {}, "status": {"nodeInfo": info}});
+            file_may_go(Some(&serde_json::from_value(node).unwrap()))
+        };
+        assert!(with("containerd://1.7.1"));
+        assert!(!with("cri-o://1.30.0"));
+        assert!(!file_may_go(Some(&node(&json!({})))) && !file_may_go(None));
     }
 
     #[test]
@@ -153,16 +177,17 @@ mod tests {
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let plain = with_pods(json!({"containers": []}));
         for (lookup, expected) in [
-            (found(plain.clone(), Some(json!({}))), true),
-            (found(plain, None), true),
-            (found(json!({"metadata": {}}), Some(json!({}))), true),
-            (found(deleting, None), false),
+            (found(plain), true),
+            (found(json!({"metadata": {}})), true),
+            (found(deleting), false),
             (Lookup::Absent, false),
             (Lookup::Refused(401), false),
             (Lookup::Refused(403), false),
             (Lookup::Unreachable("timeout".to_owned()), true),
         ] {
-            assert_eq!(keeps(&lookup), expected, "{lookup:?}");
+            assert_eq!(keeps(&lookup, None), expected, "{lookup:?}");
+            let node = node(&json!({}));
+            assert_eq!(keeps(&lookup, Some(&node)), expected, "{lookup:?}");
         }
     }
 
@@ -180,7 +205,7 @@ mod tests {
             affinity(json!([{"matchFields":
                 [{"key": "metadata.name", "operator": "In", "values": [value]}]}]))
         };
-        let labels = || Some(json!({"a": "1", "kubernetes.io/os": "linux"}));
+        let ours = node(&json!({"a": "1", "kubernetes.io/os": "linux"}));
         for (set, expected) in [
             (selector(), true),
             (one("a", "In", &["1", "2"]), true),
@@ -200,12 +225,13 @@ mod tests {
                 true,
             ),
         ] {
-            assert_eq!(keeps(&found(set.clone(), labels())), expected, "{set}");
+            let lookup = found(set.clone());
+            assert_eq!(keeps(&lookup, Some(&ours)), expected, "{set}");
             assert!(
-                keeps(&found(set, None)),
+                keeps(&lookup, None),
                 "a node that cannot be read decides nothing"
             );
         }
-        assert!(!keeps(&found(selector(), Some(json!({})))));
+        assert!(!keeps(&found(selector()), Some(&node(&json!({})))));
     }
 }

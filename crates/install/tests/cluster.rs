@@ -11,7 +11,7 @@ use ambit_install::{
     render::Release,
     values::Overrides,
 };
-use ambit_testkit::api_server::ApiServer;
+use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

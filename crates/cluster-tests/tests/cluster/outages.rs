@@ -149,6 +149,8 @@ fn renew(mesh: &Mesh) {
 #[test]
 fn the_root_is_replaced_under_load() {
     let mesh = Mesh::alone();
+    // Proxies that are replaced keep their connections for as long as this takes.
+    mesh.install(&["ztunnel.terminationGracePeriodSeconds=900"]);
     let space = pair(&mesh, "roots");
     let load = Load::start(&space, "load", Some("n1"), "server");
     let old = root_of(&mesh);
@@ -173,4 +175,5 @@ fn the_root_is_replaced_under_load() {
     renew(&mesh);
     space.until_get("client", "http://server/", true);
     load.finish().assert_flawless();
+    mesh.install(&[]);
 }

@@ -17,7 +17,7 @@ spec: {clusterIP: None, selector: {app: db}, ports: [{name: sql, port: 5432}]}
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: db-0, namespace: shop, labels: {app: db}}
+metadata: {name: db-0, namespace: shop, labels: {app: db, service.istio.io/workload-name: db}}
 spec:
   nodeName: node-2
   hostname: db-0
@@ -102,7 +102,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
             mesh,
             "shop/client",
             &with("db-0.db.shop.svc.cluster.local", transport),
-            &server.to_string(),
+            &format!(" 30 {kind} {server}"),
         );
         // What the mesh does not know, the pod's own server is asked.
         assert!(ask("nowhere.example").starts_with("NXDomain"));

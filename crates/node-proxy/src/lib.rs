@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod app;
 mod clear;
+pub mod command;
 pub mod config;
 pub mod config_dump;
 pub mod connections;

@@ -1,20 +1,14 @@
 //! The real program as its own supervisor: who ends with whom, and with which code.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     os::unix::process::ExitStatusExt,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use ambit_netlab::Host;
+use ambit_testkit::until;
 use rustix::process::{Pid, Signal, kill_process};
-
-const LONG: Duration = Duration::from_secs(30);
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-node-proxy"));
@@ -43,18 +37,12 @@ impl Running {
             .env("INPOD_UDS", directory.path().join("zds.sock"))
             .stdout(Stdio::null());
         let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
-        let mut running = Self {
+        let running = Self {
             _host: host,
             _directory: directory,
             supervisor,
         };
-        running.until("the worker serves", |running| {
-            let worker = running.worker()?;
-            let path = format!("/proc/{}/net/tcp6", worker.as_raw_nonzero());
-            // The readiness port, 15021, is opened last.
-            let open = std::fs::read_to_string(path).ok()?.contains(":3AAD ");
-            open.then_some(())
-        });
+        until("the worker serves", || running.serves().unwrap_or(false)).await;
         running
     }
 
@@ -62,22 +50,18 @@ impl Running {
         Pid::from_child(&self.supervisor)
     }
 
+    fn serves(&self) -> Option<bool> {
+        let worker = self.worker()?;
+        let path = format!("/proc/{}/net/tcp6", worker.as_raw_nonzero());
+        // The readiness port, 15021, is opened last.
+        Some(std::fs::read_to_string(path).ok()?.contains(":3AAD "))
+    }
+
     fn worker(&self) -> Option<Pid> {
         let pid = self.supervisor.id();
         let path = format!("/proc/{pid}/task/{pid}/children");
         let children = std::fs::read_to_string(path).ok()?;
         Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
-    }
-
-    fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Option<T>) -> T {
-        let deadline = Instant::now() + LONG;
-        loop {
-            if let Some(found) = condition(self) {
-                return found;
-            }
-            assert!(Instant::now() < deadline, "waited in vain: {what}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 }
 
@@ -108,14 +92,14 @@ async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_th
     let mut running = Running::start().await;
     let first = running.worker().unwrap();
     kill_process(first, Signal::KILL).unwrap();
-    let second = running.until("a second worker", |running| {
-        running.worker().filter(|worker| *worker != first)
-    });
+    let another = || running.worker().filter(|worker| *worker != first);
+    until("a second worker", || another().is_some()).await;
+    let second = running.worker().unwrap();
     let supervisor = running.pid();
     kill_process(supervisor, Signal::KILL).unwrap();
     let status = running.supervisor.wait().unwrap();
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-    running.until("the worker is gone", |_| is_gone(second).then_some(()));
+    until("the worker is gone", || is_gone(second)).await;
 }
 
 #[tokio::test]

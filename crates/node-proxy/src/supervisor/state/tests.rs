@@ -1,3 +1,5 @@
+//! Deaths, rollouts and ends, in every order that matters.
+
 use ambit_zds::WorkloadInfo;
 
 use super::*;

@@ -1,0 +1,67 @@
+//! The command line: what the process is to be.
+
+use ambit_rt::Env;
+
+use crate::{
+    admin,
+    app::{self, StartedBy},
+    supervisor,
+};
+
+/// What is printed on request.
+const HELP: &str = "ambit-node-proxy: the node's proxy of an ambient mesh
+
+Usage: ambit-node-proxy [--no-supervisor] [proxy [ztunnel] | version | help]
+
+Configured by the environment variables that Istio's ztunnel reads.
+
+  --no-supervisor  run the proxy itself, without the process that holds the pods' sockets
+                   and replaces a proxy that died (also AMBIT_SUPERVISOR=false)
+";
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this exit code.
+    Exit(u8),
+    /// With something to print.
+    Say(String),
+}
+
+/// Does what the arguments say, the program's own name left out.
+///
+/// # Errors
+/// When they make no sense, or the process cannot start.
+pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
+    let (alone, rest) = match arguments {
+        ["--no-supervisor", rest @ ..] => (true, rest),
+        rest => (env.flag("AMBIT_SUPERVISOR")? == Some(false), rest),
+    };
+    match rest {
+        [] | ["proxy"] | ["proxy", "ztunnel"] if alone => work(env, StartedBy::Anyone),
+        [] | ["proxy"] | ["proxy", "ztunnel"] => supervisor::run(env).map(Outcome::Exit),
+        [supervisor::WORKER_ARGUMENT] => work(env, StartedBy::Supervisor),
+        ["version" | "--version"] => Ok(Outcome::Say(format!("{:#}\n", admin::version()))),
+        ["help" | "--help" | "-h"] => Ok(Outcome::Say(HELP.to_owned())),
+        other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
+    }
+}
+
+fn work(env: &Env, by: StartedBy) -> anyhow::Result<Outcome> {
+    app::run(env, by).map(|()| Outcome::Exit(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_told_with_the_help() {
+        let env = Env::from_pairs::<&str, &str>([]);
+        let error = run(&["prxy"], &env).unwrap_err().to_string();
+        assert!(error.contains("prxy") && error.contains("Usage"), "{error}");
+        assert_eq!(run(&["help"], &env).unwrap(), Outcome::Say(HELP.to_owned()));
+        let env = Env::from_pairs([("AMBIT_SUPERVISOR", "perhaps")]);
+        assert!(run(&[], &env).is_err());
+    }
+}

@@ -55,9 +55,9 @@ pub enum LoggingError {
 }
 
 const DEFAULT_FILTER: &str = "info";
-/// Parts whose own logs say nothing to an operator.
-const QUIET: &str =
-    "hickory_server::server=off,hyper=info,h2=info,rustls=info,tonic=info,tower=info";
+/// Parts whose own logs say nothing to an operator, or say at each attempt what we say once.
+const QUIET: &str = "hickory_server::server=off,hyper=info,h2=info,kube_client::client::builder=off,\
+     rustls=info,tonic=info,tower=info";
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();
 

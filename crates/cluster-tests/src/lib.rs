@@ -73,6 +73,16 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Watches that `condition` holds all the time.
+#[track_caller]
+pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        assert!(condition(), "not all the time: {what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// Runs a command that must succeed; gives what it printed.
 #[track_caller]
 pub(crate) fn succeed(command: &mut std::process::Command) -> String {

@@ -19,6 +19,11 @@ use crate::{Space, Wire, binary, sources, succeed, target};
 /// The namespace of the mesh.
 const MESH_NAMESPACE: &str = "istio-system";
 
+/// Our own images, and a drain that is longer than any test: what a test opens through a proxy that is
+/// replaced, stays open.
+const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
+    ztunnel.terminationGracePeriodSeconds=900";
+
 /// The slot of the tests' own cluster.
 const TEST_SLOT: &str = "1";
 
@@ -132,9 +137,7 @@ impl Mesh {
 
     /// `ambit install`, with values beside those that the test cluster needs. Returns when all is ready.
     pub fn install(&self, values: &[&str]) {
-        let images =
-            "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never".to_owned();
-        let mut args = vec!["install", "--timeout=120s", "--set", &images];
+        let mut args = vec!["install", "--timeout=120s", "--set", VALUES];
         for value in values {
             args.extend(["--set", value]);
         }

@@ -1,6 +1,11 @@
 //! A test's own namespace, and the pods in it.
 
-use std::{collections::BTreeMap, net::IpAddr, process::Output};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    process::Output,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
@@ -14,6 +19,8 @@ use crate::{Mesh, until};
 /// Set by the agent on pods that are in the mesh.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 /// A namespace that goes with the test.
 #[derive(Debug)]
 pub struct Space<'a> {
@@ -23,7 +30,9 @@ pub struct Space<'a> {
 
 impl<'a> Space<'a> {
     pub(crate) fn new(mesh: &'a Mesh, name: &str) -> Self {
-        let name = format!("{name}-{}", std::process::id());
+        // One of the same name may still be on its way out.
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}-{}-{number}", std::process::id());
         mesh.apply(
             &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
                 .to_string(),

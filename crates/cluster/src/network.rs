@@ -1,7 +1,11 @@
 //! Addresses, and the namespaces and links of a cluster: the control plane's namespace holds a switch,
 //! every node and this machine itself have one link to it.
 
-use std::{fmt::Write, net::Ipv4Addr, path::PathBuf};
+use std::{
+    fmt::Write,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 
@@ -224,6 +228,11 @@ impl Network {
 
     /// Removes whatever is there of it.
     pub(crate) fn remove(self) -> Result<()> {
+        // The kernel takes namespaces apart later; the link of this machine must be gone at once.
+        let link = self.link();
+        if Path::new("/sys/class/net").join(&link).exists() {
+            command::ip_batch(None, &format!("link del {link}\n"))?;
+        }
         for name in self.namespaces()? {
             command::ip_batch(None, &format!("netns del {name}\n"))?;
         }

@@ -25,6 +25,8 @@ own /opt
 own /var/lib
 mkdir -p /opt/cni/bin
 own /opt/cni/bin /usr/lib/cni
+# A copy of a mount of somebody's network namespace would keep that namespace after its end.
+[ ! -d /run/netns ] || umount -R -l /run/netns || true
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock /run/containerd
 # Overlays cannot lie on overlays, and that is what containers are made of.

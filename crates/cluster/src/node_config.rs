@@ -47,11 +47,9 @@ pub(crate) fn reset_cni(
     plugin: PrimaryCni,
     number: u8,
 ) -> Result<()> {
-    let configurations = directory.join("own/etc/cni/net.d");
-    fs::remove_dir_all(&configurations)?;
-    fs::create_dir_all(&configurations)?;
+    let file = directory.join("own/etc/cni/net.d").join(CNI_FILE);
     let text = format!("{:#}\n", cni(network, plugin, number));
-    Ok(fs::write(configurations.join(CNI_FILE), text)?)
+    Ok(fs::write(file, text)?)
 }
 
 fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {

@@ -19,7 +19,7 @@ pub enum Boot {
     /// Its disk is as it was.
     #[default]
     Plain,
-    /// The primary CNI writes its configuration anew, and nothing else is left beside it.
+    /// The primary CNI writes its configuration anew, without whatever others put into it.
     CniRewritten,
 }
 

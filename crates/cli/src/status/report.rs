@@ -60,7 +60,8 @@ pub(crate) struct NodeReport {
     /// Those of them that are captured.
     pub(crate) captured: Option<i64>,
     pub(crate) certificates: Option<Certificates>,
-    /// What the control plane says of the proxy's state: SYNCED, STALE, ERROR, or not connected.
+    /// What the control plane says of the proxy's state: SYNCED, STALE, ERROR, not connected, or
+    /// unknown.
     pub(crate) xds: String,
     /// How often redirection was found changed by others, and repaired.
     pub(crate) drifts: i64,
@@ -77,6 +78,8 @@ pub(crate) struct Certificates {
 }
 
 const NOT_CONNECTED: &str = "not connected";
+/// No replica of the control plane answers.
+const UNKNOWN: &str = "unknown";
 
 /// Puts the answers together.
 pub(crate) fn report(gathered: &Gathered) -> Report {
@@ -113,9 +116,13 @@ fn node_report(
     clients: &[&Value],
     problems: &mut Vec<String>,
 ) -> NodeReport {
+    let known = gathered
+        .controls
+        .iter()
+        .any(|control| control.answer.is_ok());
     let mut report = NodeReport {
         node: node.to_owned(),
-        xds: NOT_CONNECTED.to_owned(),
+        xds: if known { NOT_CONNECTED } else { UNKNOWN }.to_owned(),
         ..NodeReport::default()
     };
     let here = |parts: &'_ [Answered]| {
@@ -153,7 +160,7 @@ fn node_report(
             if let Some(client) = clients.iter().find(|client| pod_of(client) == name) {
                 report.xds = xds(client);
             }
-            if report.xds != "SYNCED" {
+            if known && report.xds != "SYNCED" {
                 problems.push(format!("{node}: xDS of the node proxy is {}", report.xds));
             }
         }

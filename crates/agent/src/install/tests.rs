@@ -1,12 +1,7 @@
 //! The installation in real directories, with inotify, and the plugin it installs called as a runtime
 //! calls it: the first configuration of the directory, read at each call.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use ambit_rt::Readiness;
 use clap::Parser;
@@ -106,13 +101,7 @@ impl Node {
     }
 
     async fn until(&self, what: &str, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !holds() {
-            let files = fs::read_dir(self.path("net.d")).unwrap();
-            let names: Vec<_> = files.flatten().map(|file| file.file_name()).collect();
-            assert!(Instant::now() < deadline, "not {what}: {names:?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        ambit_testkit::until(what, holds).await;
     }
 
     async fn until_in_force(&self, kinds: &[&str]) {
@@ -284,18 +273,17 @@ async fn what_cannot_be_installed_is_told_and_tried_again() {
 async fn a_quarrel_is_not_fought_for_ever() {
     let node = Node::new();
     let installation = node.start("chained");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let mut rewritten = 0;
+    let rewritten = std::cell::Cell::new(0);
     // Somebody who undoes each change at once.
-    while node.readiness.is_ready() || node.count("SUCCESS") < 6 {
+    node.until("given up", || {
         if node.in_force() != ["bridge"] {
             node.primary("05-cilium.conflist", "bridge");
-            rewritten += 1;
+            rewritten.set(rewritten.get() + 1);
         }
-        assert!(Instant::now() < deadline, "no end after {rewritten}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    assert!(node.count("SUCCESS") < 10, "{rewritten}");
+        !node.readiness.is_ready() && node.count("SUCCESS") >= 6
+    })
+    .await;
+    assert!(node.count("SUCCESS") < 10, "{rewritten:?}");
     drop(installation);
 }
 

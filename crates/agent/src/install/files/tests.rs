@@ -1,3 +1,5 @@
+//! Writing in real directories, beside others who write.
+
 use std::{
     os::unix::fs::symlink,
     process::{Command, Stdio},

@@ -1,3 +1,5 @@
+//! Directories of every kind, in every mode; and that installing and removing leaves every byte.
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -201,10 +201,9 @@ async fn lead(client: &Client, trust: &mut watch::Receiver<Arc<Trust>>) {
                 Ok(()) => copies.written(&due),
                 Err(error) => {
                     tracing::warn!(%namespace, name, %error, "cannot write a ConfigMap; trying again");
-                    let pause = retry_at
-                        .is_none()
-                        .then(|| backoff.next_delay(rand::random()));
-                    retry_at = retry_at.or(pause.map(|pause| Instant::now() + pause));
+                    if retry_at.is_none() {
+                        retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+                    }
                 }
             }
         }

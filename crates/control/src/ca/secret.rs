@@ -33,7 +33,7 @@ pub enum SecretError {
         place: String,
         /// Why.
         #[source]
-        source: kube::Error,
+        source: Box<kube::Error>,
     },
     /// It is not what it should be.
     #[error(
@@ -242,7 +242,7 @@ impl CaSecret {
         SecretError::Api {
             verb,
             place: self.place(),
-            source,
+            source: Box::new(source),
         }
     }
 }

@@ -200,7 +200,7 @@ fn condition(slot: Slot, verdict: &Verdict, there: Option<&Value>, seen: &Seen) 
     };
     let since = text("lastTransitionTime")
         .filter(|_| text("status") == Some(status))
-        .map_or_else(|| now(), str::to_owned);
+        .map_or_else(now, str::to_owned);
     let mut condition = json!({
         "type": slot.condition,
         "status": status,

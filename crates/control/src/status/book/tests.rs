@@ -140,14 +140,15 @@ impl Server {
 fn a_policy_tells_what_became_of_it() {
     let mut server = Server::leading();
     let of = key(Kind::AuthorizationPolicy, "p");
-    let cases: &[(&[(Severity, &str)], bool, &str)] = &[
-        (&[], true, "True Accepted"),
-        (&[(Severity::Warning, "a")], true, "True UnsupportedValue"),
-        (&[(Severity::Warning, "a")], false, "False UnsupportedValue"),
-        (&[(Severity::Error, "a")], true, "False Invalid"),
+    let warning = [(Severity::Warning, "a")];
+    let cases = [
+        (policy(&[], true), "True Accepted"),
+        (policy(&warning, true), "True UnsupportedValue"),
+        (policy(&warning, false), "False UnsupportedValue"),
+        (policy(&[(Severity::Error, "a")], true), "False Invalid"),
     ];
-    for (problems, in_force, expected) in cases {
-        assert_eq!(server.put(policy(problems, *in_force)), 1);
+    for (seen, expected) in cases {
+        assert_eq!(server.put(seen), 1);
         assert_eq!(server.show(), 0, "what is written is not written again");
         assert_eq!(
             server.conditions(&of),

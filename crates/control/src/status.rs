@@ -5,7 +5,7 @@
 //!
 //! | object | condition | reasons |
 //! |---|---|---|
-//! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` |
+//! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` (nothing is), `Outdated` (something else is: what it said before, or the refusal of everything) |
 //! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | False: `AncestorNotBound` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
 //! | Service, ServiceEntry, WorkloadEntry that name a waypoint, or whose namespace does | `istio.io/WaypointBound` | False: `WaypointIsNotReady` |
@@ -22,6 +22,10 @@ use tokio::sync::mpsc;
 use crate::{environment::Cluster, problems::Problem};
 use book::Book;
 
+/// The condition of policies.
+pub(crate) const ACCEPTED: &str = "ZtunnelAccepted";
+/// Reason of [`ACCEPTED`] on a policy of which nothing ever was in force.
+pub(crate) const VOID: &str = "Invalid";
 /// The name under which events are told.
 const CONTROLLER: &str = "ambit-control";
 

@@ -76,7 +76,7 @@ impl Cluster {
         self.server.put(
             POLICIES,
             json!({"apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
-                "metadata": {"name": name, "namespace": "shop"}, "spec": spec}),
+                "metadata": {"name": name, "namespace": "shop", "generation": 1}, "spec": spec}),
         );
     }
 
@@ -311,7 +311,7 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_mended() {
             cluster.condition("p").filter(|text| text == expected)
         })
     };
-    condition("ZtunnelAccepted=False Invalid").await;
+    condition("ZtunnelAccepted=False Outdated").await;
     cluster.policy("p", json!({"rules": [{}]}));
     condition("ZtunnelAccepted=True Accepted").await;
     let begin = std::time::Instant::now();
@@ -320,7 +320,7 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_mended() {
     }
     // One that comes to be unreadable later keeps its last meaning.
     cluster.policy("p", json!({"rulez": [{}]}));
-    condition("ZtunnelAccepted=False Invalid").await;
+    condition("ZtunnelAccepted=False Outdated").await;
     let records = replica.page("/debug/ambientz").await;
     assert!(!records.contains("Deny"), "{records}");
     replica.running.stop().await;
@@ -410,5 +410,24 @@ async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
     first.running.stop().await;
     cluster.namespace("new");
     copied("new").await;
+    second.running.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_agree_on_a_policy_that_never_could_be_used() {
+    let cluster = Cluster::start();
+    cluster.policy("good", json!({"rules": [{}]}));
+    let first = cluster.replica("a").await;
+    first.records_become(&["good"]).await;
+    cluster.policy("bad", json!({"rulez": [{}]}));
+    shown("that it is void", || {
+        let condition = cluster.condition("bad");
+        condition.filter(|text| text == "ZtunnelAccepted=False Invalid")
+    })
+    .await;
+    let second = cluster.replica("b").await;
+    second.records_become(&["good"]).await;
+    assert_eq!(first.records().await, ["good"]);
+    first.running.stop().await;
     second.running.stop().await;
 }

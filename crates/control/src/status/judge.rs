@@ -19,7 +19,7 @@ pub(super) struct Slot {
 }
 
 const ZTUNNEL: Slot = Slot {
-    condition: "ZtunnelAccepted",
+    condition: super::ACCEPTED,
     manager: "istio-ambient-ztunnel-policy",
 };
 const WAYPOINT: Slot = Slot {
@@ -71,7 +71,7 @@ pub(super) fn slots(kind: Kind) -> &'static [Slot] {
 /// What should stand in a place; nothing if `None`. `inherited` is the waypoint that the namespace names.
 pub(super) fn verdict(slot: Slot, seen: &Seen, inherited: Option<&str>) -> Option<Verdict> {
     match slot.condition {
-        "ZtunnelAccepted" => (!seen.facts.is_attached).then(|| policy(seen)),
+        super::ACCEPTED => (!seen.facts.is_attached).then(|| policy(seen)),
         "WaypointAccepted" => seen.facts.is_attached.then(|| Verdict {
             is_true: false,
             reason: "AncestorNotBound",
@@ -87,7 +87,14 @@ fn policy(seen: &Seen) -> Verdict {
     let is_broken = |problem: &Problem| problem.severity == Severity::Error;
     let (is_true, reason) = match seen.problems.as_slice() {
         [] => (true, "Accepted"),
-        problems if problems.iter().any(is_broken) => (false, "Invalid"),
+        problems if problems.iter().any(is_broken) => (
+            false,
+            if seen.in_force {
+                "Outdated"
+            } else {
+                super::VOID
+            },
+        ),
         _ => (seen.in_force, "UnsupportedValue"),
     };
     let message = if seen.problems.is_empty() {

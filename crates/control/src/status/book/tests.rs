@@ -145,7 +145,8 @@ fn a_policy_tells_what_became_of_it() {
         (policy(&[], true), "True Accepted"),
         (policy(&warning, true), "True UnsupportedValue"),
         (policy(&warning, false), "False UnsupportedValue"),
-        (policy(&[(Severity::Error, "a")], true), "False Invalid"),
+        (policy(&[(Severity::Error, "a")], true), "False Outdated"),
+        (policy(&[(Severity::Error, "a")], false), "False Invalid"),
     ];
     for (seen, expected) in cases {
         assert_eq!(server.put(seen), 1);
@@ -157,7 +158,12 @@ fn a_policy_tells_what_became_of_it() {
     }
     assert_eq!(
         server.remarks,
-        ["UnsupportedValue", "UnsupportedValue", "Invalid"]
+        [
+            "UnsupportedValue",
+            "UnsupportedValue",
+            "Outdated",
+            "Invalid"
+        ]
     );
     let mut attached = policy(&[], false);
     attached.facts.is_attached = true;

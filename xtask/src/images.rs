@@ -63,13 +63,15 @@ pub(crate) fn for_cluster() -> Result<Vec<PathBuf>> {
 
 fn make(wanted: &Wanted) -> Result<Vec<PathBuf>> {
     let mut cargo = shell::cargo(&["build", "--bins"]);
-    for package in PACKAGES {
-        cargo.args(["--package", package]);
-    }
     let profile = if wanted.release {
         cargo.arg("--release");
+        for package in PACKAGES {
+            cargo.args(["--package", package]);
+        }
         "release"
     } else {
+        // As the tests build them: other features would mean other builds of the libraries.
+        cargo.arg("--workspace");
         "debug"
     };
     shell::run("build the binaries", &mut cargo)?;

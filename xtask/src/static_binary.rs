@@ -1,5 +1,7 @@
 //! Release binaries as one static file each: the C library's pages are a good part of what a small
-//! process has mapped, and where the file runs needs no library at all.
+//! process has mapped, and where the file runs needs no library at all. At fixed addresses, because
+//! the relocations of a position-independent one are a megabyte of memory in every process (the heap,
+//! the stack and mappings are placed at random all the same).
 
 use std::{
     fs,
@@ -19,7 +21,11 @@ pub(crate) fn build(package: &str, target: Option<&Path>) -> Result<PathBuf> {
     if let Some(target) = target {
         cargo.arg("--target-dir").arg(target);
     }
-    cargo.args(["--", "-Ctarget-feature=+crt-static"]);
+    cargo.args([
+        "--",
+        "-Ctarget-feature=+crt-static",
+        "-Crelocation-model=static",
+    ]);
     shell::run(&format!("build {package}, static"), &mut cargo)?;
     let target = target.map_or_else(shell::target_dir, Path::to_path_buf);
     let path = target.join("release").join(package);

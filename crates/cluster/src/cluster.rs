@@ -70,7 +70,7 @@ impl Cluster {
 
     /// Brings one up. `sources` is the repository's `build` directory.
     pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
-        let _lock = lock(&places)?;
+        let _lock = lock(&places.state)?;
         if let Some(running) = Self::find(places.clone(), slot)?
             && running.processes.pid(API_SERVER).is_some()
         {
@@ -81,8 +81,11 @@ impl Cluster {
         }
         let cluster = Self::new(places, slot, options);
         cluster.remove()?;
+        let cache = &cluster.places.cache;
+        let building = lock(&cache.join("bin"))?;
         programs::ensure(sources, &cluster.bin())?;
-        let own = images::write_own(&cluster.bin(), &cluster.places.cache.join("images"))?;
+        let own = images::write_own(&cluster.bin(), &cache.join("images"))?;
+        drop(building);
         cluster.start(&own).inspect_err(|_| cluster.explain())?;
         Ok(cluster)
     }
@@ -197,7 +200,7 @@ impl Cluster {
 
     /// Ends and removes everything of the cluster of a slot, whatever is left of it.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
-        let _lock = lock(&places)?;
+        let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options);
         Self::new(places, slot, options.unwrap_or_default()).remove()
     }
@@ -378,10 +381,10 @@ impl Cluster {
     }
 }
 
-/// Only one process at a time brings up or down; the next waits.
-fn lock(places: &Places) -> Result<File> {
-    fs::create_dir_all(&places.cache)?;
-    let path = places.cache.join("lock");
+/// Only one process at a time works on `what`; the next waits.
+fn lock(what: &Path) -> Result<File> {
+    let path = what.with_extension("lock");
+    fs::create_dir_all(path.parent().unwrap_or(what))?;
     let file = File::options().create(true).append(true).open(&path)?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)
         .with_context(|| format!("cannot lock {}", path.display()))?;

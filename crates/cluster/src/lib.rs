@@ -10,6 +10,7 @@ mod archive;
 mod cgroups;
 mod cluster;
 mod command;
+pub mod command_line;
 mod control_plane;
 pub mod images;
 mod network;

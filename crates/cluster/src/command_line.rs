@@ -1,0 +1,168 @@
+//! The command line of `ambit-cluster`.
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line's answers go to standard output"
+)]
+
+use std::{io::Read, os::unix::process::CommandExt, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::{Boot, Cluster, Options, Places, Slot, images};
+
+/// What was asked for.
+#[derive(Debug, Parser)]
+#[command(name = "cluster", about = "A real Kubernetes on this machine")]
+pub struct Args {
+    /// Cargo's target directory
+    #[arg(long)]
+    target: PathBuf,
+    /// The repository's `build` directory
+    #[arg(long)]
+    sources: PathBuf,
+    /// Which of the clusters that may be up side by side
+    #[arg(long, default_value = "0")]
+    slot: Slot,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Bring it up
+    Up {
+        #[command(flatten)]
+        options: Options,
+        /// Stay until standard input ends, then take it down
+        #[arg(long)]
+        hold: bool,
+    },
+    /// End and remove everything of it
+    Down,
+    /// What runs
+    Status,
+    /// Make images known to the nodes
+    Load {
+        /// OCI archives
+        archives: Vec<PathBuf>,
+    },
+    /// kubectl as administrator
+    #[command(disable_help_flag = true)]
+    Kubectl {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// A shell command on a node, as root there
+    Node {
+        /// From 1
+        number: u8,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        args: Vec<String>,
+    },
+    /// Fail a node, as when its power is cut
+    KillNode {
+        /// From 1
+        number: u8,
+    },
+    /// Boot a node that was killed
+    StartNode {
+        /// From 1
+        number: u8,
+        /// The primary CNI writes its configuration anew
+        #[arg(long)]
+        rewrite_cni: bool,
+    },
+    /// Write Ambit's images as OCI archives
+    Images {
+        /// Where the binaries are
+        #[arg(long)]
+        bin: PathBuf,
+        /// The static CNI plugin
+        #[arg(long)]
+        plugin: PathBuf,
+        /// Where to
+        #[arg(long)]
+        out: PathBuf,
+        /// Registry and path of their names
+        #[arg(long)]
+        hub: String,
+        /// Tag of their names
+        #[arg(long)]
+        tag: String,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// When it cannot be done; the message says what to do.
+pub fn run(args: Args) -> Result<()> {
+    // Nodes see the same files, but start from other directories.
+    let places = Places::in_target(&std::path::absolute(&args.target)?, args.slot);
+    let find = || {
+        Cluster::find(places.clone(), args.slot)?
+            .context("no cluster is up; bring one up with `cargo xtask cluster up`")
+    };
+    match args.command {
+        Command::Up { options, hold } => {
+            let up = Cluster::up(places.clone(), args.slot, options, &args.sources);
+            if hold {
+                let cluster = up.inspect_err(|_| drop(Cluster::down(places.clone(), args.slot)))?;
+                println!("{}", cluster.kubeconfig().display());
+                std::io::stdin().read_to_end(&mut Vec::new())?;
+                return Cluster::down(places, args.slot);
+            }
+            println!("export KUBECONFIG={}", up?.kubeconfig().display());
+        }
+        Command::Down => Cluster::down(places, args.slot)?,
+        Command::Status => {
+            for (part, pid) in find()?.status() {
+                let state = pid.map_or_else(|| "down".to_owned(), |pid| format!("pid {pid}"));
+                println!("{part:12} {state}");
+            }
+        }
+        Command::Load { archives } => find()?.load(&archives)?,
+        Command::Kubectl { args } => return Err(find()?.kubectl().args(args).exec().into()),
+        Command::Node { number, args } => {
+            let Some((program, rest)) = args.split_first() else {
+                bail!("which command?");
+            };
+            let cluster = find()?;
+            let error = cluster.node(number).command(program)?.args(rest).exec();
+            return Err(error.into());
+        }
+        Command::KillNode { number } => find()?.node(number).kill()?,
+        Command::StartNode {
+            number,
+            rewrite_cni,
+        } => {
+            let boot = if rewrite_cni {
+                Boot::CniRewritten
+            } else {
+                Boot::Plain
+            };
+            find()?.node(number).start(boot)?;
+        }
+        Command::Images {
+            bin,
+            plugin,
+            out,
+            hub,
+            tag,
+        } => {
+            let binaries = images::Binaries {
+                directory: &bin,
+                plugin: &plugin,
+            };
+            let naming = images::Naming {
+                hub: &hub,
+                tag: &tag,
+            };
+            for archive in images::write(&binaries, &naming, &out)? {
+                println!("{}", archive.display());
+            }
+        }
+    }
+    Ok(())
+}

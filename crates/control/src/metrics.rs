@@ -178,10 +178,10 @@ impl Metrics {
 
     pub(crate) fn pushed(&self, push: &Push) {
         let label = Type {
-            r#type: push.resource_type.short_name(),
+            r#type: push.batch.resource_type.short_name(),
         };
         self.pushes.get_or_create(&label).inc();
-        let resources = u64::try_from(push.resources.len()).unwrap_or(u64::MAX);
+        let resources = u64::try_from(push.batch.resources.len()).unwrap_or(u64::MAX);
         self.pushed_resources
             .get_or_create(&label)
             .inc_by(resources);

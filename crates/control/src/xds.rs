@@ -1,9 +1,10 @@
 //! Delta xDS, the server's side.
 //!
 //! [`store`] holds every record once, encoded; [`session`] is the pure state machine of one client;
-//! [`service`] carries sessions over gRPC; [`node`] says who may open one.
+//! [`batch`] is what many clients are told, made once; [`service`] carries sessions over gRPC; [`node`] says who may open one.
 
 mod admission;
+pub mod batch;
 pub mod node;
 pub mod service;
 pub mod session;

@@ -1,7 +1,7 @@
 //! Sessions over gRPC: one task a stream, woken by requests, by changes of the store, by the drain.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -15,16 +15,12 @@ use std::{
 
 use ambit_rt::DrainWatcher;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
+use bytes::Bytes;
+use hyper::body::Frame;
 use parking_lot::{Mutex, RwLock};
 use rand::Rng;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{
-    Request, Response, Status, Streaming,
-    body::Body,
-    codec::{Codec, EncodeBuf, Encoder},
-    server::{Grpc, NamedService, StreamingService},
-};
+use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
 
 use super::{
     Admission,
@@ -111,7 +107,7 @@ impl Discovery {
     async fn open(
         self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<ReceiverStream<Result<Push, Status>>>, Status> {
+    ) -> Result<mpsc::Receiver<Result<Push, Status>>, Status> {
         let caller = self.access.discovery_caller(request.metadata()).await?;
         if !self.admission.enter().await {
             return Err(Status::unavailable("too many clients come at once"));
@@ -176,7 +172,7 @@ impl Discovery {
             }
             drop(work);
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(receiver)
     }
 
     async fn serve(
@@ -343,52 +339,65 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
         }
         let discovery = self.0.clone();
         Box::pin(async move {
-            let mut grpc = Grpc::new(DeltaCodec).max_decoding_message_size(MAX_REQUEST);
-            Ok(grpc.streaming(Delta(discovery), request).await)
+            let decoder = tonic_prost::ProstDecoder::default();
+            let request = Request::from_http(request)
+                .map(|body| Streaming::new_request(decoder, body, None, Some(MAX_REQUEST)));
+            let pushes = match discovery.open(request).await {
+                Ok(pushes) => pushes,
+                Err(status) => return Ok(status.into_http()),
+            };
+            let mut response = http::Response::new(Body::new(Pushes {
+                pushes,
+                message: VecDeque::new(),
+                has_ended: false,
+            }));
+            let grpc = http::HeaderValue::from_static("application/grpc");
+            let headers = response.headers_mut();
+            headers.insert(http::header::CONTENT_TYPE, grpc);
+            Ok(response)
         })
     }
 }
 
-struct Delta(Discovery);
-
-impl StreamingService<DeltaDiscoveryRequest> for Delta {
-    type Response = Push;
-    type ResponseStream = ReceiverStream<Result<Push, Status>>;
-    type Future = BoxFuture<Result<Response<Self::ResponseStream>, Status>>;
-
-    fn call(&mut self, request: Request<Streaming<DeltaDiscoveryRequest>>) -> Self::Future {
-        Box::pin(self.0.clone().open(request))
-    }
+/// Pushes as a response's body. What clients share is passed on without being copied.
+struct Pushes {
+    pushes: mpsc::Receiver<Result<Push, Status>>,
+    /// What is left of the present message.
+    message: VecDeque<Bytes>,
+    has_ended: bool,
 }
 
-#[derive(Debug, Default)]
-struct DeltaCodec;
+impl hyper::body::Body for Pushes {
+    type Data = Bytes;
+    type Error = Infallible;
 
-impl Codec for DeltaCodec {
-    type Encode = Push;
-    type Decode = DeltaDiscoveryRequest;
-    type Encoder = PushEncoder;
-    type Decoder = tonic_prost::ProstDecoder<DeltaDiscoveryRequest>;
-
-    fn encoder(&mut self) -> PushEncoder {
-        PushEncoder
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        tonic_prost::ProstCodec::<DeltaDiscoveryRequest, DeltaDiscoveryRequest>::default().decoder()
-    }
-}
-
-#[derive(Debug)]
-struct PushEncoder;
-
-impl Encoder for PushEncoder {
-    type Item = Push;
-    type Error = Status;
-
-    fn encode(&mut self, push: Push, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buf.reserve(wire_form::encoded_len(&push));
-        wire_form::encode(&push, buf);
-        Ok(())
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        loop {
+            if let Some(piece) = self.message.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            if self.has_ended {
+                return Poll::Ready(None);
+            }
+            let status = match self.pushes.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(push))) => {
+                    self.message.extend(wire_form::message(&push));
+                    continue;
+                }
+                Poll::Ready(Some(Err(status))) => status,
+                Poll::Ready(None) => Status::ok(""),
+            };
+            self.has_ended = true;
+            let mut trailers = http::HeaderMap::new();
+            if let Err(error) = status.add_header(&mut trailers) {
+                // Our own texts are all fit for a header.
+                tracing::warn!(%error, "a status cannot be sent");
+            }
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+        }
     }
 }

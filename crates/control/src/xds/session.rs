@@ -15,7 +15,10 @@ use ambit_wire::{
     encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL},
 };
 
-use super::store::{Collection, Entry, EntryKind, Store};
+use super::{
+    batch::{Batch, Part},
+    store::{Collection, Entry, EntryKind, Store},
+};
 
 /// Names one subscription may hold.
 const MAX_NAMES: usize = 200_000;
@@ -62,14 +65,14 @@ impl ResourceType {
         }
     }
 
-    fn collection(self) -> Collection {
+    pub(super) fn collection(self) -> Collection {
         match self {
             Self::Authorization => Collection::Policies,
             Self::Address | Self::Workload => Collection::Addresses,
         }
     }
 
-    fn has(self, entry: &Entry) -> bool {
+    pub(super) fn has(self, entry: &Entry) -> bool {
         self != Self::Workload || matches!(entry.kind, EntryKind::Workload { .. })
     }
 }
@@ -77,18 +80,12 @@ impl ResourceType {
 /// One response.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// Its type.
-    pub resource_type: ResourceType,
     /// Its nonce.
     pub nonce: String,
     /// Revision of the store it was made from.
     pub system_version: String,
-    /// New or changed records.
-    pub resources: Vec<Arc<Entry>>,
-    /// Names that are gone, or never were.
-    pub removed: Vec<ArcStr>,
-    /// Whether resources carry their aliases.
-    pub with_aliases: bool,
+    /// New or changed records, and names that are gone or never were.
+    pub batch: Arc<Batch>,
 }
 
 /// Why a stream is closed by us.
@@ -188,10 +185,10 @@ impl Session {
         }
         let mut pushes = Vec::new();
         if is_first {
-            let (resources, removed) = subscription.begin(kind, request, store, &self.node);
-            pushes.push(self.push(kind, resources, removed, store));
-        } else if let Some((resources, removed)) = subscription.resubscribe(kind, request, store) {
-            pushes.push(self.push(kind, resources, removed, store));
+            let batch = subscription.begin(kind, request, store, &self.node);
+            pushes.push(self.push(batch, store));
+        } else if let Some(batch) = subscription.resubscribe(kind, request, store) {
+            pushes.push(self.push(batch, store));
         }
         let names = self
             .subscriptions
@@ -221,18 +218,20 @@ impl Session {
                 }
                 continue;
             }
-            let (resources, removed) = subscription.changes(kind, store, &self.node)?;
-            if kind == ResourceType::Authorization {
-                if !resources.is_empty() {
-                    pushes.push(self.push(kind, resources, Vec::new(), store));
-                }
-                policies_gone = Some(removed).filter(|removed| !removed.is_empty());
-            } else if !resources.is_empty() || !removed.is_empty() {
-                pushes.push(self.push(kind, resources, removed, store));
+            let batch = if kind == ResourceType::Authorization {
+                let gone = subscription.step(kind, Part::Gone, store)?;
+                policies_gone = Some(gone).filter(|gone| !gone.is_empty());
+                subscription.step(kind, Part::There, store)?
+            } else {
+                subscription.changes(kind, store, &self.node)?
+            };
+            subscription.cursor = store.revision();
+            if !batch.is_empty() {
+                pushes.push(self.push(batch, store));
             }
         }
-        if let Some(removed) = policies_gone {
-            pushes.push(self.push(ResourceType::Authorization, Vec::new(), removed, store));
+        if let Some(gone) = policies_gone {
+            pushes.push(self.push(gone, store));
         }
         Ok(pushes)
     }
@@ -250,39 +249,25 @@ impl Session {
         self.subscriptions.iter().map(status).collect()
     }
 
-    fn push(
-        &mut self,
-        resource_type: ResourceType,
-        resources: Vec<Arc<Entry>>,
-        mut removed: Vec<ArcStr>,
-        store: &Store,
-    ) -> Push {
+    fn push(&mut self, batch: Arc<Batch>, store: &Store) -> Push {
         self.pushes += 1;
-        removed.sort_unstable();
         let nonce = format!(
             "{:x}-{:x}-{:016x}",
             store.revision(),
             self.pushes,
             self.seed
         );
-        let mut with_aliases = false;
-        if let Some(subscription) = self.subscriptions.get_mut(&resource_type) {
+        if let Some(subscription) = self.subscriptions.get_mut(&batch.resource_type) {
             subscription.sent.clone_from(&nonce);
             subscription.outstanding = true;
-            with_aliases = !subscription.wildcard;
         }
         Push {
-            resource_type,
             nonce,
             system_version: store.revision().to_string(),
-            resources,
-            removed,
-            with_aliases,
+            batch,
         }
     }
 }
-
-type Answer = (Vec<Arc<Entry>>, Vec<ArcStr>);
 
 impl Subscription {
     fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
@@ -306,7 +291,7 @@ impl Subscription {
         request: &DeltaDiscoveryRequest,
         store: &Store,
         node: &ArcStr,
-    ) -> Answer {
+    ) -> Arc<Batch> {
         let has = |names: &[String]| names.iter().any(|name| name == "*");
         let asks_all =
             request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
@@ -315,7 +300,7 @@ impl Subscription {
         self.cursor = store.revision();
         let claimed = &request.initial_resource_versions;
         if self.wildcard {
-            return everything(kind, claimed, store);
+            return self.everything(kind, claimed, store);
         }
         let mut answer = Gather::new(kind, store);
         for (name, version) in claimed {
@@ -333,7 +318,7 @@ impl Subscription {
         for name in store.on_node(node) {
             answer.found.insert(name.clone());
         }
-        answer.finish(&mut self.known)
+        answer.finish(&mut self.known, Vec::new())
     }
 
     /// Later changes of what is subscribed to; `None` if there are none.
@@ -342,7 +327,7 @@ impl Subscription {
         kind: ResourceType,
         request: &DeltaDiscoveryRequest,
         store: &Store,
-    ) -> Option<Answer> {
+    ) -> Option<Arc<Batch>> {
         for name in &request.resource_names_unsubscribe {
             if name == "*" {
                 if kind != ResourceType::Authorization {
@@ -364,7 +349,7 @@ impl Subscription {
         {
             self.wildcard = true;
             self.cursor = store.revision();
-            return Some(everything(kind, &request.initial_resource_versions, store));
+            return Some(self.everything(kind, &request.initial_resource_versions, store));
         }
         let mut answer = Gather::new(kind, store);
         for name in &request.resource_names_subscribe {
@@ -374,7 +359,7 @@ impl Subscription {
                 self.known.remove(&found);
             }
         }
-        Some(answer.finish(&mut self.known))
+        Some(answer.finish(&mut self.known, Vec::new()))
     }
 
     fn is_behind(&self, kind: ResourceType, store: &Store) -> Result<bool, Refused> {
@@ -384,28 +369,25 @@ impl Subscription {
         Ok(changed.next().is_some())
     }
 
+    /// What a client of everything is told next.
+    fn step(&self, kind: ResourceType, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
+        let batch = store.batches().step(kind, part, self.cursor, store);
+        batch.ok_or(Refused::TooFarBehind)
+    }
+
     fn changes(
         &mut self,
         kind: ResourceType,
         store: &Store,
         node: &ArcStr,
-    ) -> Result<Answer, Refused> {
+    ) -> Result<Arc<Batch>, Refused> {
+        if self.wildcard {
+            return self.step(kind, Part::Whole, store);
+        }
         let changed = store
             .changed_since(kind.collection(), self.cursor)
             .ok_or(Refused::TooFarBehind)?;
-        self.cursor = store.revision();
         let mut removed = Vec::new();
-        if self.wildcard {
-            let mut resources = Vec::new();
-            for name in changed {
-                match store.entry(kind.collection(), name) {
-                    Some(entry) if kind.has(entry) => resources.push(Arc::clone(entry)),
-                    Some(_) => {}
-                    None => removed.push(name.clone()),
-                }
-            }
-            return Ok((resources, removed));
-        }
         let mut answer = Gather::new(kind, store);
         for name in changed {
             match store.entry(kind.collection(), name) {
@@ -418,8 +400,38 @@ impl Subscription {
                 }
             }
         }
-        let (resources, _) = answer.finish(&mut self.known);
-        Ok((resources, removed))
+        Ok(answer.finish(&mut self.known, removed))
+    }
+
+    /// Everything but what the client has in this version, and what it has but does not exist.
+    fn everything(
+        &mut self,
+        kind: ResourceType,
+        claimed: &HashMap<String, String>,
+        store: &Store,
+    ) -> Arc<Batch> {
+        if claimed.is_empty() {
+            let snapshot = store.batches().snapshot(kind, store);
+            self.cursor = snapshot.revision;
+            return snapshot.batch;
+        }
+        let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
+        let resources = store
+            .entries(kind.collection())
+            .filter(|entry| kind.has(entry) && !has(entry))
+            .cloned()
+            .collect();
+        let exists = |name: &str| {
+            store
+                .entry(kind.collection(), name)
+                .is_some_and(|entry| kind.has(entry))
+        };
+        let removed = claimed
+            .keys()
+            .filter(|name| !exists(name))
+            .map(ArcStr::from)
+            .collect();
+        Arc::new(Batch::new(kind, resources, removed))
     }
 
     /// Whether a single-record client must hear of a record: it asked for it by some name, it has
@@ -435,28 +447,6 @@ impl Subscription {
         };
         known(&entry.name) || asked(&entry.name) || entry.aliases.iter().any(asked) || by_place
     }
-}
-
-/// Everything but what the client has in this version, and what it has but does not exist.
-fn everything(kind: ResourceType, claimed: &HashMap<String, String>, store: &Store) -> Answer {
-    let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
-    let mut resources: Vec<_> = store
-        .entries(kind.collection())
-        .filter(|entry| kind.has(entry) && !has(entry))
-        .cloned()
-        .collect();
-    resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    let exists = |name: &str| {
-        store
-            .entry(kind.collection(), name)
-            .is_some_and(|entry| kind.has(entry))
-    };
-    let removed = claimed
-        .keys()
-        .filter(|name| !exists(name))
-        .map(ArcStr::from)
-        .collect();
-    (resources, removed)
 }
 
 fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
@@ -526,8 +516,9 @@ impl<'a> Gather<'a> {
         self.found.insert(entry.name.clone());
     }
 
-    /// What the client does not have yet, and what does not exist. It has all of it from now on.
-    fn finish(self, known: &mut HashMap<ArcStr, String>) -> Answer {
+    /// What the client does not have yet, and what does not exist or is gone. It has all of it from now
+    /// on.
+    fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {
             let Some(entry) = self.store.entry(self.kind.collection(), name) else {
@@ -542,7 +533,8 @@ impl<'a> Gather<'a> {
         for name in &self.missing {
             known.remove(name);
         }
-        (resources, self.missing.into_iter().collect())
+        removed.extend(self.missing);
+        Arc::new(Batch::new(self.kind, resources, removed).with_aliases())
     }
 }
 

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
+use super::batch::Batches;
 use crate::derive::{Delta, ServiceRecord};
 
 /// Removed names that are remembered; a client that was away longer has to reconnect.
@@ -152,6 +153,7 @@ pub struct Store {
     by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
     endpoints: HashMap<ArcStr, BTreeSet<ArcStr>>,
     on_node: HashMap<ArcStr, BTreeSet<ArcStr>>,
+    batches: Batches,
 }
 
 impl Store {
@@ -173,6 +175,11 @@ impl Store {
                 .put(&mut self.revision, &key.to_string().into(), entry);
         }
         usize::try_from(self.revision - before).unwrap_or(usize::MAX)
+    }
+
+    /// What is told to many clients, made once.
+    pub fn batches(&self) -> &Batches {
+        &self.batches
     }
 
     /// The number of the latest change.

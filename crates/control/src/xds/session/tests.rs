@@ -91,10 +91,11 @@ fn no_policy(name: &str) -> Delta {
 }
 
 fn decode(push: &Push) -> DeltaDiscoveryResponse {
-    let mut bytes = Vec::new();
-    wire_form::encode(push, &mut bytes);
-    assert_eq!(bytes.len(), wire_form::encoded_len(push));
-    DeltaDiscoveryResponse::decode(bytes.as_slice()).unwrap()
+    let bytes: Vec<u8> = wire_form::message(push).flatten().collect();
+    let (head, message) = bytes.split_at(5);
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    assert_eq!(head, [&[0], length.as_slice()].concat());
+    DeltaDiscoveryResponse::decode(message).unwrap()
 }
 
 /// A client that keeps what it is told, per type.
@@ -114,7 +115,7 @@ impl Peer {
     fn take(&mut self, pushes: &[Push]) -> Vec<DeltaDiscoveryResponse> {
         let responses: Vec<_> = pushes.iter().map(decode).collect();
         for (push, response) in pushes.iter().zip(&responses) {
-            let known = self.known.entry(push.resource_type).or_default();
+            let known = self.known.entry(push.batch.resource_type).or_default();
             for resource in &response.resources {
                 known.insert(resource.name.clone(), resource.version.clone());
             }
@@ -715,4 +716,58 @@ proptest! {
             }
         }
     }
+}
+
+/// Opens a stream of a client of everything and acknowledges what it gets; gives the pushes.
+fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
+    let mut session = Session::new(NODE, seed);
+    let request = first(ResourceType::Address);
+    let (_, pushes) = session.on_request(&request, store).unwrap();
+    let answer = DeltaDiscoveryRequest {
+        response_nonce: pushes[0].nonce.clone(),
+        ..request
+    };
+    assert!(session.on_request(&answer, store).unwrap().1.is_empty());
+    (session, pushes)
+}
+
+#[test]
+fn clients_of_everything_are_told_the_same_bytes_under_nonces_of_their_own() {
+    let mut store = store(&[pod("a", "n1", 1, None, 1)]);
+    let (mut one, begun) = opened(&store, 1);
+    let (mut other, begun_too) = opened(&store, 2);
+    assert!(Arc::ptr_eq(&begun[0].batch, &begun_too[0].batch));
+    assert_ne!(begun[0].nonce, begun_too[0].nonce);
+    store.update(&pod("b", "n1", 2, None, 1));
+    let step = one.on_change(&store).unwrap();
+    let step_too = other.on_change(&store).unwrap();
+    assert!(Arc::ptr_eq(&step[0].batch, &step_too[0].batch));
+    assert_eq!(names(&decode(&step[0])), ["c1//Pod/shop/b"]);
+}
+
+#[test]
+fn a_newcomer_may_begin_with_an_older_state_and_is_told_at_once_what_changed_since() {
+    let mut store = store(&[pod("a", "n1", 1, None, 1), pod("b", "n1", 2, None, 1)]);
+    let (_first, sending) = opened(&store, 1);
+    store.update(&no_pod("a"));
+    let mut late = Peer::new();
+    let responses = late.send(&first(ResourceType::Address), &store);
+    assert_eq!(names(&responses[0]), names(&decode(&sending[0])));
+    let responses = late.ack(&responses[0], &store);
+    assert_eq!(responses[0].removed_resources, ["c1//Pod/shop/a"]);
+    drop(sending);
+    let mut later = Peer::new();
+    let responses = later.send(&first(ResourceType::Address), &store);
+    assert_eq!(names(&responses[0]), ["c1//Pod/shop/b"]);
+}
+
+#[test]
+fn a_large_state_is_whole_in_its_pieces() {
+    let pods = (0..2000).map(|n| pod(&format!("pod-{n:04}"), "n1", 1, Some("s"), n));
+    let store = store(&pods.collect::<Vec<_>>());
+    let (_, pushes) = opened(&store, 1);
+    assert!(wire_form::message(&pushes[0]).count() > 2);
+    let response = decode(&pushes[0]);
+    assert_eq!(response.resources.len(), 2000);
+    assert_eq!(response.nonce, pushes[0].nonce);
 }

@@ -1,0 +1,197 @@
+//! What clients are told, made and encoded once for all that are told the same.
+//!
+//! Most clients follow everything and stand where the others stand: the state they begin with and each
+//! step from there are the same bytes for all of them.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock, Weak},
+};
+
+use ambit_model::ArcStr;
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::{
+    session::ResourceType,
+    store::{Entry, Store},
+    wire_form,
+};
+
+/// Steps that are kept for whoever comes to them a little later.
+const STEPS: usize = 16;
+/// A whole state is given to newcomers although it is this many changes old: they are told of those
+/// with the next push.
+const OUTDATED: usize = 1000;
+
+/// Records and names that a push carries.
+#[derive(Debug)]
+pub struct Batch {
+    /// Their type.
+    pub resource_type: ResourceType,
+    /// Records that are new or different.
+    pub resources: Vec<Arc<Entry>>,
+    /// Names of records that are gone.
+    pub removed: Vec<ArcStr>,
+    /// Whether records are sent with their aliases.
+    pub(super) with_aliases: bool,
+    encoded: OnceLock<Vec<Bytes>>,
+}
+
+impl Batch {
+    /// For clients of everything, who know records by one name only.
+    pub fn new(
+        resource_type: ResourceType,
+        resources: Vec<Arc<Entry>>,
+        mut removed: Vec<ArcStr>,
+    ) -> Self {
+        removed.sort_unstable();
+        Self {
+            resource_type,
+            resources,
+            removed,
+            with_aliases: false,
+            encoded: OnceLock::new(),
+        }
+    }
+
+    /// For a client that asks for single records, maybe by other names.
+    #[must_use]
+    pub fn with_aliases(mut self) -> Self {
+        self.with_aliases = true;
+        self
+    }
+
+    /// Nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.resources.is_empty() && self.removed.is_empty()
+    }
+
+    /// As on the wire, in pieces.
+    pub fn encoded(&self) -> &[Bytes] {
+        self.encoded.get_or_init(|| wire_form::encode(self))
+    }
+}
+
+/// Which part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Only records that are there.
+    There,
+    /// Only names of those that are gone.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Step {
+    resource_type: ResourceType,
+    part: Part,
+    from: u64,
+    to: u64,
+    batch: Arc<Batch>,
+}
+
+/// Everything, as it was at a revision.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The revision.
+    pub revision: u64,
+    /// The records.
+    pub batch: Arc<Batch>,
+}
+
+/// Batches that were made, as long as others may want them.
+#[derive(Debug, Default)]
+pub struct Batches {
+    steps: Mutex<VecDeque<Step>>,
+    /// Kept by those who are sending them.
+    snapshots: Mutex<Vec<(ResourceType, u64, Weak<Batch>)>>,
+}
+
+impl Batches {
+    /// Everything there is of a type; now, or a little while ago.
+    pub fn snapshot(&self, resource_type: ResourceType, store: &Store) -> Snapshot {
+        let mut snapshots = self.snapshots.lock();
+        snapshots.retain(|(of, revision, batch)| {
+            batch.strong_count() > 0
+                && (*of != resource_type || is_recent(resource_type, *revision, store))
+        });
+        let found = snapshots.iter().find(|(of, ..)| *of == resource_type);
+        if let Some((_, revision, batch)) = found
+            && let Some(batch) = batch.upgrade()
+        {
+            return Snapshot {
+                revision: *revision,
+                batch,
+            };
+        }
+        let entries = store.entries(resource_type.collection());
+        let mut resources: Vec<_> = entries
+            .filter(|entry| resource_type.has(entry))
+            .cloned()
+            .collect();
+        resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let snapshot = Snapshot {
+            revision: store.revision(),
+            batch: Arc::new(Batch::new(resource_type, resources, Vec::new())),
+        };
+        snapshots.push((
+            resource_type,
+            snapshot.revision,
+            Arc::downgrade(&snapshot.batch),
+        ));
+        snapshot
+    }
+
+    /// What changed since a revision; `None` if that is too long ago to tell.
+    pub fn step(
+        &self,
+        resource_type: ResourceType,
+        part: Part,
+        from: u64,
+        store: &Store,
+    ) -> Option<Arc<Batch>> {
+        let to = store.revision();
+        let mut steps = self.steps.lock();
+        let found = steps.iter().rev().find(|step| {
+            (step.resource_type, step.part, step.from, step.to) == (resource_type, part, from, to)
+        });
+        if let Some(step) = found {
+            return Some(Arc::clone(&step.batch));
+        }
+        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        let collection = resource_type.collection();
+        for name in store.changed_since(collection, from)? {
+            match store.entry(collection, name) {
+                Some(entry) if resource_type.has(entry) => there.push(Arc::clone(entry)),
+                Some(_) => {}
+                None => gone.push(name.clone()),
+            }
+        }
+        match part {
+            Part::Whole => {}
+            Part::There => gone.clear(),
+            Part::Gone => there.clear(),
+        }
+        let batch = Arc::new(Batch::new(resource_type, there, gone));
+        if steps.len() >= STEPS {
+            steps.pop_front();
+        }
+        steps.push_back(Step {
+            resource_type,
+            part,
+            from,
+            to,
+            batch: Arc::clone(&batch),
+        });
+        Some(batch)
+    }
+}
+
+fn is_recent(resource_type: ResourceType, revision: u64, store: &Store) -> bool {
+    store
+        .changed_since(resource_type.collection(), revision)
+        .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
+}

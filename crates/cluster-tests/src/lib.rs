@@ -26,7 +26,7 @@ use std::{
 pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
 pub use ambit_lab::{FlowKind, FlowReport};
 pub use load::{Failure, Load, Outcome};
-pub use mesh::{Access, Mesh};
+pub use mesh::{Access, Mesh, Part};
 pub use space::{Space, address, is_captured, is_ready};
 pub use wire::{Wire, assert_nothing_in_clear, assert_only_tls};
 

@@ -10,11 +10,12 @@ use std::{
 };
 
 use ambit_cluster::{Cluster, Places, Slot, objects};
-use kube::Client;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, api::ListParams};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::runtime::Runtime;
 
-use crate::{Space, Wire, binary, sources, succeed, target};
+use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
 
 /// The namespace of the mesh.
 const MESH_NAMESPACE: &str = "istio-system";
@@ -30,6 +31,39 @@ const TEST_SLOT: &str = "1";
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh under everybody, run alone.
 static ALONE: RwLock<()> = RwLock::new(());
+
+/// What Ambit consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The node agents.
+    Agent,
+    /// The node proxies.
+    NodeProxy,
+    /// The control plane.
+    Control,
+}
+
+impl Part {
+    const ALL: [Self; 3] = [Self::Agent, Self::NodeProxy, Self::Control];
+
+    /// The label `app` of its pods.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Agent => "ambit-agent",
+            Self::NodeProxy => "ztunnel",
+            Self::Control => "istiod",
+        }
+    }
+
+    /// The object that its pods belong to.
+    fn object(self) -> &'static str {
+        match self {
+            Self::Agent => "daemonset/ambit-agent",
+            Self::NodeProxy => "daemonset/ztunnel",
+            Self::Control => "deployment/ambit-control",
+        }
+    }
+}
 
 /// A cluster with Ambit installed.
 pub struct Mesh {
@@ -145,27 +179,50 @@ impl Mesh {
     }
 
     /// Waits until every pod of an installation is ready, after something was done to it.
+    #[track_caller]
     pub fn until_installed(&self) {
-        for what in [
-            "deployment/ambit-control",
-            "daemonset/ambit-agent",
-            "daemonset/ztunnel",
-        ] {
-            self.kubectl(&[
-                "rollout",
-                "status",
-                what,
-                "--namespace",
-                MESH_NAMESPACE,
-                "--timeout=120s",
-            ]);
+        for part in Part::ALL {
+            self.until_replaced(part, &[]);
         }
     }
 
-    /// Replaces the pods of a part of the mesh, as an upgrade does; waits until that is done.
-    pub fn restart(&self, part: &str) {
-        self.kubectl(&["rollout", "restart", part, "--namespace", MESH_NAMESPACE]);
-        self.until_installed();
+    /// Replaces the pods of a part of the mesh, as an upgrade does; waits until that is done. Node
+    /// proxies of before may still be draining then: Kubernetes itself would wait for their end.
+    #[track_caller]
+    pub fn restart(&self, part: Part) {
+        let before = self.pods_of(part);
+        self.kubectl(&[
+            "rollout",
+            "restart",
+            part.object(),
+            "--namespace",
+            MESH_NAMESPACE,
+        ]);
+        self.until_replaced(part, &before);
+    }
+
+    #[track_caller]
+    fn until_replaced(&self, part: Part, before: &[Pod]) {
+        let wanted = match part {
+            Part::Control => 1,
+            Part::Agent | Part::NodeProxy => self.cluster.nodes().count(),
+        };
+        until(&format!("{} is ready", part.object()), || {
+            let pods = self.pods_of(part);
+            let is_new = |pod: &Pod| {
+                let mut old = before.iter();
+                old.all(|old| old.metadata.uid != pod.metadata.uid)
+            };
+            pods.len() == wanted && pods.iter().all(|pod| is_ready(pod) && is_new(pod))
+        });
+    }
+
+    fn pods_of(&self, part: Part) -> Vec<Pod> {
+        let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
+        let list = ListParams::default().labels(&format!("app={}", part.label()));
+        let mut pods = self.wait_for(pods.list(&list)).unwrap().items;
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        pods
     }
 
     /// The cluster's slot, which its addresses have in them.
@@ -232,7 +289,7 @@ impl Mesh {
     /// The last lines of the mesh's own pods.
     pub fn logs(&self) -> String {
         let mut text = String::new();
-        for app in ["ambit-agent", "ztunnel", "istiod"] {
+        for app in Part::ALL.map(Part::label) {
             let log = self
                 .cluster
                 .kubectl()

@@ -1,6 +1,6 @@
 //! Kubernetes' control plane and ours, away and back.
 
-use ambit_cluster_tests::{Load, Mesh, until};
+use ambit_cluster_tests::{Load, Mesh, Part, until};
 
 #[test]
 fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
@@ -61,8 +61,8 @@ fn the_control_plane_is_replaced_without_effect_on_traffic() {
     space.until_captured("server", true);
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.until_captured("load", true);
-    mesh.restart("deployment/ambit-control");
-    mesh.restart("daemonset/ambit-agent");
+    mesh.restart(Part::Control);
+    mesh.restart(Part::Agent);
     space.client("late", Some("n1"));
     space.until_captured("late", true);
     space.until_get("late", "http://server/", true);

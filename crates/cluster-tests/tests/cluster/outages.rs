@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Load, Mesh, Space, until};
+use ambit_cluster_tests::{Load, Mesh, Part, Space, until};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api,
@@ -132,25 +132,12 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
 
 /// All node proxies start anew, and so ask for certificates anew.
 fn renew(mesh: &Mesh) {
-    for verb in ["restart", "status"] {
-        let mut args = vec![
-            "rollout",
-            verb,
-            "--namespace=istio-system",
-            "daemonset/ztunnel",
-        ];
-        if verb == "status" {
-            args.push("--timeout=180s");
-        }
-        mesh.kubectl(&args);
-    }
+    mesh.restart(Part::NodeProxy);
 }
 
 #[test]
 fn the_root_is_replaced_under_load() {
     let mesh = Mesh::alone();
-    // Proxies that are replaced keep their connections for as long as this takes.
-    mesh.install(&["ztunnel.terminationGracePeriodSeconds=900"]);
     let space = pair(&mesh, "roots");
     let load = Load::start(&space, "load", Some("n1"), "server");
     let old = root_of(&mesh);
@@ -175,5 +162,4 @@ fn the_root_is_replaced_under_load() {
     renew(&mesh);
     space.until_get("client", "http://server/", true);
     load.finish().assert_flawless();
-    mesh.install(&[]);
 }

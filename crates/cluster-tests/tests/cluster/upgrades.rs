@@ -1,6 +1,6 @@
 //! Parts that are killed, replaced, removed.
 
-use ambit_cluster_tests::{Load, Mesh};
+use ambit_cluster_tests::{Load, Mesh, Part};
 
 #[test]
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
@@ -38,7 +38,7 @@ fn a_rollout_of_the_node_proxy_breaks_no_connection() {
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.until_captured("load", true);
     space.until_get("load", "http://server/", true);
-    mesh.restart("daemonset/ztunnel");
+    mesh.restart(Part::NodeProxy);
     space.until_get("load", "http://server/", true);
     load.finish().assert_flawless();
 }

@@ -81,6 +81,9 @@ pub(crate) struct UninstallArgs {
     /// Go on although pods cannot be released; they must be deleted afterwards
     #[arg(long)]
     force_captured: bool,
+    /// Only let all pods go, for example before `helm uninstall`
+    #[arg(long, conflicts_with_all = ["crds", "root", "delete_namespace"])]
+    release_only: bool,
     /// Also the definitions of Istio's kinds, if the installation made them, with all their objects
     #[arg(long)]
     crds: bool,
@@ -184,8 +187,9 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         env!("CARGO_PKG_VERSION"),
         plan.release.namespace
     ))?;
-    // The first paragraph says what has just been said, the second what has just been done.
-    let rest: Vec<_> = notes.trim().split("\n\n").skip(2).collect();
+    // The first paragraph says what has just been said, the second what has just been done, the last
+    // is for users of Helm.
+    let rest: Vec<_> = notes.trim().split("\n\n").skip(2).take(2).collect();
     say(&format!("\n{}", rest.join("\n\n")))
 }
 
@@ -194,12 +198,13 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
         let namespace = &args.target.mesh_namespace;
-        if apply::installed(&cluster, namespace)
+        let known = apply::installed(&cluster, namespace)
             .await
-            .map_err(failed)?
-            .is_none()
-        {
-            return Err(failed(InstallError::Absent(namespace.clone())));
+            .map_err(failed)?;
+        if known.is_none() && !args.release_only {
+            return Err(failed(InstallError::Absent(namespace.clone())).hint(
+                "what Helm installed it uninstalls too, after `ambit uninstall --release-only`",
+            ));
         }
         let enrolled = remove::enrolled_namespaces(&cluster)
             .await
@@ -209,7 +214,7 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
                 remove::label(&cluster, name, false).await.map_err(failed)?;
                 tell(&format!("namespace {name}: label taken off"));
             }
-        } else if !enrolled.is_empty() && !args.force {
+        } else if !enrolled.is_empty() && !args.force && !args.release_only {
             let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
             return Err(CliError::new(ErrorKind::Failed, what)
                 .hint("--unlabel takes their labels off; --force leaves the labels: another installation takes them in again"));
@@ -223,6 +228,9 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
             }
             Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| tell(pod)),
             other => other.map_err(failed)?,
+        }
+        if args.release_only {
+            return say("No pod is captured any longer.");
         }
         let removal = Removal {
             crds: args.crds,

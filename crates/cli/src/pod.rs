@@ -246,14 +246,10 @@ fn words(report: &Report) -> String {
     }
     match &report.proxy {
         Err(error) => lines.push(format!("  node proxy: {error}")),
+        Ok(proxy) if !proxy.serves => lines.push("  node proxy: does not serve it".to_owned()),
         Ok(proxy) => {
-            let serves = if proxy.serves {
-                "serves it"
-            } else {
-                "does not serve it"
-            };
             lines.push(format!(
-                "  node proxy: {serves}, {} connections",
+                "  node proxy: serves it, {} connections",
                 proxy.connections
             ));
             lines.push(format!(

@@ -120,6 +120,10 @@ async fn gather(
 
 /// Asks a pod for JSON.
 pub(crate) async fn ask(cluster: &Cluster, pod: Value, port: u16, path: &str) -> Answered {
+    if text(&pod, "/status/phase") != "Running" {
+        let answer = Err(format!("it is {}", text(&pod, "/status/phase")));
+        return Answered { pod, answer };
+    }
     let (namespace, name) = (
         text(&pod, "/metadata/namespace"),
         text(&pod, "/metadata/name"),

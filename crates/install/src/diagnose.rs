@@ -26,7 +26,10 @@ pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
         if problems.is_empty() && is_ready(&pod) {
             continue;
         }
-        let node = text(&pod, "/spec/nodeName");
+        let node = match text(&pod, "/spec/nodeName") {
+            node if node.is_empty() => "no node yet".to_owned(),
+            node => node,
+        };
         lines.push(format!("  Pod {pod_name} on {node}:"));
         lines.extend(problems.into_iter().map(|problem| format!("    {problem}")));
         lines.extend(events(cluster, namespace, &pod_name).await);

@@ -3,7 +3,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic,
+    clippy::indexing_slicing,
     reason = "tests"
 )]
 

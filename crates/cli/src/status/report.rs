@@ -257,7 +257,10 @@ fn xds(client: &Value) -> String {
 fn part(answered: &Answered, version: Option<String>, problems: &mut Vec<String>) -> PartReport {
     let pod = &answered.pod;
     let name = text(pod, "/metadata/name").to_owned();
-    let node = text(pod, "/spec/nodeName");
+    let node = match text(pod, "/spec/nodeName") {
+        "" => "no node yet",
+        node => node,
+    };
     let ready = is_ready(pod);
     if let Err(error) = &answered.answer {
         problems.push(format!("{node}: {name}: {error}"));

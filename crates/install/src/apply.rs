@@ -39,6 +39,9 @@ pub enum InstallError {
     /// There is nothing to upgrade or to take away.
     #[error("there is no installation in the namespace {0}")]
     Absent(String),
+    /// Another's objects have the same names.
+    #[error("{0} is there already, {1}; --force-conflicts takes it over")]
+    Foreign(ObjectRef, String),
     /// Not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
     NotReady(Duration, Vec<String>),
@@ -142,6 +145,9 @@ pub async fn install(
     let namespace = plan.release.namespace.as_str();
     let deadline = options.wait.map(|wait| (Instant::now() + wait, wait));
     let before = installed(cluster, namespace).await?;
+    if before.is_none() && !options.force {
+        nobody_elses(cluster, plan).await?;
+    }
     let made_namespace = match &before {
         Some(before) => before.made_namespace,
         None => match ObjectRef::of(&plan.namespace()) {
@@ -190,6 +196,27 @@ pub async fn install(
         Some(deadline) => wait_until_ready(cluster, &names, deadline, say).await,
         None => Ok(()),
     }
+}
+
+/// A first installation finds none of its objects there: neither Helm's nor those of another mesh.
+async fn nobody_elses(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError> {
+    for name in plan.names() {
+        let Some(there) = cluster.get(&name).await? else {
+            continue;
+        };
+        let by = there.pointer("/metadata/labels/app.kubernetes.io~1managed-by");
+        match by.and_then(Value::as_str) {
+            // Ours, of an installation whose inventory is lost.
+            Some("ambit") => {}
+            Some(other) => {
+                let whose =
+                    format!("managed by {other}, by which it should be upgraded or removed");
+                return Err(InstallError::Foreign(name, whose));
+            }
+            None => return Err(InstallError::Foreign(name, "made by another".to_owned())),
+        }
+    }
+    Ok(())
 }
 
 /// Definitions that others brought stay as they are: Istio's own are as good.

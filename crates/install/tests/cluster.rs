@@ -144,6 +144,30 @@ async fn definitions_of_others_are_neither_changed_nor_taken_away() {
 }
 
 #[tokio::test]
+async fn what_another_installed_is_not_touched() {
+    let lab = Lab::new().await;
+    let theirs = |labels: Value| {
+        json!({"apiVersion": "v1", "kind": "Service", "spec": {"x": 1},
+            "metadata": {"name": "istiod", "namespace": "istio-system", "labels": labels}})
+    };
+    for labels in [
+        json!({"app": "istiod"}),
+        json!({"app.kubernetes.io/managed-by": "Helm"}),
+    ] {
+        lab.server.put("/api/v1/services", theirs(labels));
+        let error = lab.install(&[], NO_WAIT).await.unwrap_err();
+        assert!(matches!(error, InstallError::Foreign(..)), "{error}");
+        assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
+    }
+    let force = Options {
+        force: true,
+        ..NO_WAIT
+    };
+    lab.install(&[], force).await.unwrap();
+    lab.install(&[], NO_WAIT).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_namespace_that_was_there_stays() {
     let lab = Lab::new().await;
     lab.server.put(

@@ -4,9 +4,10 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{setup, shell, static_binary};
+use crate::{images, setup, shell, static_binary};
 
-pub(crate) fn run(name: Option<&str>) -> Result<()> {
+/// Runs what `args` name: a part, and of `cluster` maybe one scenario.
+pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
@@ -15,6 +16,10 @@ pub(crate) fn run(name: Option<&str>) -> Result<()> {
     // As it is in its image.
     static_binary::build("ambit-node-proxy", None)?;
     let mut bench = Command::new(shell::target_dir().join("release/ambit-bench"));
-    bench.args(name).current_dir(shell::root());
+    bench.args(args).current_dir(shell::root());
+    if args.first().is_none_or(|part| part == "cluster") {
+        setup::ensure(setup::Purpose::Cluster)?;
+        bench.args(images::for_benchmarks()?);
+    }
     shell::run("benchmark", &mut bench)
 }

@@ -53,9 +53,18 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 
 /// The images for the cluster of tests and development: quickly built, named as it expects them.
 pub(crate) fn for_cluster() -> Result<Vec<PathBuf>> {
+    in_cluster(false, "cluster/ambit")
+}
+
+/// The images for the cluster of benchmarks.
+pub(crate) fn for_benchmarks() -> Result<Vec<PathBuf>> {
+    in_cluster(true, "cluster/ambit-release")
+}
+
+fn in_cluster(release: bool, out: &str) -> Result<Vec<PathBuf>> {
     make(&Wanted {
-        release: false,
-        out: shell::target_dir().join("cluster/ambit"),
+        release,
+        out: shell::target_dir().join(out),
         hub: "kube.local/ambit".to_owned(),
         tag: "dev".to_owned(),
     })

@@ -23,7 +23,7 @@ usage: cargo xtask <command>
   check           formatting and lints of the whole workspace
   tidy            layers, file sizes, docs: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
-  bench [NAME]    figures with and without the mesh, as ratios
+  bench [PART]    figures as ratios: traffic, memory, control (plane at scale), cluster [SCENARIO]
   cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node
   images          container images as OCI archives [--release] [--out DIR] [--hub HUB] [--tag TAG]
   plugin          the CNI plugin as one static file
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Some("cluster") => cluster::run(args.get(1..).unwrap_or_default()),
         Some("images") => images::run(args.get(1..).unwrap_or_default()),
         Some("plugin") => plugin::build().map(drop),
-        Some("bench") => bench::run(argument),
+        Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
         Some("gen") => proto::generate(argument == Some("--check")),
         _ => {
             eprint!("{USAGE}");

@@ -13,9 +13,12 @@ mod traffic;
 use std::path::PathBuf;
 
 fn main() -> anyhow::Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let only = arguments.next();
-    let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
+    // Images are told from names by their ending.
+    let (archives, names): (Vec<_>, Vec<_>) = std::env::args()
+        .skip(1)
+        .partition(|argument| argument.ends_with(".tar"));
+    let only = names.first();
+    let wanted = |name: &str| only.is_none_or(|only| only == name);
     let (mut rows, mut lines) = (Vec::new(), Vec::new());
     if wanted("traffic") {
         lines.extend(traffic::run()?);
@@ -27,11 +30,8 @@ fn main() -> anyhow::Result<()> {
         lines.extend(control::run()?);
     }
     if wanted("cluster") {
-        // The images, then the scenario if it is to be only one.
-        let (archives, scenarios): (Vec<_>, Vec<_>) =
-            arguments.partition(|argument| argument.ends_with(".tar"));
-        let archives: Vec<PathBuf> = archives.into_iter().map(PathBuf::from).collect();
-        let scenario = scenarios.first().map(String::as_str);
+        let archives: Vec<PathBuf> = archives.iter().map(PathBuf::from).collect();
+        let scenario = names.get(1).map(String::as_str);
         let (of_cluster, more) = cluster::run(scenario, &archives)?;
         rows.extend(of_cluster);
         lines.extend(more);

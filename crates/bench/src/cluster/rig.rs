@@ -2,7 +2,7 @@
 //! that every scenario does with it.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant, SystemTime},
 };
@@ -116,7 +116,9 @@ impl Rig {
             // It runs a runtime of its own.
             None => {
                 let places = places.clone();
-                let up = move || Cluster::up(places, slot, Options::default(), Path::new("build"));
+                // `cargo xtask` starts this at the root of the repository.
+                let sources = std::env::current_dir()?.join("build");
+                let up = move || Cluster::up(places, slot, Options::default(), &sources);
                 ambit_rt::spawn_blocking("cluster up", up).await??
             }
         };

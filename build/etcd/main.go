@@ -1,10 +1,22 @@
-// Command etcd is the store behind the API server of a cluster for tests.
+// Command etcd is the store behind the API server of a cluster for tests, and with the first argument
+// `util` what works on a store that is stopped.
 package main
 
 import (
 	"os"
 
+	"go.etcd.io/etcd/etcdutl/v3/etcdutl"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 )
 
-func main() { etcdmain.Main(os.Args) }
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "util" {
+		command := etcdutl.NewSnapshotCommand()
+		command.SetArgs(os.Args[2:])
+		if command.Execute() != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	etcdmain.Main(os.Args)
+}

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    os::unix::fs::MetadataExt,
     time::{Duration, Instant},
 };
 
@@ -65,35 +66,31 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
     }
 }
 
-/// The network namespaces that agent and proxy of a node hold open.
-fn held_namespaces(node: Node<'_>) -> BTreeSet<String> {
-    let mut held = BTreeSet::new();
-    let programs = [
-        "/ambit-agent",
-        "/ambit-node-proxy",
-        "/ambit-node-proxy worker",
-    ];
-    for pid in programs.iter().flat_map(|program| node.processes(program)) {
-        for entry in fs::read_dir(format!("/proc/{pid}/fd"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let target = fs::read_link(entry.path()).unwrap_or_default();
-            let target = target.to_string_lossy().into_owned();
-            if target.starts_with("net:") {
-                held.insert(target);
-            }
-        }
-    }
-    held
+/// The network namespaces that agent and proxy of a node hold open, by inode.
+fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
+    let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
+    // The command line without more words is that of the worker's, too.
+    let holders = ["/ambit-agent", "/ambit-node-proxy"].map(|program| node.processes(program));
+    holders
+        .iter()
+        .flatten()
+        .flat_map(|pid| {
+            fs::read_dir(format!("/proc/{pid}/fd"))
+                .into_iter()
+                .flatten()
+        })
+        .filter_map(|entry| fs::metadata(entry.ok()?.path()).ok())
+        .filter(|file| file.dev() == filesystem)
+        .map(|file| file.ino())
+        .collect()
 }
 
-/// The network namespaces in which a process of the node lives.
-fn living_namespaces(node: Node<'_>) -> BTreeSet<String> {
-    let pids = node.processes("");
+/// The network namespaces in which a process of the node lives, and the node's own.
+fn living_namespaces(node: Node<'_>) -> BTreeSet<u64> {
+    let mut pids = node.processes("");
+    pids.extend(node.pid());
     pids.iter()
-        .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
-        .map(|link| link.to_string_lossy().into_owned())
+        .filter_map(|pid| fs::metadata(format!("/proc/{pid}/ns/net")).ok())
+        .map(|file| file.ino())
         .collect()
 }

@@ -8,6 +8,13 @@ use crate::{fuzz, images, plugin, proto, setup, shell, tidy};
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     setup::ensure(setup::Purpose::Test)?;
     if let Some(name) = crate_name {
+        if name == "cluster-faults" {
+            build_binaries()?;
+            images::for_cluster()?;
+            let mut cargo = shell::cargo(&["test", "--package", "ambit-cluster-tests"]);
+            cargo.args(["--test", "faults", "--", "--test-threads=1"]);
+            return shell::run("faults on the cluster", &mut cargo);
+        }
         let package = format!("ambit-{}", name.trim_start_matches("ambit-"));
         build_binaries()?;
         if package == "ambit-cluster-tests" {

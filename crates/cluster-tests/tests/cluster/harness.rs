@@ -1,10 +1,6 @@
 //! The cluster itself.
 
-use std::path::Path;
-
-use ambit_cluster_tests::{
-    Cluster, IpFamily, Load, Mesh, Options, Places, PrimaryCni, Slot, sources, target,
-};
+use ambit_cluster_tests::{Load, Mesh};
 
 #[test]
 fn pods_outside_the_mesh_start_talk_and_carry_load() {
@@ -17,51 +13,4 @@ fn pods_outside_the_mesh_start_talk_and_carry_load() {
     Load::start(&space, "load", Some("n1"), "server")
         .finish()
         .assert_flawless();
-}
-
-#[test]
-fn a_cluster_comes_and_goes_without_a_trace() {
-    // No other test must load the machine while this one is up; and it shares the directories below.
-    let _alone = Mesh::alone();
-    let directories = ["/etc", "/opt", "/var/lib", "/etc/cni/net.d", "/opt/cni/bin"];
-    let before = directories.map(list);
-    let places = Places::in_target(&target(), Slot::OWN);
-    let options = Options {
-        nodes: 1,
-        ip_family: IpFamily::Dual,
-        primary_cni: PrimaryCni::Ptp,
-        ..Options::default()
-    };
-    let cluster = Cluster::up(places.clone(), Slot::OWN, options, &sources()).unwrap();
-    assert!(cluster.status().iter().all(|(_, pid)| pid.is_some()));
-    Cluster::down(places.clone(), Slot::OWN).unwrap();
-
-    assert_eq!(directories.map(list), before);
-    assert!(!places.state.exists());
-    let left = |directory: &str| -> Vec<String> {
-        list(directory)
-            .into_iter()
-            .filter(|name| name.starts_with("kube2-"))
-            .collect()
-    };
-    for directory in ["/run/netns", "/sys/class/net"] {
-        assert_eq!(left(directory), [""; 0], "{directory}");
-    }
-    for hierarchy in list("/sys/fs/cgroup") {
-        let directory = format!("/sys/fs/cgroup/{hierarchy}");
-        assert_eq!(left(&directory), [""; 0], "{directory}");
-    }
-    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
-    assert!(!mounts.contains("slot-2"), "{mounts}");
-}
-
-fn list(directory: &str) -> Vec<String> {
-    let mut names: Vec<String> = Path::new(directory)
-        .read_dir()
-        .into_iter()
-        .flatten()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }

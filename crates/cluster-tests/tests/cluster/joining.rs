@@ -1,6 +1,6 @@
 //! Namespaces join the mesh and leave it.
 
-use ambit_cluster_tests::{Load, Mesh, assert_only_tls};
+use ambit_cluster_tests::{Mesh, assert_only_tls};
 
 #[test]
 fn running_and_new_pods_join_by_the_label_and_leave_with_it() {
@@ -30,21 +30,4 @@ fn running_and_new_pods_join_by_the_label_and_leave_with_it() {
         space.until_captured(app, false);
     }
     space.until_get("client", "http://server/", true);
-}
-
-#[test]
-fn labelling_and_unlabelling_under_load_fails_no_request() {
-    let mesh = Mesh::shared();
-    let space = mesh.space("hitless");
-    space.serve("server", Some("n2"));
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.label(Some("ambient"));
-    space.until_captured("server", true);
-    space.until_captured("load", true);
-    space.until_get("load", "http://server/", true);
-    space.label(None);
-    space.until_captured("server", false);
-    space.until_captured("load", false);
-    space.until_get("load", "http://server/", true);
-    load.finish().assert_flawless();
 }

@@ -1,12 +1,9 @@
 //! Pods that are born into the mesh.
 
-use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{MARKER, Mesh, Space, assert_nothing_in_clear, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
-
-/// What `first-connect` says.
-pub(crate) const MARKER: &str = "ambit-first-connect-in-clear";
 
 /// A pod's first connection, which must have succeeded at once.
 #[track_caller]

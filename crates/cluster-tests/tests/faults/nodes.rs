@@ -1,9 +1,7 @@
 //! Nodes that fail and boot again.
 
-use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_clear, is_ready, until};
+use ambit_cluster_tests::{Boot, MARKER, Mesh, assert_nothing_in_clear, is_ready, until};
 use kube::ResourceExt;
-
-use crate::starting::MARKER;
 
 #[test]
 fn pods_of_a_node_that_boots_are_captured_before_they_talk() {

@@ -7,10 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{MARKER, Mesh, Node, assert_nothing_in_clear, until};
 use kube::ResourceExt;
-
-use crate::starting::MARKER;
 
 /// How long pods and processes are killed.
 const CHAOS: Duration = Duration::from_secs(25);
@@ -69,7 +67,7 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
 /// The network namespaces that agent and proxy of a node hold open, by inode.
 fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
-    // The command line without more words is that of the worker's, too.
+    // The proxy's supervisor and its worker both begin so.
     let holders = ["/ambit-agent", "/ambit-node-proxy"].map(|program| node.processes(program));
     holders
         .iter()

@@ -46,6 +46,12 @@ pub struct Cluster {
     processes: Processes,
 }
 
+/// A slot that nobody else holds.
+#[derive(Debug)]
+pub struct Held {
+    _lock: File,
+}
+
 impl Cluster {
     /// The cluster of a slot, if there is one.
     pub fn find(places: Places, slot: Slot) -> Result<Option<Self>> {
@@ -196,6 +202,14 @@ impl Cluster {
             objects::unless(ready, format_args!("{conditions:?}"))
         })
         .await
+    }
+
+    /// Waits until nobody else holds the slot, and holds it until the value goes: whoever takes a cluster
+    /// for the time of a process must not find that of another, still up or half gone.
+    pub fn hold(places: &Places) -> Result<Held> {
+        Ok(Held {
+            _lock: lock(&places.state.with_extension("held"))?,
+        })
     }
 
     /// Ends and removes everything of the cluster of a slot, whatever is left of it.
@@ -395,11 +409,20 @@ impl Cluster {
 
 /// Only one process at a time works on `what`; the next waits.
 fn lock(what: &Path) -> Result<File> {
-    let path = what.with_extension("lock");
+    let mut path = what.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
     fs::create_dir_all(path.parent().unwrap_or(what))?;
     let file = File::options().create(true).append(true).open(&path)?;
-    rustix::fs::flock(&file, FlockOperation::LockExclusive)
-        .with_context(|| format!("cannot lock {}", path.display()))?;
+    let busy = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    if busy == Err(rustix::io::Errno::WOULDBLOCK) {
+        eprintln!(
+            "==> waiting for another process to let go of {}",
+            path.display()
+        );
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+    }
     Ok(file)
 }
 

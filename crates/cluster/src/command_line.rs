@@ -106,14 +106,19 @@ pub fn run(args: Args) -> Result<()> {
     };
     match args.command {
         Command::Up { options, hold } => {
-            let up = Cluster::up(places.clone(), args.slot, options, &args.sources);
-            if hold {
-                let cluster = up.inspect_err(|_| drop(Cluster::down(places.clone(), args.slot)))?;
-                println!("{}", cluster.kubeconfig().display());
-                std::io::stdin().read_to_end(&mut Vec::new())?;
-                return Cluster::down(places, args.slot);
+            if !hold {
+                let cluster = Cluster::up(places, args.slot, options, &args.sources)?;
+                println!("export KUBECONFIG={}", cluster.kubeconfig().display());
+                return Ok(());
             }
-            println!("export KUBECONFIG={}", up?.kubeconfig().display());
+            let _held = Cluster::hold(&places)?;
+            // Nobody holds what may still be there: its holder was killed.
+            Cluster::down(places.clone(), args.slot)?;
+            let cluster = Cluster::up(places.clone(), args.slot, options, &args.sources)
+                .inspect_err(|_| drop(Cluster::down(places.clone(), args.slot)))?;
+            println!("{}", cluster.kubeconfig().display());
+            std::io::stdin().read_to_end(&mut Vec::new())?;
+            Cluster::down(places, args.slot)?;
         }
         Command::Down => Cluster::down(places, args.slot)?,
         Command::Status => {

@@ -22,6 +22,6 @@ mod pki;
 mod process;
 mod programs;
 
-pub use cluster::Cluster;
+pub use cluster::{Cluster, Held};
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Options, Places, PrimaryCni, Slot};

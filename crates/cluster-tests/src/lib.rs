@@ -9,6 +9,7 @@
     clippy::panic,
     clippy::expect_used,
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::missing_panics_doc,
     reason = "a test fails by panicking"
 )]

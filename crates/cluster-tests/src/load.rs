@@ -38,15 +38,17 @@ pub struct Outcome {
 impl<'a> Load<'a> {
     /// Starts it against a server of this namespace; returns when all connections are at work.
     pub fn start(space: &'a Space<'a>, name: &str, node: Option<&str>, server: &str) -> Self {
-        let http = format!("--http=http://{server}/");
-        let echo = format!("--echo={server}:9000");
-        space.run(name, node, &["load", &http, &echo]);
-        let load = Self {
+        // The Service may not be known everywhere yet.
+        let script = format!(
+            "until ambit lab-tool get http://{server}/; do sleep 0.1; done
+             exec ambit lab-tool load --http=http://{server}/ --echo={server}:9000"
+        );
+        space.run(name, node, &script);
+        space.until_event(name, "running");
+        Self {
             space,
             name: name.to_owned(),
-        };
-        space.until_event(name, "running");
-        load
+        }
     }
 
     /// The pod's name, which is also its label `app`.

@@ -116,12 +116,11 @@ impl<'a> Space<'a> {
         self.ready(name, 1).remove(0)
     }
 
-    /// A pod that runs once, not restarted. Does not wait.
-    pub fn run(&self, name: &str, node: Option<&str>, args: &[&str]) {
-        let mut spec = pod_spec("default", node, args);
-        if let Some(spec) = spec.as_object_mut() {
-            spec.insert("restartPolicy".into(), "Never".into());
-        }
+    /// A pod that runs a shell's script once, not restarted. Does not wait.
+    pub fn run(&self, name: &str, node: Option<&str>, script: &str) {
+        let mut spec = pod_spec("default", node, &[]);
+        spec["restartPolicy"] = "Never".into();
+        spec["containers"][0]["command"] = json!(["sh", "-c", script]);
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "labels": {"app": name}}, "spec": spec,

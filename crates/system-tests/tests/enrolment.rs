@@ -242,13 +242,21 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
 #[test]
 fn a_pod_that_goes_takes_its_capture_along() {
     let mesh = Mesh::up(PAIR);
-    mesh.apply("eager", &eager(1));
-    mesh.until("the pod is captured", |status| {
-        find(status, "shop/eager-0").is_some_and(|pod| pod.captured)
-    });
-    mesh.remove("eager");
+    mesh.apply(
+        "visitor",
+        "apiVersion: v1
+kind: Pod
+metadata: {name: visitor, namespace: shop}
+spec:
+  nodeName: node-1
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+",
+    );
+    mesh.until_captured("shop/visitor", true);
+    mesh.remove("visitor");
     mesh.until("the pod is gone", |status| {
-        find(status, "shop/eager-0").is_none()
+        find(status, "shop/visitor").is_none()
     });
     mesh.get("shop/client", "http://server.shop/").ok();
 }

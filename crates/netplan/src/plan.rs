@@ -34,11 +34,15 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 /// No redirection; but connections already in the proxy go on until they end. For that the kernel
 /// must go on tracking and translating: one rule that asks for a connection's state keeps tracking in
 /// the namespace, one chain of type nat keeps translation. Replies to spoofed sources must still find
-/// their way back to the proxy.
+/// their way back to the proxy, also those of connections that it opens from now on: tunnels reach it
+/// until all others know that the pod has left.
 pub fn plan_released() -> Ruleset {
     let keep = Chain {
         kind: ChainKind::NatOutput,
-        rules: vec![rule([Match::Established], [Action::Exempt])],
+        rules: vec![
+            mark_spoofed(),
+            rule([Match::Established], [Action::Exempt]),
+        ],
     };
     let spec = RedirectionSpec::default();
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
@@ -188,6 +192,15 @@ fn route_output() -> Chain {
     }
 }
 
+/// The proxy calling the application, as marked in `raw_output`: its answers are known by the
+/// connection's mark, whatever socket they come from.
+fn mark_spoofed() -> Rule {
+    rule(
+        [Match::OutLoopback, Match::Mark(marks::SPOOFED)],
+        [Action::SetConnectionMark(marks::SPOOFED)],
+    )
+}
+
 fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     let mut rules = Vec::new();
     for name in &spec.virtual_interfaces {
@@ -217,12 +230,7 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
 
 fn nat_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
-        // The proxy calling the application, as marked above: its answers are known by the
-        // connection's mark, whatever socket they come from.
-        rule(
-            [Match::OutLoopback, Match::Mark(marks::SPOOFED)],
-            [Action::SetConnectionMark(marks::SPOOFED)],
-        ),
+        mark_spoofed(),
         // The pod talking to itself: 127.0.0.1, ::1 and its own address.
         rule([Match::OutLoopback], [Action::Exempt]),
         rule([Match::Mark(marks::PROXY)], [Action::Exempt]),

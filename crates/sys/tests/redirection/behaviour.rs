@@ -188,6 +188,26 @@ fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
 }
 
 #[test]
+fn a_pod_that_was_released_is_still_reached_through_its_proxy() {
+    each(|backend, pod, peer| {
+        let world = World::new();
+        let app = listen(&world.pod, 8080);
+        // As where settings are read-only.
+        let spec = RedirectionSpec {
+            mark_accepted_sockets: false,
+            ..with(backend)
+        };
+        apply(&world.pod, &spec).unwrap();
+        release(&world.pod).unwrap();
+        let client = SocketAddr::new(ip(peer), 0);
+        let mut leg = connect_spoofed(&world.pod, client, address(pod, 8080)).unwrap();
+        let (mut served, from) = accept(&app);
+        assert_eq!(from.ip(), ip(peer), "{backend}");
+        talk(&mut leg, &mut served);
+    });
+}
+
+#[test]
 fn the_application_sees_the_clients_address_and_its_answers_come_back() {
     each(|backend, pod, peer| {
         let world = World::new();

@@ -100,14 +100,21 @@ impl Node<'_> {
         Ok(pids.len())
     }
 
-    /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays.
+    /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays, what its
+    /// kernel held is gone.
     pub fn kill(&self) -> Result<()> {
         let init = self.pid();
         self.cluster.processes().kill(&self.name())?;
         if let Some(init) = init {
             process::kill(init)?;
         }
-        Ok(())
+        // A kubelet that finds the cgroups of pods that are not there looks for each for seconds before
+        // it begins.
+        cgroups::remove(&node_config::cgroup(self.cluster.network(), self.number))?;
+        Tool::new("nsenter")
+            .arg(format!("--net={}", self.netns().display()))
+            .args(["nft", "flush", "ruleset"])
+            .run()
     }
 
     /// Boots it.

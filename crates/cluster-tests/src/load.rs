@@ -1,6 +1,6 @@
 //! A steady load from a pod of its own, and what became of it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::Value;
 
@@ -33,6 +33,8 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
     /// How many succeeded, by mode.
     pub succeeded: BTreeMap<String, u64>,
+    /// The longest time between two successes, by mode.
+    pub longest_silence: BTreeMap<String, Duration>,
 }
 
 impl<'a> Load<'a> {
@@ -72,11 +74,22 @@ impl<'a> Load<'a> {
         let mut outcome = Outcome {
             failures: Vec::new(),
             succeeded: BTreeMap::new(),
+            longest_silence: BTreeMap::new(),
         };
         for line in self.space.events(&self.name) {
             match line.get("event").and_then(Value::as_str) {
                 Some("failure") => outcome.failures.push(failure(&line)),
-                Some("summary") => outcome.succeeded = succeeded(&line),
+                Some("summary") => {
+                    let count =
+                        |sums: &Value, key| sums.get(key).and_then(Value::as_u64).unwrap_or(0);
+                    outcome.succeeded = by_mode(&line, |sums| {
+                        count(sums, "requests").saturating_sub(count(sums, "failed"))
+                    });
+                    outcome.longest_silence = by_mode(&line, |sums| {
+                        let gap = sums.get("longest_gap_ms").and_then(Value::as_f64);
+                        Duration::from_secs_f64(gap.unwrap_or_default() / 1000.0)
+                    });
+                }
                 _ => {}
             }
         }
@@ -85,6 +98,15 @@ impl<'a> Load<'a> {
 }
 
 impl Outcome {
+    /// Fails the test if any opening was refused or not answered in time; what was open may have broken.
+    #[track_caller]
+    pub fn assert_all_opened(&self) {
+        let mut failures = self.failures.iter();
+        let refused =
+            failures.find(|failure| ["refused", "timeout"].contains(&failure.kind.as_str()));
+        assert!(refused.is_none(), "{self:#?}");
+    }
+
     /// Fails the test if any request failed, or if any mode did nothing.
     #[track_caller]
     pub fn assert_flawless(&self) {
@@ -109,17 +131,11 @@ fn failure(line: &Value) -> Failure {
     }
 }
 
-fn succeeded(summary: &Value) -> BTreeMap<String, u64> {
+fn by_mode<T>(summary: &Value, of: impl Fn(&Value) -> T) -> BTreeMap<String, T> {
     let modes = summary.get("modes").and_then(Value::as_object);
-    let number = |sums: &Value, key: &str| sums.get(key).and_then(Value::as_u64).unwrap_or(0);
     modes
         .into_iter()
         .flatten()
-        .map(|(mode, sums)| {
-            (
-                mode.clone(),
-                number(sums, "requests").saturating_sub(number(sums, "failed")),
-            )
-        })
+        .map(|(mode, sums)| (mode.clone(), of(sums)))
         .collect()
 }

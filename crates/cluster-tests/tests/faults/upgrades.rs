@@ -20,12 +20,8 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
         }
     }
     let outcome = load.finish();
-    let refused: Vec<_> = outcome
-        .failures
-        .iter()
-        .filter(|failure| failure.kind == "refused" || failure.kind == "timeout")
-        .collect();
-    assert!(refused.is_empty(), "{refused:#?}");
+    eprintln!("longest silence: {:?}", outcome.longest_silence);
+    outcome.assert_all_opened();
 }
 
 #[test]

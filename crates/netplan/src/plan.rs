@@ -39,10 +39,7 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 pub fn plan_released() -> Ruleset {
     let keep = Chain {
         kind: ChainKind::NatOutput,
-        rules: vec![
-            mark_spoofed(),
-            rule([Match::Established], [Action::Exempt]),
-        ],
+        rules: vec![mark_spoofed(), rule([Match::Established], [Action::Exempt])],
     };
     let spec = RedirectionSpec::default();
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])

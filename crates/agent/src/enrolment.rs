@@ -235,6 +235,12 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
+    /// Whether a pod that has left is still served, as it is for a while.
+    pub fn is_letting_go(&self) -> bool {
+        let leaving = |pod: &Pod<N>| pod.maybe_served && matches!(self.goal(pod), Ok(Goal::Out));
+        self.pods.values().any(leaving)
+    }
+
     /// When [`Event::Tick`] is wanted.
     pub fn deadline(&self) -> Option<Instant> {
         let pods = self.pods.values().filter_map(Pod::deadline);

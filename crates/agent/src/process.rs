@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     io,
     path::PathBuf,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -43,6 +46,10 @@ use hands::Hands;
 
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
 const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
+
+/// How long an agent that is removed goes on for pods that have just left the mesh: nobody after it
+/// would tell the proxies.
+const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// Why the agent does not run (any longer).
 #[derive(Debug, thiserror::Error)]
@@ -183,6 +190,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         waiting: HashMap::new(),
         next_request: 0,
         trouble: false,
+        removed: Arc::clone(&removed),
         identity: Identity {
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
@@ -258,6 +266,8 @@ struct Agent<A> {
     next_request: u64,
     /// What the source told may be out of date.
     trouble: bool,
+    /// No agent comes after this one.
+    removed: Arc<AtomicBool>,
     identity: Identity,
     hands: Hands<A>,
 }
@@ -274,8 +284,14 @@ impl<A: Actions> Agent<A> {
     ) -> Result<(), RunError> {
         let mut reconcile = tokio::time::interval(reconcile_every);
         reconcile.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ending = None;
         loop {
-            let deadline = self.enrolment.deadline();
+            if let Some(until) = ending
+                && (Instant::now() >= until || !self.enrolment.is_letting_go())
+            {
+                return Ok(());
+            }
+            let deadline = self.enrolment.deadline().into_iter().chain(ending).min();
             tokio::select! {
                 told = source.next() => {
                     for event in told.ok_or(RunError::SourceEnded)? {
@@ -290,9 +306,11 @@ impl<A: Actions> Agent<A> {
                 Some((call, reply)) = calls.recv() => self.call(call, reply, source.trouble()),
                 _ = reconcile.tick() => self.take(Event::Reconcile),
                 () = sleep_until(deadline) => self.take(Event::Tick),
-                cause = shutdown.wait() => {
+                cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
-                    return Ok(());
+                    let removed = self.removed.load(Ordering::Relaxed);
+                    let time = if removed { LETTING_GO } else { Duration::ZERO };
+                    ending = Some(Instant::now() + time);
                 }
             }
             if self.enrolment.is_ready() {

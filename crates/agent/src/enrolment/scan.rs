@@ -8,7 +8,7 @@ use std::{
 use ambit_zds::PodUid;
 
 use super::{Effect, Enrolment, Goal, Wanted};
-use crate::source::PodView;
+use crate::source::{PodView, Status};
 
 /// First and longest pause between scans while pods are missing.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
@@ -141,10 +141,17 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             let Some(pod) = self.pods.get(&uid) else {
                 continue;
             };
-            if matches!(self.goal(pod), Ok(Goal::In(_)) | Err(_)) {
+            let goal = self.goal(pod);
+            if matches!(goal, Ok(Goal::In(_)) | Err(_)) {
                 keep.insert(pod.view.name.clone());
                 if pod.netns.is_none() {
                     effects.push(Effect::Hold(uid.clone()));
+                }
+            } else if matches!(goal, Ok(Goal::Out)) && pod.view.reported == Status::Enabled {
+                // It left while no agent looked: a proxy serves it until all others know.
+                effects.push(Effect::Hold(uid.clone()));
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.maybe_served = true;
                 }
             }
             // Orders given now are part of the first snapshot.

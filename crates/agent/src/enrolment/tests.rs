@@ -652,6 +652,26 @@ fn what_an_agent_before_us_left_in_a_pod_outside_the_mesh_is_taken_away() {
 }
 
 #[test]
+fn a_pod_that_left_while_no_agent_looked_is_served_until_all_others_know() {
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    world.rules.insert(7);
+    world.served.insert("web".into(), 7);
+    world.namespace(&[]);
+    world.source(SourceEvent::Pod(PodView {
+        reported: Status::Enabled,
+        ..pod("web", "10.0.0.7")
+    }));
+    world.source(SourceEvent::Synced);
+    world.settle();
+    assert!(world.rules.is_empty() && world.zds_open);
+    assert_eq!(world.held, ["web"]);
+    assert!(world.served.contains_key("web") && world.machine.is_letting_go());
+    world.pass(Duration::from_secs(3));
+    assert!(world.served.is_empty() && !world.machine.is_letting_go());
+}
+
+#[test]
 fn a_namespace_that_changed_without_the_plugin_is_believed_at_the_second_sight() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.cni_add(1, "web", 7, "10.0.0.7");

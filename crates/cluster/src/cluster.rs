@@ -23,6 +23,7 @@ use crate::{
     control_plane::{self, API_SERVER, ControlPlane, ETCD},
     images,
     network::Network,
+    network_policies::NetworkPolicies,
     node_config,
     nodes::{Boot, Node},
     objects,
@@ -337,6 +338,11 @@ impl Cluster {
             cluster: self,
             number,
         }
+    }
+
+    /// What enforces NetworkPolicies here: nothing until it is told to.
+    pub fn network_policies(&self) -> NetworkPolicies<'_> {
+        NetworkPolicies::new(self)
     }
 
     /// Makes images known to all nodes.

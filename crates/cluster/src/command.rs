@@ -3,7 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     io::Write,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -47,11 +47,34 @@ impl Tool {
 
     /// Like [`Self::run`]; gives what it printed.
     pub(crate) fn output(&self) -> Result<String> {
-        let name = self.0.first().cloned().unwrap_or_default();
         let output = self
             .command()
             .output()
-            .with_context(|| format!("cannot start {}", name.display()))?;
+            .with_context(|| self.does_not_start())?;
+        self.succeeded(&output)
+    }
+
+    /// Like [`Self::run`], with `text` to read.
+    pub(crate) fn feed(&self, text: &str) -> Result<()> {
+        let mut child = self
+            .command()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| self.does_not_start())?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(text.as_bytes())?;
+        }
+        self.succeeded(&child.wait_with_output()?).map(drop)
+    }
+
+    fn does_not_start(&self) -> String {
+        let name = self.0.first().cloned().unwrap_or_default();
+        format!("cannot start {}", name.display())
+    }
+
+    fn succeeded(&self, output: &Output) -> Result<String> {
         ensure!(
             output.status.success(),
             "{} failed ({}): {}{}",
@@ -64,28 +87,11 @@ impl Tool {
     }
 }
 
-/// Many `ip` commands at once, here or in a namespace.
+/// Many `ip` commands (Debian package iproute2) at once, here or in a namespace.
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    if let Some(namespace) = namespace {
-        command.args(["-n", namespace]);
-    }
-    let mut child = command
+    let namespace = namespace.map(|namespace| ["-n", namespace]);
+    Tool::new("ip")
+        .args(namespace.iter().flatten())
         .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start ip (Debian package iproute2)")?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(lines.as_bytes())?;
-    }
-    let output = child.wait_with_output()?;
-    ensure!(
-        output.status.success(),
-        "ip -batch in {} failed: {}",
-        namespace.unwrap_or("this machine's namespace"),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
+        .feed(lines)
 }

@@ -14,6 +14,7 @@ pub mod command_line;
 mod control_plane;
 pub mod images;
 mod network;
+mod network_policies;
 mod node_config;
 mod nodes;
 pub mod objects;
@@ -23,5 +24,6 @@ mod process;
 mod programs;
 
 pub use cluster::{Cluster, Held};
+pub use network_policies::NetworkPolicies;
 pub use nodes::{Boot, Node};
 pub use options::{IpFamily, Options, Places, PrimaryCni, Slot};

@@ -3,6 +3,7 @@
 
 mod harness;
 mod joining;
+mod network_policies;
 mod opting;
 mod policies;
 mod probes;

@@ -1,0 +1,114 @@
+//! NetworkPolicies, which see packets: between captured pods those of the tunnel, from pod to pod.
+
+use ambit_cluster_tests::{Mesh, Space, is_ready};
+
+/// Who may call the server, and at which ports.
+const INGRESS: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: server}
+spec:
+  podSelector: {matchLabels: {app: server}}
+  ingress:
+  - from: [{podSelector: {matchExpressions: [{key: app, operator: In, values: $PEERS}]}}]
+    ports: $PORTS
+";
+
+/// Whom the hermit may call.
+const EGRESS: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: hermit}
+spec:
+  podSelector: {matchLabels: {app: hermit}}
+  policyTypes: [Egress]
+  egress: $RULES
+";
+
+const SERVER: &str = "http://server/";
+
+#[test]
+fn network_policies_hold_for_captured_pods() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("network-policies");
+    space.label(Some("ambient"));
+    // The mesh's connections are kept: who has one before a policy comes, keeps it.
+    let policies = mesh.cluster().network_policies();
+    let enforce = |peers: &str, ports: &str, hermit: &str| {
+        space.apply(&INGRESS.replace("$PEERS", peers).replace("$PORTS", ports));
+        space.apply(&EGRESS.replace("$RULES", hermit));
+        mesh.wait_for(policies.enforce(&mesh.client())).unwrap();
+    };
+    space.serve("server", Some("n2"));
+    let captured = ["friend", "stranger", "neighbour", "hermit"];
+    for app in captured {
+        let node = if app == "neighbour" { "n2" } else { "n1" };
+        space.deploy(app, 1, Some(node), &["sleep"]);
+    }
+    for app in captured {
+        space.ready(app, 1);
+        space.until_captured(app, true);
+    }
+    space.until_captured("server", true);
+    let outside = plain_client(&space);
+
+    // A policy that names the app's port alone forgets that the mesh calls at 15008.
+    enforce("[friend, outside]", "[{port: 8080}]", "[]");
+    assert_all_fail(&space, &["friend", "hermit"]);
+    space.until_get(outside, SERVER, true);
+
+    let ports = "[{port: 8080}, {port: 15008}]";
+    enforce("[friend]", ports, "[]");
+    space.until_get("friend", SERVER, true);
+    assert_all_fail(&space, &["stranger", "neighbour", "hermit", outside]);
+
+    let to_server = "[{to: [{podSelector: {matchLabels: {app: server}}}], ports: [{port: 15008}]}]";
+    enforce(
+        "[friend, stranger, neighbour, hermit, outside]",
+        ports,
+        to_server,
+    );
+    for app in ["stranger", "neighbour", "hermit", outside] {
+        space.until_get(app, SERVER, true);
+    }
+    // Kubelet's probes, one a second, have passed all the time.
+    let server = space.pods("server").remove(0);
+    let statuses = server
+        .status
+        .iter()
+        .flat_map(|s| s.container_statuses.iter());
+    assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
+}
+
+/// A client of the same namespace that is not in the mesh.
+fn plain_client(space: &Space<'_>) -> &'static str {
+    space.apply(
+        "apiVersion: v1
+kind: Pod
+metadata: {name: outside, labels: {app: outside, istio.io/dataplane-mode: none}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: tool
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, sleep]
+",
+    );
+    space.ready("outside", 1);
+    "outside"
+}
+
+/// Asks from each app at once: whoever is dropped waits until its patience ends.
+#[track_caller]
+fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = apps
+            .iter()
+            .map(|app| (app, scope.spawn(|| space.get(app, SERVER))))
+            .collect();
+        for (app, answer) in asked {
+            let answer = answer.join().unwrap();
+            assert!(answer.is_err(), "{app} reaches the server: {answer:?}");
+        }
+    });
+}

@@ -112,6 +112,7 @@ impl Cluster {
         for node in self.nodes() {
             node_config::write(
                 &state.join(node.name()),
+                &self.bin(),
                 &self.pki(),
                 self.network,
                 &self.options,

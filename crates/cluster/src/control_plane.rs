@@ -102,7 +102,10 @@ impl ControlPlane<'_> {
                 "--controllers=*,bootstrapsigner,tokencleaner",
                 "--profiling=false",
             ])
-            .arg(format!("--cluster-cidr={}", self.network.all_pods()))
+            .arg(format!(
+                "--cluster-cidr={}",
+                self.network.all_pods().join(",")
+            ))
             .arg(format!(
                 "--service-cluster-ip-range={}",
                 self.network.services()

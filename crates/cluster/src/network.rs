@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     command::{self, Tool},
-    options::{IpFamily, Options, Slot},
+    options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
 /// The namespace of the control plane, next to the nodes' `n1`, `n2`, ...
@@ -22,6 +22,8 @@ const CONTROL_PLANE: &str = "cp";
 pub(crate) struct Network {
     slot: u8,
     dual: bool,
+    /// Whether the primary CNI carries packets between nodes.
+    overlay: bool,
 }
 
 impl Network {
@@ -29,6 +31,7 @@ impl Network {
         Self {
             slot: slot.number(),
             dual: options.ip_family == IpFamily::Dual,
+            overlay: options.primary_cni == PrimaryCni::Flannel,
         }
     }
 
@@ -86,10 +89,9 @@ impl Network {
     }
 
     /// The ranges of all pods.
-    pub(crate) fn all_pods(self) -> String {
+    pub(crate) fn all_pods(self) -> Vec<String> {
         let v4 = format!("10.{}.0.0/16", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244::/48", self.slot))
-            .join(",")
     }
 
     fn services_each(self) -> Vec<String> {
@@ -173,7 +175,8 @@ impl Network {
         if self.dual {
             writeln!(batch, "route add default via {}", self.node_v6(1))?;
         }
-        for other in (1..=nodes).filter(|other| *other != number) {
+        let others = (1..=nodes).filter(|other| *other != number && !self.overlay);
+        for other in others {
             self.routes(&mut batch, other)?;
         }
         command::ip_batch(Some(&self.namespace(&format!("n{number}"))), &batch)?;

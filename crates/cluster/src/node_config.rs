@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     network::Network,
@@ -19,6 +19,7 @@ pub(crate) const PAUSE_IMAGE: &str = "kube.local/pause:1";
 /// Writes everything that does not change between boots.
 pub(crate) fn write(
     directory: &Path,
+    bin: &Path,
     pki: &Path,
     network: Network,
     options: &Options,
@@ -37,6 +38,12 @@ pub(crate) fn write(
     )?;
     // Pods that use the node's resolver find nobody, instead of what the machine under the cluster uses.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
+    if options.primary_cni == PrimaryCni::Flannel {
+        save("flannel.json", &flannel(network))?;
+        let plugins = directory.join("own/opt/cni/bin");
+        fs::create_dir_all(&plugins)?;
+        fs::copy(bin.join("flannel"), plugins.join("flannel"))?;
+    }
     reset_cni(directory, network, options.primary_cni, number)
 }
 
@@ -69,11 +76,31 @@ fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {
             "hairpinMode": true, "ipam": ipam,
         }),
         PrimaryCni::Ptp => json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
+        PrimaryCni::Flannel => json!({
+            "type": "flannel",
+            "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": false},
+        }),
     };
     json!({
         "cniVersion": "0.4.0", "name": "kube",
         "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
     })
+}
+
+/// The daemon's configuration, which has the node start one.
+fn flannel(network: Network) -> Value {
+    let mut config = Map::new();
+    config.insert("Backend".to_owned(), json!({"Type": "vxlan"}));
+    for range in network.all_pods() {
+        let name = if range.contains(':') {
+            config.insert("EnableIPv6".to_owned(), true.into());
+            "IPv6Network"
+        } else {
+            "Network"
+        };
+        config.insert(name.to_owned(), range.into());
+    }
+    config.into()
 }
 
 fn containerd(directory: &Path) -> String {
@@ -139,7 +166,7 @@ fn kube_proxy(pki: &Path, network: Network, number: u8) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables",
-        "clusterCIDR": network.all_pods(),
+        "clusterCIDR": network.all_pods().join(","),
         "hostnameOverride": format!("n{number}"),
         "bindAddress": "0.0.0.0",
         "healthzBindAddress": "127.0.0.1:10256",

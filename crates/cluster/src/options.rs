@@ -15,7 +15,8 @@ pub enum IpFamily {
     Dual,
 }
 
-/// Which plugin wires the pods.
+/// Which plugin wires the pods. Not macvlan: a node cannot reach the pods on its own link, so there would be
+/// neither probes nor Services; the lab, which needs neither, has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrimaryCni {
@@ -24,6 +25,8 @@ pub enum PrimaryCni {
     Bridge,
     /// A veth pair and a route for each pod.
     Ptp,
+    /// Flannel: a bridge on each node, VXLAN between them.
+    Flannel,
 }
 
 /// A cluster before it is up.

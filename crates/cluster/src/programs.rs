@@ -21,10 +21,13 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
         "-s -w -X {version}.gitVersion={KUBERNETES} -X {version}.gitMajor=1 \
          -X {version}.gitMinor=34 -X {version}.gitTreeState=clean"
     );
-    for (name, flags) in [
-        ("kube", kube.as_str()),
-        ("etcd", "-s -w"),
-        ("coredns", "-s -w"),
+    let flannel = "github.com/containernetworking/plugins/plugins/meta/flannel";
+    for (name, flags, package) in [
+        ("kube", kube.as_str(), "."),
+        ("etcd", "-s -w", "."),
+        ("coredns", "-s -w", "."),
+        ("flanneld", "-s -w", "."),
+        ("flannel", "-s -w", flannel),
     ] {
         let source = sources.join(name);
         build(name, &source, bin, flags, |output| {
@@ -33,7 +36,7 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
                 .arg(flags)
                 .arg("-o")
                 .arg(output)
-                .arg(".")
+                .arg(package)
                 .current_dir(&source)
                 .env("CGO_ENABLED", "0");
             go

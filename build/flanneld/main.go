@@ -1,0 +1,66 @@
+// Command flanneld is flannel's daemon as a cluster for tests needs it: ranges of nodes from their Node
+// objects, VXLAN between them. Its arguments are a kubeconfig, flannel's own configuration and the file to
+// write for flannel's CNI plugin; NODE_NAME says where it runs. The daemon as it is published would bring
+// the clients of several clouds with it.
+package main
+
+import (
+	"context"
+	"log"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/flannel-io/flannel/pkg/backend"
+	_ "github.com/flannel-io/flannel/pkg/backend/vxlan"
+	"github.com/flannel-io/flannel/pkg/ipmatch"
+	"github.com/flannel-io/flannel/pkg/subnet/kube"
+)
+
+func main() {
+	if len(os.Args) != 4 {
+		log.Fatal("usage: flanneld KUBECONFIG NET-CONF SUBNET-FILE")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, kubeconfig, netConf, subnetFile string) error {
+	nodes, err := kube.NewSubnetManager(ctx, "", kubeconfig, "flannel.alpha.coreos.com", netConf, false)
+	if err != nil {
+		return err
+	}
+	config, err := nodes.GetNetworkConfig(ctx)
+	if err != nil {
+		return err
+	}
+	families, err := ipmatch.GetIPFamily(config.EnableIPv4, config.EnableIPv6)
+	if err != nil {
+		return err
+	}
+	link, err := ipmatch.LookupExtIface("eth0", "", "", families, ipmatch.PublicIPOpts{})
+	if err != nil {
+		return err
+	}
+	wires, err := backend.NewManager(ctx, nodes, link).GetBackend(config.BackendType)
+	if err != nil {
+		return err
+	}
+	var running sync.WaitGroup
+	network, err := wires.RegisterNetwork(ctx, &running, config)
+	if err != nil {
+		return err
+	}
+	lease := network.Lease()
+	err = nodes.HandleSubnetFile(subnetFile, config, false, lease.Subnet, lease.IPv6Subnet, network.MTU())
+	if err != nil {
+		return err
+	}
+	network.Run(ctx)
+	running.Wait()
+	return nil
+}

@@ -50,10 +50,19 @@ mount --make-rshared /
 containerd -c "$dir/containerd.toml" >>/var/log/containerd.log 2>&1 &
 until [ -S /run/containerd/containerd.sock ]; do sleep 0.05; done
 again_and_again() { # as systemd does: the kubelet ends if containerd is not done with recovering
-    while :; do "$@" || sleep 0.2; done
+    while :; do
+        "$@" || true
+        sleep 0.2
+    done
 }
 again_and_again "$bin/kube" kubelet --config="$dir/kubelet.json" --kubeconfig="$pki/$name.conf" \
     --cert-dir="$dir/certificates" --hostname-override="$name" --node-ip="$addresses" >>/var/log/kubelet.log 2>&1 &
 again_and_again "$bin/kube" kube-proxy --config="$dir/kube-proxy.json" >>/var/log/kube-proxy.log 2>&1 &
+if [ -e "$dir/flannel.json" ]; then
+    mkdir /run/flannel
+    # Also until the node has its range.
+    NODE_NAME=$name again_and_again "$bin/flanneld" "$pki/admin.conf" "$dir/flannel.json" \
+        /run/flannel/subnet.env >>/var/log/flanneld.log 2>&1 &
+fi
 trap 'exit 0' TERM INT
 while :; do wait -n || true; jobs -r >/dev/null; sleep 1; done

@@ -45,6 +45,19 @@ impl<'a> Space<'a> {
         &self.name
     }
 
+    /// A text that only this test's pods say.
+    pub fn marker(&self) -> String {
+        format!("said-in-{}", self.name)
+    }
+
+    /// Pods whose very first act is to call `server`, once, with [`Self::marker`]; then they stay.
+    /// Does not wait.
+    pub fn deploy_starters(&self, count: u32, node: Option<&str>) {
+        let marker = format!("--marker={}", self.marker());
+        let args = ["first-connect", "server:9000", "--stay", &marker];
+        self.deploy("starter", count, node, &args);
+    }
+
     /// Puts the label on the namespace that brings its pods into the mesh, or takes it off.
     pub fn label(&self, mode: Option<&str>) {
         let namespaces: Api<Namespace> = Api::all(self.mesh.client());

@@ -10,9 +10,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
 
 use crate::space::address;
 
-/// What `first-connect` says.
-pub const MARKER: &str = "ambit-first-connect-in-clear";
-
 /// A capture in the network namespace of every node.
 #[derive(Debug)]
 pub struct Wire(Vec<Capture>);

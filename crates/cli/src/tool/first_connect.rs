@@ -16,8 +16,6 @@ use super::{
     sleep,
 };
 
-/// What is said: recognisable in a packet capture.
-const MARKER: &[u8] = b"ambit-first-connect-in-clear\n";
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -31,6 +29,9 @@ pub(crate) struct Args {
     /// How long to try at all
     #[arg(long, default_value = "60s", value_parser = duration::parse)]
     give_up: Duration,
+    /// What is said: a text to look for in a packet capture
+    #[arg(long, default_value = "ambit-first-connect-in-clear")]
+    marker: String,
     /// Wait for ever afterwards, so that the pod stays
     #[arg(long)]
     stay: bool,
@@ -72,10 +73,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 fn exchange(args: &Args) -> io::Result<()> {
     let mut stream = connect(resolve(&args.target)?, args.timeout)?;
-    stream.write_all(MARKER)?;
-    let mut heard = vec![0; MARKER.len()];
+    stream.write_all(args.marker.as_bytes())?;
+    let mut heard = vec![0; args.marker.len()];
     stream.read_exact(&mut heard)?;
-    if heard != MARKER {
+    if heard != args.marker.as_bytes() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not an echo"));
     }
     Ok(())

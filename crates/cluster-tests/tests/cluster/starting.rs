@@ -1,6 +1,6 @@
 //! Pods that are born into the mesh.
 
-use ambit_cluster_tests::{MARKER, Mesh, Space, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
@@ -20,9 +20,14 @@ fn forty_pods_start_with_every_first_packet_captured() {
     space.label(Some("ambient"));
     let server = space.serve("server", Some("n2"));
     space.until_captured("server", true);
-    let wire = mesh.watch(&[MARKER]);
-    let args = ["first-connect", "server:9000", "--stay"];
-    space.deploy("starter", 40, None, &args);
+    // Both nodes know the server; what follows is about the pods that start.
+    for node in ["n1", "n2"] {
+        let client = format!("client-{node}");
+        space.client(&client, Some(node));
+        space.until_get(&client, "http://server/", true);
+    }
+    let wire = mesh.watch(&[&space.marker()]);
+    space.deploy_starters(40, None);
     let mut worst: f64 = 0.0;
     for pod in space.ready("starter", 40) {
         let event = first_answer(&space, &pod);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{MARKER, Mesh, Node, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_clear, until};
 use kube::ResourceExt;
 
 /// How long pods and processes are killed.
@@ -20,9 +20,8 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
     space.label(Some("ambient"));
     let server = space.serve("server", Some("n2"));
     space.until_captured("server", true);
-    let wire = mesh.watch(&[MARKER]);
-    let args = ["first-connect", "server:9000", "--stay"];
-    space.deploy("starter", 6, None, &args);
+    let wire = mesh.watch(&[&space.marker()]);
+    space.deploy_starters(6, None);
     let end = Instant::now() + CHAOS;
     let victims = [
         "/ambit-node-proxy worker",

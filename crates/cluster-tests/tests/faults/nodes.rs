@@ -1,6 +1,6 @@
 //! Nodes that fail and boot again.
 
-use ambit_cluster_tests::{Boot, MARKER, Mesh, assert_nothing_in_clear, is_ready, until};
+use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_clear, is_ready, until};
 use kube::ResourceExt;
 
 #[test]
@@ -19,8 +19,7 @@ fn reboot(boot: Boot) {
     space.label(Some("ambient"));
     let server = space.serve("server", Some("n2"));
     space.until_captured("server", true);
-    let args = ["first-connect", "server:9000", "--stay"];
-    space.deploy("starter", 3, Some("n1"), &args);
+    space.deploy_starters(3, Some("n1"));
     let pods = space.ready("starter", 3);
     for pod in &pods {
         space.until_event(&pod.name_any(), "first-connect");
@@ -28,7 +27,7 @@ fn reboot(boot: Boot) {
 
     let node = mesh.cluster().node(1);
     node.kill().unwrap();
-    let wire = mesh.watch(&[MARKER]);
+    let wire = mesh.watch(&[&space.marker()]);
     let begin = std::time::Instant::now();
     node.start(boot).unwrap();
     until("the node's pods have started again and are ready", || {

@@ -46,9 +46,12 @@ pub async fn serve_datagrams<H: Host>(
             // Somebody else has the socket, too, and goes on.
             Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
             Some(DrainMode::Graceful { .. }) => {
+                // Not part of this task, which every pod has all the time.
+                let run_out = Box::pin(run_out(&socket, &server));
+                let cut = Box::pin(drain.cut());
                 return tokio::select! {
-                    () = run_out(&socket, &server) => {}
-                    () = drain.cut() => {}
+                    () = run_out => {}
+                    () = cut => {}
                 };
             }
         }

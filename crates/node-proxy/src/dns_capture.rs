@@ -3,7 +3,7 @@
 //! One worker has all of a pod's questions: they are few, and so are then the sockets.
 
 use std::{
-    future::Future,
+    io,
     net::{TcpListener, UdpSocket},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
@@ -20,12 +20,7 @@ use ambit_sys::{
 };
 use ambit_telemetry::{ArcString, DnsLabels};
 
-use crate::{
-    config::Config,
-    pod::Pod,
-    report::chain,
-    shard::{Accepted, Shard},
-};
+use crate::{config::Config, pod::Pod, report::chain, shard::Accepted};
 
 /// The sockets that a pod's DNS questions are redirected to.
 #[derive(Debug, Default)]
@@ -75,8 +70,7 @@ impl DnsSockets {
 
     fn complete(&mut self, config: &Config, netns: &Netns, ipv6: bool) -> Result<(), SocketError> {
         let (mark, reuse_port) = (config.packet_mark, config.inpod_port_reuse);
-        let is =
-            |at: std::io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
+        let is = |at: io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
         if !self.udp.iter().any(|socket| is(socket.local_addr())) {
             let opened = datagram::listen(Some(netns), ipv6, DNS_PORT, mark, reuse_port)?;
             // A pod without the family asks nothing over it.
@@ -102,17 +96,12 @@ impl DnsSockets {
         udp.chain(self.tcp.iter().map(AsFd::as_fd))
     }
 
-    /// Serves them on the current worker until the pod's drain. `accept` is how the worker takes
-    /// connections.
-    pub(crate) fn serve<F>(
+    /// Answers datagrams on the current worker until the pod's drain. Gives what the questions of
+    /// connections are answered with, and where those come in.
+    pub(crate) fn serve(
         self,
-        shard: &Arc<Shard>,
-        accept: impl Fn(tokio::net::TcpListener, Arc<PodDns>) -> F,
-    ) -> std::io::Result<()>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let pod = &shard.pod;
+        pod: &Arc<Pod>,
+    ) -> io::Result<(Arc<PodDns>, Vec<tokio::net::TcpListener>)> {
         let place = Place {
             netns: Some(pod.netns.clone()),
             mark: pod.proxy.config.packet_mark,
@@ -125,11 +114,9 @@ impl DnsSockets {
             let serve = ambit_dns::serve_datagrams(socket, server.clone(), pod.drain_watcher());
             ambit_rt::spawn("dns questions", serve);
         }
-        for listener in self.tcp {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            ambit_rt::spawn("dns listener", accept(listener, server.clone()));
-        }
-        Ok(())
+        let listeners = self.tcp.into_iter();
+        let listeners = listeners.map(tokio::net::TcpListener::from_std);
+        Ok((server, listeners.collect::<io::Result<_>>()?))
     }
 }
 

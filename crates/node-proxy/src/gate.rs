@@ -1,12 +1,12 @@
 //! Whether connections are taken. While the gate is closed they wait in the kernel's queues, or are
 //! taken by another proxy that has the same sockets.
 
-use std::{io, net::SocketAddr};
-
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::watch,
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
 };
+
+use tokio::sync::watch;
 
 /// What accepting tasks pass through; clones share it.
 #[derive(Clone, Debug)]
@@ -50,17 +50,14 @@ impl Gate {
         }
     }
 
-    /// The next connection, while the gate is open.
-    pub(crate) async fn pass(
-        &mut self,
-        listener: &TcpListener,
-    ) -> io::Result<(TcpStream, SocketAddr)> {
+    /// What comes next, asked for only while the gate is open.
+    pub(crate) async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         loop {
             self.opened().await;
             tokio::select! {
                 biased;
                 () = self.closed_again() => {}
-                accepted = listener.accept() => return accepted,
+                next = poll_fn(&mut next) => return next,
             }
         }
     }
@@ -78,6 +75,8 @@ impl GateKeeper {
 mod tests {
     use std::time::Duration;
 
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
 
     async fn listener() -> TcpListener {
@@ -92,10 +91,13 @@ mod tests {
             .await
             .unwrap();
         let brief = Duration::from_millis(20);
-        let passed = tokio::time::timeout(brief, gate.pass(&listener)).await;
+        let passed =
+            tokio::time::timeout(brief, gate.pass(|context| listener.poll_accept(context))).await;
         assert!(passed.is_err());
         keeper.set(true);
-        gate.pass(&listener).await.unwrap();
+        gate.pass(|context| listener.poll_accept(context))
+            .await
+            .unwrap();
         keeper.set(false);
         assert!(!gate.is_open());
     }
@@ -107,6 +109,8 @@ mod tests {
         let _client = TcpStream::connect(listener.local_addr().unwrap())
             .await
             .unwrap();
-        gate.pass(&listener).await.unwrap();
+        gate.pass(|context| listener.poll_accept(context))
+            .await
+            .unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The cluster that the tests of a run share, and Ambit in it.
+//! The cluster that the tests of a run share, or one that a test has to itself, and Ambit in it.
 
 use std::{
     io::{BufRead, BufReader},
@@ -24,9 +24,6 @@ const MESH_NAMESPACE: &str = "istio-system";
 /// replaced, stays open.
 const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
     ztunnel.terminationGracePeriodSeconds=900";
-
-/// The slot of the tests' own cluster.
-const TEST_SLOT: &str = "1";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh under everybody, run alone.
@@ -68,11 +65,22 @@ impl Part {
 /// A cluster with Ambit installed.
 pub struct Mesh {
     cluster: Cluster,
-    slot: String,
+    slot: Slot,
     client: Client,
     runtime: Runtime,
-    /// Takes the cluster down when this process has gone, however it went.
-    _holder: Option<Child>,
+    holder: Option<Holder>,
+}
+
+/// Takes a cluster down when this value or this process has gone, however it went.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        if let Err(error) = self.0.wait() {
+            eprintln!("the cluster may still be up: {error}");
+        }
+    }
 }
 
 impl std::fmt::Debug for Mesh {
@@ -84,8 +92,14 @@ impl std::fmt::Debug for Mesh {
 /// A test's access to the mesh.
 #[derive(Debug)]
 pub struct Access {
-    mesh: &'static Mesh,
+    mesh: Reach,
     guard: Guard,
+}
+
+#[derive(Debug)]
+enum Reach {
+    Shared(&'static Mesh),
+    Own(Box<Mesh>),
 }
 
 #[derive(Debug)]
@@ -102,15 +116,21 @@ impl Deref for Access {
     type Target = Mesh;
 
     fn deref(&self) -> &Mesh {
-        self.mesh
+        match &self.mesh {
+            Reach::Shared(mesh) => mesh,
+            Reach::Own(mesh) => mesh,
+        }
     }
 }
 
 impl Drop for Access {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.mesh.logs());
-            if matches!(self.guard, Guard::Alone { .. }) {
+            eprintln!("{}", self.logs());
+            if matches!(
+                (&self.guard, &self.mesh),
+                (Guard::Alone { .. }, Reach::Shared(_))
+            ) {
                 eprintln!("the tests after this one may find the cluster as this one left it");
             }
         }
@@ -123,7 +143,7 @@ impl Mesh {
         let guard = Guard::Shared {
             _guard: ALONE.read(),
         };
-        let mesh = MESH.get_or_init(Self::up);
+        let mesh = Reach::Shared(MESH.get_or_init(Self::up));
         Access { mesh, guard }
     }
 
@@ -132,16 +152,31 @@ impl Mesh {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
         };
-        let mesh = MESH.get_or_init(Self::up);
+        let mesh = Reach::Shared(MESH.get_or_init(Self::up));
+        Access { mesh, guard }
+    }
+
+    /// A mesh on a cluster of its own, which goes with the value: `options` are those of
+    /// `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test is at work.
+    pub fn own(options: &[&str], values: &[&str]) -> Access {
+        let guard = Guard::Alone {
+            _guard: ALONE.write(),
+        };
+        let mesh = Self::on(Slot::OWN, Some(hold(Slot::OWN, options)), values);
+        let mesh = Reach::Own(Box::new(mesh));
         Access { mesh, guard }
     }
 
     fn up() -> Self {
-        let running = std::env::var("AMBIT_TEST_SLOT").ok();
-        let number = running.clone().unwrap_or_else(|| TEST_SLOT.to_owned());
-        let slot: Slot = number.parse().expect("a slot's number");
+        match std::env::var("AMBIT_TEST_SLOT") {
+            Ok(number) => Self::on(number.parse().expect("a slot's number"), None, &[]),
+            Err(_) => Self::on(Slot::TESTS, Some(hold(Slot::TESTS, &[])), &[]),
+        }
+    }
+
+    /// Installs Ambit; its images too, on a cluster that was brought up just now.
+    fn on(slot: Slot, holder: Option<Holder>, values: &[&str]) -> Self {
         let places = Places::in_target(&target(), slot);
-        let holder = running.is_none().then(|| hold(&number));
         let cluster = Cluster::find(places, slot)
             .expect("the cluster's state can be read")
             .expect("the cluster is up");
@@ -155,17 +190,17 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("no access to the cluster: {error:#}"));
         let mesh = Self {
             cluster,
-            slot: number,
+            slot,
             client,
             runtime,
-            _holder: holder,
+            holder,
         };
-        if running.is_none() {
+        if mesh.holder.is_some() {
             mesh.cluster
                 .load(&archives())
                 .unwrap_or_else(|error| panic!("{error:#}"));
         }
-        mesh.install(&[]);
+        mesh.install(values);
         mesh
     }
 
@@ -226,8 +261,8 @@ impl Mesh {
     }
 
     /// The cluster's slot, which its addresses have in them.
-    pub fn slot(&self) -> &str {
-        &self.slot
+    pub fn slot(&self) -> Slot {
+        self.slot
     }
 
     /// A command of `ambit`, which must succeed; gives what it printed.
@@ -321,13 +356,15 @@ fn archives() -> Vec<PathBuf> {
 }
 
 /// Brings a cluster up that goes down by itself when this process has ended.
-fn hold(slot: &str) -> Child {
+fn hold(slot: Slot, options: &[&str]) -> Holder {
     let mut child = Command::new(binary("ambit-cluster"))
         .arg("--target")
         .arg(target())
         .arg("--sources")
         .arg(sources())
-        .args(["--slot", slot, "up", "--hold"])
+        .arg(format!("--slot={slot}"))
+        .args(["up", "--hold"])
+        .args(options)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         // Not ended together with the tests by Ctrl-C: it has work to do then.
@@ -338,5 +375,5 @@ fn hold(slot: &str) -> Child {
     let output = child.stdout.take().expect("piped");
     BufReader::new(output).read_line(&mut line).unwrap();
     assert!(!line.is_empty(), "the cluster does not come up; see above");
-    child
+    Holder(child)
 }

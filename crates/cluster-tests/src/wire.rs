@@ -8,8 +8,6 @@ use ambit_sys::netns::Netns;
 use k8s_openapi::api::core::v1::Pod;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
 
-use crate::space::address;
-
 /// A capture in the network namespace of every node.
 #[derive(Debug)]
 pub struct Wire(Vec<Capture>);
@@ -50,7 +48,7 @@ impl Wire {
 /// of the ports: whoever is captured would have used the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
-    let addresses: Vec<IpAddr> = servers.iter().map(|pod| address(pod)).collect();
+    let addresses = addresses(servers);
     for report in reports {
         let opened = addresses.contains(&report.server.ip())
             && ports.contains(&report.server.port())
@@ -63,7 +61,7 @@ pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: 
 /// they said nothing.
 #[track_caller]
 pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
-    let addresses: Vec<IpAddr> = captured.iter().map(|pod| address(pod)).collect();
+    let addresses = addresses(captured);
     let between = reports.iter().filter(|report| {
         addresses.contains(&report.client) && addresses.contains(&report.server.ip())
     });
@@ -76,4 +74,12 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
         tunnelled += report.bytes;
     }
     assert!(tunnelled > 0, "nothing between the pods: {reports:#?}");
+}
+
+/// All addresses of pods, of both families.
+fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
+    let ips = pods.iter().flat_map(|pod| pod.status.iter());
+    ips.flat_map(|status| status.pod_ips.iter().flatten())
+        .filter_map(|ip| ip.ip.parse().ok())
+        .collect()
 }

@@ -65,6 +65,8 @@ pub struct Slot(u8);
 impl Slot {
     /// The developer's.
     pub const DEVELOPMENT: Self = Self(0);
+    /// The one that tests share.
+    pub const TESTS: Self = Self(1);
     /// For tests about a cluster as a whole.
     pub const OWN: Self = Self(2);
     /// That of the benchmarks.
@@ -72,6 +74,12 @@ impl Slot {
 
     pub(crate) fn number(self) -> u8 {
         self.0
+    }
+}
+
+impl std::fmt::Display for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -1,0 +1,135 @@
+//! Clusters that are wired otherwise: each is brought up for its test, with both families.
+
+use ambit_cluster_tests::{FlowKind, FlowReport, Mesh, Node, Space, assert_only_tls};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::Api;
+use serde_json::Value;
+
+#[test]
+fn captured_pods_talk_tls_alone_over_ptp() {
+    let options = ["--ip-family=dual", "--primary-cni=ptp"];
+    let mesh = Mesh::own(&options, &["cni.mode=owned"]);
+    for node in mesh.cluster().nodes() {
+        assert_eq!(plugins(node), ["ambit-cni"]);
+    }
+    assert_tls_alone(&mesh);
+}
+
+#[test]
+fn captured_pods_talk_tls_alone_over_flannel() {
+    let options = ["--ip-family=dual", "--primary-cni=flannel"];
+    let mesh = Mesh::own(&options, &["cni.mode=chained"]);
+    for node in mesh.cluster().nodes() {
+        assert_eq!(plugins(node), ["flannel", "portmap", "ambit-cni"]);
+    }
+    assert_tls_alone(&mesh);
+}
+
+#[track_caller]
+fn assert_tls_alone(mesh: &Mesh) {
+    let space = mesh.space("wired");
+    space.label(Some("ambient"));
+    let server = space.serve("server", Some("n2"));
+    let clients = ["far", "near"];
+    let [far, near] =
+        [("far", "n1"), ("near", "n2")].map(|(name, node)| space.client(name, Some(node)));
+    for app in ["server", "far", "near"] {
+        space.until_captured(app, true);
+    }
+    let service = both_families(mesh, &space);
+    let mut urls = vec!["http://server/".to_owned(), "http://both/".to_owned()];
+    urls.extend(service.cluster_ips.iter().map(|ip| url(ip, 80)));
+    urls.extend(pod_ips(&server).iter().map(|ip| url(ip, 8080)));
+    for client in clients {
+        for url in &urls {
+            space.until_get(client, url, true);
+        }
+    }
+
+    let wire = mesh.watch(&["GET /"]);
+    for client in clients {
+        for url in &urls {
+            space.get(client, url).unwrap();
+        }
+    }
+    let reports = wire.finish();
+    assert_only_tls(&reports, &[&server, &far, &near]);
+    assert!(reports.iter().any(is_tunnelled_over_ipv6), "{reports:#?}");
+
+    // A node's own address is none of the mesh's: kube-proxy takes such calls on.
+    for node in ["11", "12"] {
+        for address in [format!("10.252.0.{node}"), format!("fd00:2:250::{node}")] {
+            space.until_get("far", &url(&address, service.node_port), true);
+        }
+    }
+}
+
+/// The types of the plugins in the configuration that the node's runtime takes, the first, in order.
+fn plugins(node: Node<'_>) -> Vec<String> {
+    let directory = node.root().unwrap().join("etc/cni/net.d");
+    let files = directory
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let lists = files.filter(|file| file.extension().is_some_and(|end| end == "conflist"));
+    let text = std::fs::read_to_string(lists.min().unwrap()).unwrap();
+    let list: Value = serde_json::from_str(&text).unwrap();
+    let plugins = list["plugins"].as_array().unwrap().iter();
+    plugins
+        .map(|plugin| plugin["type"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+struct BothFamilies {
+    cluster_ips: Vec<String>,
+    node_port: u16,
+}
+
+/// A Service of the server with addresses of both families, and a port on every node.
+fn both_families(mesh: &Mesh, space: &Space<'_>) -> BothFamilies {
+    space.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: both}
+spec:
+  type: NodePort
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+",
+    );
+    let services: Api<Service> = Api::namespaced(mesh.client(), space.name());
+    let spec = mesh.wait_for(services.get("both")).unwrap().spec.unwrap();
+    let cluster_ips = spec.cluster_ips.unwrap();
+    assert_eq!(cluster_ips.len(), 2);
+    BothFamilies {
+        cluster_ips,
+        node_port: spec.ports.unwrap()[0]
+            .node_port
+            .unwrap()
+            .try_into()
+            .unwrap(),
+    }
+}
+
+fn pod_ips(pod: &Pod) -> Vec<String> {
+    let ips = pod
+        .status
+        .iter()
+        .flat_map(|status| status.pod_ips.iter().flatten());
+    let ips: Vec<String> = ips.map(|ip| ip.ip.clone()).collect();
+    assert_eq!(ips.len(), 2);
+    ips
+}
+
+fn url(ip: &str, port: u16) -> String {
+    if ip.contains(':') {
+        format!("http://[{ip}]:{port}/")
+    } else {
+        format!("http://{ip}:{port}/")
+    }
+}
+
+fn is_tunnelled_over_ipv6(report: &FlowReport) -> bool {
+    report.kind == FlowKind::Hbone && report.server.is_ipv6() && report.bytes > 0
+}

@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
             + &sleeper("mesh", "a", &ambit)
             + &sleeper("mesh", "b", &ambit);
         let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
-        let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+        let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
         let idle = resident("proxy")?;
         lines.push(Line::alone("node proxy idle", "MB", idle, Some(22.0)));
         lines.push(Line::alone(
@@ -79,14 +79,14 @@ fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
     let server = format!("{}:9000", rig.address("mesh", "b")?);
     // The first one brings certificates and code pages in: they are not the connections' cost.
     let mut open = vec![rig.dial("mesh/a", &server)?];
-    let before = settled(|| process::resident_mb(rig.pid("proxy")?))?;
+    let before = settled(|| process::resident_mb(&rig.pids("proxy")?))?;
     while open.len() < CONNECTIONS {
         let mut stream = rig.dial("mesh/a", &server)?;
         stream.write_all(b"hello")?;
         stream.read_exact(&mut [0; 5])?;
         open.push(stream);
     }
-    let after = settled(|| process::resident_mb(rig.pid("proxy")?))?;
+    let after = settled(|| process::resident_mb(&rig.pids("proxy")?))?;
     lines.push(Line::alone(
         "node proxy, 4,000 open connections, added",
         "MB",
@@ -110,7 +110,7 @@ fn pods(ambit: &Path, lines: &mut Vec<Line>) -> Result<()> {
         status.pods.iter().all(|pod| pod.captured)
     })?;
     let enrolled = start.elapsed();
-    let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+    let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
     lines.push(Line::alone(
         "node proxy, 100 pods",
         "MB",
@@ -208,7 +208,7 @@ spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: 
         files.push((format!("many-{chunk}.yaml"), text));
     }
     let rig = Rig::up(&files)?;
-    let resident = |name: &str| settled(|| process::resident_mb(rig.pid(name)?));
+    let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
     let control = resident("control")?;
     let proxy = resident("proxy")?;
     lines.push(Line::alone(
@@ -223,7 +223,7 @@ spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: 
         control,
         None,
     ));
-    let peak = process::peak_mb(rig.pid("proxy")?)?;
+    let peak = process::peak_mb(&rig.pids("proxy")?)?;
     lines.push(Line::alone(
         "node proxy, peak while they load",
         "MB",

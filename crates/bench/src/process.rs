@@ -4,8 +4,22 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// User and system time of a process with all its threads.
-pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+/// A process and those it started: the node proxy is two.
+pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let mut family = vec![pid];
+    for child in children.split_ascii_whitespace() {
+        family.push(child.parse()?);
+    }
+    Ok(family)
+}
+
+/// User and system time of processes with all their threads.
+pub(crate) fn cpu_time(pids: &[u32]) -> Result<Duration> {
+    pids.iter().map(|pid| cpu_time_of(*pid)).sum()
+}
+
+fn cpu_time_of(pid: u32) -> Result<Duration> {
     // Ticks are 1/100 s on every Linux that user space can see (USER_HZ).
     const TICK: f64 = 0.01;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -25,14 +39,21 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) * TICK))
 }
 
-/// Resident memory in megabytes (10^6 bytes).
-pub(crate) fn resident_mb(pid: u32) -> Result<f64> {
-    memory_mb(pid, "VmRSS:")
+/// Resident memory in megabytes (10^6 bytes); a page that several processes share counts once.
+pub(crate) fn resident_mb(pids: &[u32]) -> Result<f64> {
+    pids.iter()
+        .map(|pid| {
+            let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+            Ok(Memory::from_rollup(&rollup).proportional)
+        })
+        .sum()
 }
 
-/// The most it ever was.
-pub(crate) fn peak_mb(pid: u32) -> Result<f64> {
-    memory_mb(pid, "VmHWM:")
+/// The most that one of them ever had.
+pub(crate) fn peak_mb(pids: &[u32]) -> Result<f64> {
+    pids.iter()
+        .map(|pid| memory_mb(*pid, "VmHWM:"))
+        .try_fold(0.0, |most, peak| Ok(peak?.max(most)))
 }
 
 fn memory_mb(pid: u32, field: &str) -> Result<f64> {
@@ -112,8 +133,9 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_and_time() {
-        let me = std::process::id();
-        assert!(resident_mb(me).unwrap() > 0.1);
-        assert!(cpu_time(me).unwrap() < Duration::from_secs(3600));
+        let me = family(std::process::id()).unwrap();
+        assert!(resident_mb(&me).unwrap() > 0.1);
+        assert!(peak_mb(&me).unwrap() >= resident_mb(&me).unwrap());
+        assert!(cpu_time(&me).unwrap() < Duration::from_secs(3600));
     }
 }

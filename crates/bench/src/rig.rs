@@ -106,8 +106,8 @@ impl Rig {
             .dial(Place::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// Process id, as this program sees it, of the only process of that name in the lab.
-    pub(crate) fn pid(&self, daemon: &str) -> Result<u32> {
+    /// Process ids, as this program sees them, of the only daemon of that name in the lab.
+    pub(crate) fn pids(&self, daemon: &str) -> Result<Vec<u32>> {
         let status = self.client.status()?;
         let inside = status
             .daemons
@@ -115,8 +115,9 @@ impl Rig {
             .find(|process| process.name == daemon)
             .and_then(|process| process.pid)
             .with_context(|| format!("no {daemon} runs"))?;
-        process::outer_pid(inside, &format!("ambit-{daemon}"))
-            .or_else(|_| process::outer_pid(inside, "ambit-node-prox"))
+        let pid = process::outer_pid(inside, &format!("ambit-{daemon}"))
+            .or_else(|_| process::outer_pid(inside, "ambit-node-prox"))?;
+        process::family(pid)
     }
 
     /// Sum and count of a histogram of the agent.

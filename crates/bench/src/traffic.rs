@@ -179,7 +179,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         through - bare,
         100.0,
     ));
-    let proxy = rig.pid("proxy")?;
+    let proxy = &rig.pids("proxy")?;
     let before = process::cpu_time(proxy)?;
     let load = mesh.http(32, true)?;
     let spent = process::cpu_time(proxy)? - before;

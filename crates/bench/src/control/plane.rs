@@ -135,7 +135,7 @@ impl Plane {
     }
 
     pub(super) fn usage(&self) -> Result<Usage> {
-        let pid = self.process.id();
+        let pid = &[self.process.id()];
         Ok(Usage {
             at: Instant::now(),
             cpu: process::cpu_time(pid)?,
@@ -144,7 +144,7 @@ impl Plane {
     }
 
     pub(super) fn peak_mb(&self) -> Result<f64> {
-        process::peak_mb(self.process.id())
+        process::peak_mb(&[self.process.id()])
     }
 }
 

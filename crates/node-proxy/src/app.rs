@@ -30,6 +30,7 @@ use crate::{
     gate::Gate,
     held::{Accept, Held},
     keeper::{self, Keeper},
+    kept::{self, KeptCertificates, KeptMesh},
     local_xds,
     pod::Proxy,
     pods::{Enrolment, Served},
@@ -96,7 +97,7 @@ fn drop_privileges() {
 
 async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
-    let (keeper, held) = match by {
+    let (keeper, mut held) = match by {
         StartedBy::Supervisor => Keeper::connect().await?,
         StartedBy::Anyone => (Keeper::none(), Held::default()),
     };
@@ -114,8 +115,12 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
 
     let (state, demands) = shared_state(&config);
     let static_config = load_local(&config, &state)?;
-    let certificates = certificates(env, &config)?;
-    ambit_rt::spawn("identities", prefetch(state.clone(), certificates.clone()));
+    let (mesh, vault) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
+    let certificates = certificates(env, &config, vault.clone())?;
+    ambit_rt::spawn(
+        "identities",
+        prefetch(state.clone(), certificates.clone(), vault),
+    );
     let (known, mesh_known) = watch::channel(false);
     let synced = move || {
         state_ready.ready();
@@ -130,6 +135,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
             state: state.clone(),
             metrics: metrics.clone(),
             synced,
+            kept: mesh,
         };
         follow_control_plane(env, &config, follower, demands)?;
     }
@@ -242,7 +248,11 @@ fn token(config: &Config) -> Option<TokenSource> {
     config.auth_token.as_deref().map(TokenSource::from_setting)
 }
 
-fn certificates(env: &Env, config: &Config) -> anyhow::Result<Certificates> {
+fn certificates(
+    env: &Env,
+    config: &Config,
+    vault: Option<Arc<KeptCertificates>>,
+) -> anyhow::Result<Certificates> {
     let mut settings = TlsSettings::from_env(env)?;
     if let Some(path) = &config.crl_path {
         let lists = Crls::new();
@@ -264,6 +274,10 @@ fn certificates(env: &Env, config: &Config) -> anyhow::Result<Certificates> {
             ..CsrClientOptions::default()
         },
     );
+    let client = match vault {
+        Some(vault) => client.with_vault(vault),
+        None => client,
+    };
     Ok(Certificates::start(
         Arc::new(client),
         CertificatesOptions::default(),
@@ -271,10 +285,19 @@ fn certificates(env: &Env, config: &Config) -> anyhow::Result<Certificates> {
 }
 
 /// Fetches certificates ahead of use, and forgets those of identities that left the node.
-async fn prefetch(state: SharedState, certificates: Certificates) {
+async fn prefetch(
+    state: SharedState,
+    certificates: Certificates,
+    vault: Option<Arc<KeptCertificates>>,
+) {
     follow_identities(state, |event| match event {
         IdentityEvent::Appeared(identity) => certificates.prefetch(&identity),
-        IdentityEvent::Gone(identity) => certificates.forget(&identity),
+        IdentityEvent::Gone(identity) => {
+            certificates.forget(&identity);
+            if let Some(vault) = &vault {
+                vault.forget(&identity);
+            }
+        }
     })
     .await;
 }
@@ -284,6 +307,7 @@ struct Follower<F> {
     state: SharedState,
     metrics: Arc<Metrics>,
     synced: F,
+    kept: Option<Arc<KeptMesh>>,
 }
 
 impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
@@ -301,6 +325,18 @@ impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
 
     fn ready(&self) {
         (self.synced)();
+    }
+
+    fn keep(&self, type_url: &str, name: &str, kept: &ambit_xds::Kept) {
+        if let Some(mesh) = &self.kept {
+            mesh.keep(type_url, name, kept);
+        }
+    }
+
+    fn kept(&self, type_url: &str, complete: bool) {
+        if let Some(mesh) = &self.kept {
+            mesh.kept(type_url, complete);
+        }
     }
 
     fn received(&self, type_url: &str, bytes: usize) {
@@ -340,7 +376,12 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
         node: node.to_wire(env)?,
         on_demand: config.xds_on_demand,
     };
-    let client = ambit_xds::Client::new(options, follower, demands);
+    let kept = follower.kept.clone();
+    let mut client = ambit_xds::Client::new(options, follower, demands);
+    if let Some(kept) = kept {
+        kept.restore(&mut client)
+            .context("cannot read what was kept of the mesh")?;
+    }
     ambit_rt::spawn("xds", client.run());
     Ok(())
 }

@@ -3,8 +3,8 @@
 //!
 //! A pod is told as one [`Record::Pod`] with its network namespace, followed by one
 //! [`Record::Socket`] for each of its sockets; it counts once all have come. Nothing secret is ever
-//! among them. A record of a kind that the reader does not know is passed over, so that versions may
-//! differ.
+//! among them, but in one of the files that a worker keeps for the next: those go to no successor. A
+//! record of a kind that the reader does not know is passed over, so that versions may differ.
 
 use std::collections::BTreeMap;
 
@@ -50,6 +50,17 @@ pub enum Record {
     Started,
     /// The sender takes the connections of all pods it was told of.
     Accepting,
+    /// A file that a worker keeps for the next one, with its descriptor. Replaces an earlier one.
+    File(Kind),
+}
+
+/// What a worker keeps for the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// What the control plane told.
+    Mesh,
+    /// Certificates with their keys.
+    Certificates,
 }
 
 /// Whether a worker takes connections.
@@ -111,6 +122,8 @@ impl Record {
             Self::Accept(Accept::Paused) => vec![b'A', b'p'],
             Self::Started => vec![b'B'],
             Self::Accepting => vec![b'C'],
+            Self::File(Kind::Mesh) => vec![b'F', b'm'],
+            Self::File(Kind::Certificates) => vec![b'F', b'c'],
         }
     }
 
@@ -154,6 +167,11 @@ impl Record {
             },
             b'B' => Self::Started,
             b'C' => Self::Accepting,
+            b'F' => match rest.first().ok_or(HeldError::Short)? {
+                b'm' => Self::File(Kind::Mesh),
+                b'c' => Self::File(Kind::Certificates),
+                _ => return Ok(None),
+            },
             _ => return Ok(None),
         }))
     }
@@ -170,11 +188,12 @@ pub struct HeldPod<F> {
     pub sockets: Vec<F>,
 }
 
-/// The pods held.
+/// The pods held, and the files.
 #[derive(Debug)]
 pub struct Held<F> {
     pods: BTreeMap<PodUid, HeldPod<F>>,
     coming: Option<Coming<F>>,
+    files: BTreeMap<Kind, F>,
 }
 
 /// A pod some of whose sockets are still to come.
@@ -190,6 +209,7 @@ impl<F> Default for Held<F> {
         Self {
             pods: BTreeMap::new(),
             coming: None,
+            files: BTreeMap::new(),
         }
     }
 }
@@ -226,7 +246,11 @@ impl<F> Held<F> {
                 self.complete();
                 Ok(())
             }
-            (Record::Pod { .. } | Record::Socket, None) | (_, Some(_)) => {
+            (Record::File(kind), Some(file)) => {
+                self.files.insert(*kind, file);
+                Ok(())
+            }
+            (Record::Pod { .. } | Record::Socket | Record::File(_), None) | (_, Some(_)) => {
                 Err(HeldError::Descriptor)
             }
             (Record::Known { uid, info }, None) => {
@@ -254,6 +278,16 @@ impl<F> Held<F> {
         self.coming = None;
     }
 
+    /// Takes a file out.
+    pub fn take_file(&mut self, kind: Kind) -> Option<F> {
+        self.files.remove(&kind)
+    }
+
+    /// Lets the files go.
+    pub fn forget_files(&mut self) {
+        self.files.clear();
+    }
+
     /// Lets everything go.
     pub fn clear(&mut self) {
         *self = Self::default();
@@ -276,7 +310,13 @@ impl<F> Held<F> {
 }
 
 impl<F: Clone> Held<F> {
-    /// All of it, as records that make another hold the same.
+    /// The files, as records that make another hold the same.
+    pub fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+        let files = self.files.iter();
+        files.map(|(kind, file)| (Record::File(*kind), Some(file.clone())))
+    }
+
+    /// All pods, as records that make another hold the same.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
         let pod = |(uid, pod): (&PodUid, &HeldPod<F>)| {
             let head = Record::Pod {
@@ -336,6 +376,8 @@ mod tests {
             Record::Accept(Accept::Paused),
             Record::Started,
             Record::Accepting,
+            Record::File(Kind::Mesh),
+            Record::File(Kind::Certificates),
         ];
         for record in records {
             let bytes = record.encode();

@@ -13,7 +13,7 @@ use ambit_zds::{PodUid, WorkloadInfo};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
-use crate::held::{Accept, Held, HeldError, MAX_HELD_RECORD, Record};
+use crate::held::{Accept, Held, HeldError, Kind, MAX_HELD_RECORD, Record};
 
 /// How long the supervisor may take to tell what it holds.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -136,6 +136,11 @@ impl Keeper {
     /// The pod is no longer served.
     pub fn release(&self, uid: &PodUid) {
         self.send(&Record::Release { uid: uid.clone() }, None);
+    }
+
+    /// Has a file held for the next worker.
+    pub fn keep(&self, kind: Kind, file: impl AsFd) {
+        self.send(&Record::File(kind), Some(file.as_fd()));
     }
 
     /// The configuration is good; from now on the end of the process is a crash.

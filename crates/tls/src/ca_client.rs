@@ -1,6 +1,6 @@
 //! Fetching certificates: the interface the certificate store uses, and its form over the CSR API.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use ambit_model::Identity;
 use ambit_rt::ErrorChain;
@@ -8,7 +8,9 @@ use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
 use prost_types::{Struct, Value, value::Kind};
+use rustls_pki_types::PrivateKeyDer;
 use tonic::{Request, transport::Channel};
+use zeroize::Zeroizing;
 
 use crate::{
     CallHeaders, CallHeadersError, CertificateRequest, ChainError, CsrError, TlsSettings,
@@ -23,6 +25,15 @@ pub trait CaClient: Send + Sync + 'static {
         &'a self,
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
+}
+
+/// Keeps certificates beyond the life of the process that fetched them.
+pub trait Vault: Send + Sync + 'static {
+    /// Keeps what the CA answered, and the key it is for.
+    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
+
+    /// Gives what a process before this one kept, once.
+    fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)>;
 }
 
 /// A certificate could not be had.
@@ -89,6 +100,7 @@ pub struct CsrClient {
     headers: CallHeaders,
     settings: TlsSettings,
     options: CsrClientOptions,
+    vault: Option<Arc<dyn Vault>>,
 }
 
 impl CsrClient {
@@ -105,10 +117,33 @@ impl CsrClient {
             headers,
             settings,
             options,
+            vault: None,
+        }
+    }
+
+    /// With a vault, which is asked before the CA.
+    #[must_use]
+    pub fn with_vault(mut self, vault: Arc<dyn Vault>) -> Self {
+        self.vault = Some(vault);
+        self
+    }
+
+    /// What was kept, if it can still be used.
+    fn kept(&self, identity: &Identity) -> Option<WorkloadCert> {
+        let (key, answer) = self.vault.as_ref()?.take(identity)?;
+        match WorkloadCert::from_response(&self.settings, identity, key, &answer) {
+            Ok(certificate) => Some(certificate),
+            Err(error) => {
+                tracing::info!(%identity, %error, "the certificate that was kept is of no use");
+                None
+            }
         }
     }
 
     async fn call(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+        if let Some(certificate) = self.kept(identity) {
+            return Ok(certificate);
+        }
         let CertificateRequest { pem, key } = CertificateRequest::new(identity)?;
         let mut request = Request::new(IstioCertificateRequest {
             csr: pem,
@@ -123,12 +158,15 @@ impl CsrClient {
             .map_err(|_| FetchError::TimedOut(self.options.timeout))?
             .map_err(|status| FetchError::Status(Box::new(status)))?;
         let chain = answer.into_inner().cert_chain;
-        Ok(WorkloadCert::from_response(
-            &self.settings,
-            identity,
-            key,
-            &chain,
-        )?)
+        let kept = self
+            .vault
+            .as_ref()
+            .map(|vault| (vault, Zeroizing::new(key.clone_key())));
+        let certificate = WorkloadCert::from_response(&self.settings, identity, key, &chain)?;
+        if let Some((vault, key)) = kept {
+            vault.put(identity, &key, &chain);
+        }
+        Ok(certificate)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Mesh identity in TLS: workload certificates and their renewal, the SPIFFE checks on both sides
 //! of a handshake, the CSR API client, gRPC channels with TLS, and what a CA needs to issue.
 //!
-//! Knows nothing of HBONE, xDS records or Kubernetes. Private keys are made here and stay in memory.
+//! Knows nothing of HBONE, xDS records or Kubernetes. Private keys are made here and stay in memory; what
+//! keeps them beyond the process is a [`Vault`].
 #![forbid(unsafe_code)]
 
 pub mod ca;
@@ -19,7 +20,7 @@ mod settings;
 mod verify;
 mod workload_cert;
 
-pub use ca_client::{CaClient, CsrClient, CsrClientOptions, FetchError};
+pub use ca_client::{CaClient, CsrClient, CsrClientOptions, FetchError, Vault};
 pub use call::{CallHeaders, CallHeadersError, TokenSource};
 pub use certificates::{CertError, Certificates, CertificatesOptions, Priority};
 pub use chain::ChainError;

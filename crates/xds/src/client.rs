@@ -11,8 +11,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    Handler,
-    intake::{ADDRESSES, take_in, types},
+    Handler, Kept,
+    intake::{self, ADDRESSES, take_in, types},
     stream::{self, Responses},
 };
 
@@ -108,6 +108,16 @@ impl<H: Handler> Client<H> {
             demands,
             machine,
             waiters: HashMap::new(),
+        }
+    }
+
+    /// Takes in what a client before this one [kept](Handler::keep) of a type until it was complete and
+    /// since, before [`Self::run`]: the control plane then sends only what has changed.
+    pub fn restore(&mut self, type_url: &str, kept: impl Iterator<Item = Kept>) {
+        let effects = intake::restore(&mut self.machine, &self.handler, type_url, kept);
+        // There is nobody to answer.
+        if effects.contains(&Effect::Ready) {
+            self.handler.ready();
         }
     }
 

@@ -8,6 +8,7 @@ use ambit_wire::{
     encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
 };
 use ambit_xds_core::{Effect, Ending, Kind, Push, TypeConfig};
+use bytes::Bytes;
 
 /// Records handed over at a time. Whoever applies them under a lock holds it for some tens of
 /// microseconds.
@@ -48,6 +49,15 @@ pub enum Update {
     PolicyGone(ArcStr),
 }
 
+/// What is kept of a resource, for [`crate::Client::restore`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It is there: as it came.
+    Resource(Bytes),
+    /// It is gone: its name.
+    Gone(ArcStr),
+}
+
 /// Who keeps what the control plane tells.
 pub trait Handler: Send + 'static {
     /// Applies a batch and empties it.
@@ -59,6 +69,13 @@ pub trait Handler: Send + 'static {
 
     /// A push of policies was taken in: those that exist are known, but for refused ones.
     fn policies_known(&self) {}
+
+    /// This was taken in of a type that is followed as a whole. What is kept in this order can be
+    /// restored.
+    fn keep(&self, _type_url: &str, _name: &str, _kept: &Kept) {}
+
+    /// A push was taken in and kept; the first one of a type without a refusal makes it complete.
+    fn kept(&self, _type_url: &str, _complete: bool) {}
 
     /// Everything that is followed as a whole has been received once, without a refusal.
     fn ready(&self) {}
@@ -82,10 +99,12 @@ pub(crate) async fn take_in<H: Handler>(
         nonce,
         removed_resources,
     } = response;
-    let mut batch = Batch::new(client.begin_push(&type_url, nonce), handler);
+    let push = client.begin_push(&type_url, nonce);
+    let keep = push.is_whole().then_some(type_url.as_str());
+    let mut batch = Batch::new(push, handler, keep);
     let kind = batch.push.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
-        batch.resource(kind, index, LeanResource::read(bytes));
+        batch.resource(kind, index, bytes);
         if index % YIELD_AFTER == YIELD_AFTER - 1 {
             tokio::task::yield_now().await;
         }
@@ -96,38 +115,64 @@ pub(crate) async fn take_in<H: Handler>(
         batch.removed(kind, name.as_str().into(), now);
     }
     batch.flush();
+    if let Some(type_url) = keep {
+        handler.kept(type_url, !batch.push.is_refused());
+    }
+    tell_known(kind, handler);
+    batch.push.finish()
+}
+
+/// Takes in what was kept of a type, as one push without a server.
+pub(crate) fn restore<H: Handler>(
+    client: &mut ambit_xds_core::Client,
+    handler: &H,
+    type_url: &str,
+    kept: impl Iterator<Item = Kept>,
+) -> Vec<Effect> {
+    let mut batch = Batch::new(client.begin_push(type_url, String::new()), handler, None);
+    let kind = batch.push.kind();
+    let now = Instant::now();
+    for (index, kept) in kept.enumerate() {
+        match kept {
+            Kept::Resource(bytes) => batch.resource(kind, index, bytes),
+            Kept::Gone(name) => batch.removed(kind, name, now),
+        }
+    }
+    batch.flush();
+    tell_known(kind, handler);
+    batch.push.finish()
+}
+
+fn tell_known<H: Handler>(kind: Option<Kind>, handler: &H) {
     match kind {
         Some(ADDRESSES) => handler.addresses_known(),
         Some(POLICIES) => handler.policies_known(),
         _ => {}
     }
-    batch.push.finish()
 }
 
 struct Batch<'a, H> {
     push: Push<'a>,
     handler: &'a H,
     updates: Vec<Update>,
-    accepted: Vec<(ArcStr, LeanResource)>,
+    accepted: Vec<(ArcStr, LeanResource, Bytes)>,
+    /// The type, if what comes is to be kept.
+    keep: Option<&'a str>,
 }
 
 impl<'a, H: Handler> Batch<'a, H> {
-    fn new(push: Push<'a>, handler: &'a H) -> Self {
+    fn new(push: Push<'a>, handler: &'a H, keep: Option<&'a str>) -> Self {
         Self {
             push,
             handler,
             updates: Vec::with_capacity(BATCH),
             accepted: Vec::new(),
+            keep,
         }
     }
 
-    fn resource(
-        &mut self,
-        kind: Option<Kind>,
-        index: usize,
-        resource: Result<LeanResource, DecodeError>,
-    ) {
-        let resource = match resource {
+    fn resource(&mut self, kind: Option<Kind>, index: usize, bytes: Bytes) {
+        let resource = match LeanResource::read(bytes.clone()) {
             Ok(resource) => resource,
             Err(error) => return self.rejected(&format!("resource {index}"), &error),
         };
@@ -135,7 +180,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         match read(kind, &name, &resource) {
             Ok(Some(update)) => {
                 self.updates.push(update);
-                self.accepted.push((name, resource));
+                self.accepted.push((name, resource, bytes));
             }
             Ok(None) => {}
             Err(error) => self.rejected(&name, &error),
@@ -151,7 +196,13 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 
     fn removed(&mut self, kind: Option<Kind>, name: ArcStr, now: Instant) {
+        // In the order of the push.
+        self.flush_accepted();
         self.push.removed(&name, now);
+        if let Some(type_url) = self.keep {
+            self.handler
+                .keep(type_url, &name, &Kept::Gone(name.clone()));
+        }
         self.updates.push(match kind {
             Some(ADDRESSES) => Update::AddressGone(name),
             Some(POLICIES) => Update::PolicyGone(name),
@@ -167,9 +218,16 @@ impl<'a, H: Handler> Batch<'a, H> {
             self.handler.apply(&mut self.updates);
             self.updates.clear();
         }
-        for (name, resource) in self.accepted.drain(..) {
+        self.flush_accepted();
+    }
+
+    fn flush_accepted(&mut self) {
+        for (name, resource, bytes) in self.accepted.drain(..) {
             self.push
                 .accepted(&name, &resource.version, &resource.aliases);
+            if let Some(type_url) = self.keep {
+                self.handler.keep(type_url, &name, &Kept::Resource(bytes));
+            }
         }
     }
 }

@@ -140,6 +140,8 @@ struct Recorder(Arc<Recorded>);
 struct Recorded {
     updates: Mutex<Vec<Update>>,
     received: Mutex<Vec<(String, usize)>>,
+    kept: Mutex<Vec<(String, Kept)>>,
+    complete: Mutex<Vec<String>>,
     endings: watch::Sender<Vec<Ending>>,
     ready: watch::Sender<bool>,
 }
@@ -151,6 +153,17 @@ impl Handler for Recorder {
 
     fn ready(&self) {
         self.0.ready.send_replace(true);
+    }
+
+    fn keep(&self, type_url: &str, _name: &str, kept: &Kept) {
+        let kept = (type_url.to_owned(), kept.clone());
+        self.0.kept.lock().unwrap().push(kept);
+    }
+
+    fn kept(&self, type_url: &str, complete: bool) {
+        if complete {
+            self.0.complete.lock().unwrap().push(type_url.to_owned());
+        }
     }
 
     fn received(&self, type_url: &str, bytes: usize) {
@@ -390,6 +403,54 @@ async fn a_reconnect_tells_the_versions_that_are_held() {
     versions.sort();
     let held = |name: &str| (name.to_owned(), "1f".to_owned());
     assert_eq!(versions, [held("ns/h"), held("u")]);
+}
+
+#[tokio::test]
+async fn what_was_kept_is_restored_and_only_changes_are_asked_for() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, client) = start(&control_plane.address, headers());
+    let mut session = control_plane.session().await;
+    session.request().await;
+    session.request().await;
+    let all = vec![workload("u"), workload("v"), service("h")];
+    session.send(ADDRESS_TYPE_URL, "1", all, &[]).await;
+    session.request().await;
+    session.send(ADDRESS_TYPE_URL, "2", vec![], &["v"]).await;
+    session.request().await;
+    let policies = vec![policy("p")];
+    session
+        .send(AUTHORIZATION_TYPE_URL, "3", policies, &[])
+        .await;
+    session.request().await;
+    drop((client, session));
+    let of = |type_url: &str| {
+        let kept = recorder.0.kept.lock().unwrap().clone();
+        kept.into_iter()
+            .filter_map(move |(of, kept)| (of == type_url).then_some(kept))
+            .collect::<Vec<_>>()
+    };
+    let complete = recorder.0.complete.lock().unwrap().clone();
+    assert!(complete.contains(&ADDRESS_TYPE_URL.to_owned()));
+    assert!(complete.contains(&AUTHORIZATION_TYPE_URL.to_owned()));
+
+    let next = Recorder::default();
+    let options = options(&control_plane.address, headers(), false);
+    let mut client = Client::new(options, next.clone(), None);
+    client.restore(ADDRESS_TYPE_URL, of(ADDRESS_TYPE_URL).into_iter());
+    assert!(!*next.0.ready.borrow());
+    client.restore(
+        AUTHORIZATION_TYPE_URL,
+        of(AUTHORIZATION_TYPE_URL).into_iter(),
+    );
+    assert!(*next.0.ready.borrow(), "without a control plane");
+    assert_eq!(names(&next.updates()), ["u", "v", "ns/h", "-v", "ns/p"]);
+    assert!(next.0.kept.lock().unwrap().is_empty(), "it is kept already");
+    let _client = spawn_abortable("client under test", client.run());
+    let mut session = control_plane.session().await;
+    let versions = session.request().await.initial_resource_versions;
+    let mut held: Vec<_> = versions.keys().map(String::as_str).collect();
+    held.sort_unstable();
+    assert_eq!(held, ["ns/h", "u"]);
 }
 
 #[tokio::test]

@@ -27,6 +27,44 @@ fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
 }
 
 #[test]
+fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("orphaned");
+    space.label(Some("ambient"));
+    space.serve("server", Some("n2"));
+    space.until_captured("server", true);
+    let load = Load::start(&space, "load", Some("n1"), "server");
+    space.until_captured("load", true);
+    space.until_get("load", "http://server/", true);
+    let scale = |replicas: u8| {
+        let replicas = format!("--replicas={replicas}");
+        let control = "deployment/ambit-control";
+        mesh.kubectl(&["scale", "--namespace=istio-system", control, &replicas]);
+    };
+    scale(0);
+    mesh.kubectl(&[
+        "wait",
+        "--namespace=istio-system",
+        "--for=delete",
+        "pod",
+        "--selector=app=istiod",
+        "--timeout=90s",
+    ]);
+    for node in mesh.cluster().nodes() {
+        assert!(node.kill_processes("/ambit-node-proxy worker").unwrap() > 0);
+        space.until_get("load", "http://server/", true);
+    }
+    let outcome = load.finish();
+    scale(1);
+    mesh.until_installed();
+    outcome.assert_all_opened();
+    // What comes now is known again.
+    space.client("late", Some("n1"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+}
+
+#[test]
 fn what_is_stored_may_go_back_in_time() {
     let mesh = Mesh::alone();
     let space = mesh.space("restore");

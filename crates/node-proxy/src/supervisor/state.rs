@@ -17,6 +17,8 @@ const PREDECESSOR_WITHIN: Duration = Duration::from_secs(2);
 const STABLE: Duration = Duration::from_secs(1);
 /// The second of several quick deaths waits this long, each further one twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
+/// From this wait on, which takes several quick deaths, what the worker kept may be their cause.
+const DISTRUST: Duration = Duration::from_millis(40);
 /// However often it dies, a new one comes after this.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -191,7 +193,7 @@ impl<F: Clone> Supervisor<F> {
     fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.worker = Worker::Running { since: now };
         effects.push(Effect::Start);
-        let told = self.held.records().into_iter();
+        let told = self.held.records().into_iter().chain(self.held.files());
         effects.extend(told.map(|(record, fd)| Effect::ToWorker(record, fd)));
         let accept = if self.superseded {
             Accept::Paused
@@ -286,6 +288,9 @@ impl<F: Clone> Supervisor<F> {
         }
         let wait = self.wait;
         self.wait = (wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
+        if wait >= DISTRUST {
+            self.held.forget_files();
+        }
         effects.push(Effect::Report { ended, wait });
         if wait.is_zero() {
             self.start(now, effects);

@@ -45,6 +45,30 @@ fn an_issued_certificate_is_accepted_with_and_without_an_intermediate() {
 }
 
 #[test]
+fn a_new_certificate_is_good_where_clocks_are_behind_by_less_than_it_is_backdated() {
+    let root = root();
+    let now = SystemTime::now();
+    let intermediate = root.new_intermediate("td", 30 * DAY, now).unwrap();
+    let request = CertificateRequest::new(&identity()).unwrap();
+    for authority in [&root, &intermediate] {
+        let answer = authority
+            .issue(&request.pem, &identity(), DAY, now)
+            .unwrap();
+        let chain: Vec<_> = answer[..answer.len() - 1]
+            .iter()
+            .flat_map(|pem| certificates(0, pem).unwrap())
+            .collect();
+        let at = |clock: SystemTime| {
+            let (key, roots) = (request.key.clone_key(), root.roots().to_vec());
+            WorkloadCert::valid_at(&TlsSettings::default(), chain.clone(), key, roots, clock)
+        };
+        at(now - BACKDATE + Duration::from_secs(1)).unwrap();
+        let error = at(now - BACKDATE - Duration::from_secs(1)).unwrap_err();
+        assert!(matches!(error, ChainError::Unverified(_)), "{error:?}");
+    }
+}
+
+#[test]
 fn a_leaf_has_the_spiffe_profile() {
     let (_, answer) = issue(&root());
     let der = certificates(0, &answer[0]).unwrap().swap_remove(0);

@@ -1,14 +1,18 @@
 //! The CSR API client against a scripted server on loopback.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use ambit_model::Identity;
 use ambit_testkit::{CsrAnswer, CsrServer, Pki};
 use ambit_tls::{
     CaClient, CallHeaders, CertificateRequest, ChainError, CsrClient, CsrClientOptions, FetchError,
-    RootCa, TlsSettings, TokenSource,
+    RootCa, TlsSettings, TokenSource, Vault,
     grpc::{ChannelConfig, channel},
 };
+use rustls_pki_types::PrivateKeyDer;
 
 fn id() -> Identity {
     Identity::new("td", "ns", "sa")
@@ -67,6 +71,38 @@ async fn a_certificate_is_fetched_as_the_contract_says() {
         server.seen()[1].csr,
         "a new key each time"
     );
+}
+
+/// Gives what it was given last, once.
+#[derive(Default)]
+struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
+
+impl Vault for OneCertificate {
+    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
+        assert_eq!(identity, &id());
+        *self.0.lock().unwrap() = Some((key.clone_key(), answer.to_vec()));
+    }
+
+    fn take(&self, _identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)> {
+        self.0.lock().unwrap().take()
+    }
+}
+
+#[tokio::test]
+async fn what_a_vault_kept_is_used_before_the_ca_is_asked() {
+    let (_pki, server, client) = start().await;
+    let vault = Arc::new(OneCertificate::default());
+    let client = client.with_vault(vault.clone());
+    let first = client.fetch(&id()).await.unwrap();
+    let again = client.fetch(&id()).await.unwrap();
+    assert_eq!(first.chain(), again.chain());
+    assert_eq!(server.seen().len(), 1);
+    assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
+    // Of no use for the identity that is asked for.
+    let kept = vault.0.lock().unwrap().take().unwrap();
+    *vault.0.lock().unwrap() = Some((kept.0, kept.1[1..].to_vec()));
+    client.fetch(&id()).await.unwrap();
+    assert_eq!(server.seen().len(), 3);
 }
 
 #[tokio::test]

@@ -107,6 +107,30 @@ fn however_often_it_dies_the_next_one_comes_within_a_second() {
 }
 
 #[test]
+fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
+    let file = Record::File(crate::held::Kind::Mesh);
+    let mut world = World::serving(0);
+    world.event(Event::FromWorker(file.clone(), Some(7)));
+    let told = Effect::ToWorker(file.clone(), Some(7));
+    let mut given = Vec::new();
+    for _ in 0..5 {
+        let mut effects = world.event(Event::Ended(Ended::Signal(6)));
+        if world.supervisor.deadline().is_some() {
+            world.wait();
+            effects = world.event(Event::Tick);
+        }
+        given.push(effects.contains(&told));
+    }
+    assert_eq!(given, [true, true, true, false, false]);
+    world.event(Event::FromWorker(file, Some(7)));
+    let successor = world.event(Event::Successor);
+    assert_eq!(
+        successor,
+        [Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None)]
+    );
+}
+
+#[test]
 fn a_worker_that_never_started_ends_the_supervisor_with_its_code() {
     let mut world = World::new();
     assert_eq!(

@@ -1,0 +1,357 @@
+//! A file without a name that outlives this process, since the supervisor holds it: entries, of which
+//! the last of each key counts. Knows nothing of what they mean.
+//!
+//! Entries are only ever added at the end, so that a process that is killed leaves at most the last one
+//! incomplete. When too much of it has been overtaken, what counts is copied into a file that takes its
+//! place. A journal that cannot be written is emptied: what is kept in part would be wrong.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufReader, BufWriter, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use zeroize::Zeroizing;
+
+use crate::{held::Kind, keeper::Keeper};
+
+/// Below this size nothing is copied.
+const SMALL: u64 = 4 << 20;
+/// Written at once.
+const CHUNK: usize = 64 << 10;
+/// A longer entry is none: the file is not what it should be.
+const LONGEST: u64 = 16 << 20;
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is about; the meaning is the caller's.
+    pub tag: u8,
+    /// Whose.
+    pub key: Vec<u8>,
+    /// Empty: it is gone.
+    pub value: Zeroizing<Vec<u8>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Journal {
+    kind: Kind,
+    keeper: Keeper,
+    /// `None` once it could not be written.
+    file: Option<File>,
+    pending: Zeroizing<Vec<u8>>,
+    size: u64,
+    /// The size at which what counts is copied.
+    limit: u64,
+}
+
+impl Journal {
+    /// Takes over the file that the supervisor held, or has it hold a new one.
+    ///
+    /// # Errors
+    /// When there is no place for a file.
+    pub fn open(kind: Kind, held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
+        let file = match held {
+            Some(held) => File::from(held),
+            None => create(kind)?,
+        };
+        let is_new = file.metadata()?.len() == 0;
+        // Cuts off what was being written when the process before this one ended.
+        let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
+        file.set_len(size)?;
+        if is_new {
+            keeper.keep(kind, &file);
+        }
+        Ok(Self {
+            kind,
+            keeper: keeper.clone(),
+            file: Some(file),
+            pending: Zeroizing::default(),
+            size,
+            limit: SMALL.max(size * 2),
+        })
+    }
+
+    /// All that was written, the oldest first.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn entries(&self) -> io::Result<impl Iterator<Item = Entry> + use<>> {
+        let entries = self.file.as_ref().map(Entries::new).transpose()?;
+        Ok(entries.into_iter().flatten().map(|(_, _, entry)| entry))
+    }
+
+    /// Adds one. It is kept at the latest after [`Self::flush`].
+    pub fn add(&mut self, tag: u8, key: &[u8], value: &[u8]) {
+        if self.file.is_none() {
+            return;
+        }
+        match head(tag, key, value) {
+            Some(head) => {
+                for part in [&head[..], key, value] {
+                    self.pending.extend_from_slice(part);
+                }
+            }
+            None => self.give_up(&io::ErrorKind::FileTooLarge.into()),
+        }
+        if self.pending.len() >= CHUNK {
+            self.flush();
+        }
+    }
+
+    /// Writes what was added.
+    pub fn flush(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        let Some(file) = &self.file else { return };
+        let mut written = file.write_all_at(&pending, self.size);
+        self.size += pending.len() as u64;
+        if written.is_ok() && self.size > self.limit {
+            written = self.copy_what_counts();
+        }
+        if let Err(error) = written {
+            self.give_up(&error);
+        }
+    }
+
+    /// Begins anew.
+    pub fn clear(&mut self) {
+        self.pending = Zeroizing::default();
+        self.size = 0;
+        if let Some(Err(error)) = self.file.as_ref().map(|file| file.set_len(0)) {
+            self.give_up(&error);
+        }
+    }
+
+    fn copy_what_counts(&mut self) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let mut last = HashMap::new();
+        for (at, _, entry) in Entries::new(file)? {
+            last.insert((entry.tag, entry.key), (at, entry.value.is_empty()));
+        }
+        let copy = create(self.kind)?;
+        let mut writer = BufWriter::with_capacity(CHUNK, &copy);
+        for (at, _, Entry { tag, key, value }) in Entries::new(file)? {
+            let of = (tag, key);
+            if last.get(&of) == Some(&(at, false)) {
+                let head = head(tag, &of.1, &value).ok_or(io::ErrorKind::InvalidData)?;
+                for part in [&head[..], &of.1, &value] {
+                    writer.write_all(part)?;
+                }
+            }
+        }
+        writer.flush()?;
+        drop(writer);
+        self.size = copy.metadata()?.len();
+        self.limit = SMALL.max(self.size * 2);
+        self.keeper.keep(self.kind, &copy);
+        self.file = Some(copy);
+        Ok(())
+    }
+
+    fn give_up(&mut self, error: &io::Error) {
+        tracing::warn!(%error, kind = ?self.kind, "not kept any longer: a next worker will ask for everything");
+        self.pending = Zeroizing::default();
+        if let Some(file) = self.file.take() {
+            // Takes no space; and a file that cannot be emptied cannot be read either.
+            let _emptied = file.set_len(0);
+        }
+    }
+}
+
+/// Secrets stay in memory.
+fn create(kind: Kind) -> io::Result<File> {
+    match kind {
+        Kind::Mesh => tempfile::tempfile(),
+        Kind::Certificates => {
+            let file = memfd_create(c"ambit-certificates", MemfdFlags::CLOEXEC)?;
+            Ok(file.into())
+        }
+    }
+}
+
+/// What precedes key and value: the length of all that follows, the tag, the length of the key.
+fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
+    let [a, b] = u16::try_from(key.len()).ok()?.to_le_bytes();
+    let length = u32::try_from(3 + key.len() + value.len()).ok()?;
+    let [l0, l1, l2, l3] = length.to_le_bytes();
+    (u64::from(length) <= LONGEST).then_some([l0, l1, l2, l3, tag, a, b])
+}
+
+/// Entries with where they begin and end, up to the first that is incomplete.
+struct Entries {
+    reader: BufReader<FromStart>,
+    at: u64,
+}
+
+impl Entries {
+    fn new(file: &File) -> io::Result<Self> {
+        let file = file.as_fd().try_clone_to_owned()?.into();
+        Ok(Self {
+            reader: BufReader::with_capacity(CHUNK, FromStart { file, at: 0 }),
+            at: 0,
+        })
+    }
+
+    fn read(&mut self) -> io::Result<(u64, u64, Entry)> {
+        let mut length = [0; 4];
+        self.reader.read_exact(&mut length)?;
+        let length = u64::from(u32::from_le_bytes(length));
+        let mut rest = Zeroizing::new(Vec::new());
+        (&mut self.reader)
+            .take(length.min(LONGEST))
+            .read_to_end(&mut rest)?;
+        let entry = (rest.len() as u64 == length)
+            .then(|| split(&rest))
+            .flatten()
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        let begin = self.at;
+        self.at += 4 + length;
+        Ok((begin, self.at, entry))
+    }
+}
+
+fn split(rest: &[u8]) -> Option<Entry> {
+    let (tag, rest) = rest.split_first()?;
+    let (key_length, rest) = rest.split_first_chunk()?;
+    let (key, value) = rest.split_at_checked(u16::from_le_bytes(*key_length).into())?;
+    Some(Entry {
+        tag: *tag,
+        key: key.to_vec(),
+        value: Zeroizing::new(value.to_vec()),
+    })
+}
+
+impl Iterator for Entries {
+    type Item = (u64, u64, Entry);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().ok()
+    }
+}
+
+/// Reads a file whatever its position is, which all who hold it share.
+struct FromStart {
+    file: File,
+    at: u64,
+}
+
+impl Read for FromStart {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(held: &File) -> Journal {
+        let held = held.as_fd().try_clone_to_owned().unwrap();
+        Journal::open(Kind::Certificates, Some(held), &Keeper::none()).unwrap()
+    }
+
+    fn held() -> File {
+        create(Kind::Certificates).unwrap()
+    }
+
+    fn texts(journal: &Journal) -> Vec<String> {
+        let entries = journal.entries().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        entries
+            .map(|entry| format!("{} {}={}", entry.tag, text(&entry.key), text(&entry.value)))
+            .collect()
+    }
+
+    #[test]
+    fn the_next_process_finds_what_was_written() {
+        let file = held();
+        let mut journal = open(&file);
+        journal.add(1, b"a", b"x");
+        journal.add(2, b"a", b"y");
+        journal.flush();
+        journal.add(1, b"lost", b"z");
+        drop(journal);
+        let mut journal = open(&file);
+        assert_eq!(texts(&journal), ["1 a=x", "2 a=y"]);
+        journal.add(1, b"a", b"");
+        journal.flush();
+        assert_eq!(texts(&open(&file)), ["1 a=x", "2 a=y", "1 a="]);
+        journal.clear();
+        journal.add(3, b"", b"new");
+        journal.flush();
+        assert_eq!(texts(&open(&file)), ["3 =new"]);
+    }
+
+    #[test]
+    fn an_entry_that_is_cut_short_and_all_after_it_are_none() {
+        let file = held();
+        let mut journal = open(&file);
+        journal.add(1, b"a", b"whole");
+        journal.add(1, b"b", b"cut");
+        journal.flush();
+        let size = file.metadata().unwrap().len();
+        for cut in 1..10 {
+            file.set_len(size - cut).unwrap();
+            let mut journal = open(&file);
+            assert_eq!(texts(&journal), ["1 a=whole"]);
+            journal.add(1, b"b", b"cut");
+            journal.flush();
+        }
+        assert_eq!(texts(&open(&file)), ["1 a=whole", "1 b=cut"]);
+        file.write_all_at(&[0xff; 64], 0).unwrap();
+        assert!(texts(&open(&file)).is_empty());
+    }
+
+    #[test]
+    fn what_was_overtaken_is_left_behind() {
+        let mut journal = open(&held());
+        let value = vec![b'v'; 1 << 10];
+        for round in 0..20_u8 {
+            for key in 0..1000_u16 {
+                journal.add(1, &key.to_le_bytes(), &value);
+            }
+            journal.add(1, b"gone", &value);
+            journal.add(1, b"gone", b"");
+            journal.add(1, b"round", &[round]);
+            journal.flush();
+            assert!(journal.size <= SMALL + (2 << 20), "{}", journal.size);
+        }
+        let entries: HashMap<_, _> = journal
+            .entries()
+            .unwrap()
+            .map(|entry| (entry.key, entry.value))
+            .collect();
+        assert!(
+            entries
+                .get(&b"gone"[..])
+                .is_none_or(|value| value.is_empty())
+        );
+        assert_eq!(*entries[&b"round"[..]], [19]);
+        assert_eq!(
+            entries.len(),
+            1002 - usize::from(!entries.contains_key(&b"gone"[..]))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_not_kept_in_part() {
+        let file = held();
+        let mut journal = open(&file);
+        journal.add(1, b"a", b"x");
+        journal.flush();
+        journal.add(1, b"huge", &vec![0; 17 << 20]);
+        journal.add(1, b"b", b"y");
+        journal.flush();
+        assert!(texts(&open(&file)).is_empty());
+    }
+}

@@ -1,0 +1,214 @@
+//! What a worker keeps for the one after it: the mesh as the control plane told it, in an unnamed file,
+//! and the certificates with their keys, in memory alone. A worker that was killed is followed by one that
+//! has both at once, whether the control plane is near, far or away.
+
+use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
+
+use ambit_model::{ArcStr, Identity};
+use ambit_tls::Vault;
+use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
+use ambit_xds::{Client, Handler, Kept};
+use parking_lot::Mutex;
+use rustls::pki_types::PrivateKeyDer;
+use zeroize::Zeroizing;
+
+use crate::{
+    held::{Held, Kind},
+    journal::{Entry, Journal},
+    keeper::Keeper,
+};
+
+/// The types kept; their tags are their positions.
+const TYPES: [&str; 2] = [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL];
+/// Set in the tag of the entry that says that a type is complete.
+const COMPLETE: u8 = 0x80;
+
+/// Takes over what the worker before this one kept. Nothing is kept without a supervisor, or where there is
+/// no place for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
+pub(crate) fn take_over(
+    held: &mut Held<OwnedFd>,
+    keeper: &Keeper,
+    whole: bool,
+) -> (Option<Arc<KeptMesh>>, Option<Arc<KeptCertificates>>) {
+    if !keeper.is_supervised() {
+        return (None, None);
+    }
+    let mesh = whole.then(|| KeptMesh::open(held.take_file(Kind::Mesh), keeper));
+    let certificates = KeptCertificates::open(held.take_file(Kind::Certificates), keeper);
+    (
+        mesh.and_then(|mesh| usable("the mesh", mesh)),
+        usable("certificates", certificates),
+    )
+}
+
+fn usable<T>(what: &str, opened: io::Result<T>) -> Option<Arc<T>> {
+    opened
+        .inspect_err(|error| {
+            tracing::warn!(%error, what, "not kept: a next worker will ask for everything");
+        })
+        .ok()
+        .map(Arc::new)
+}
+
+/// The mesh.
+#[derive(Debug)]
+pub(crate) struct KeptMesh(Mutex<(Journal, [bool; TYPES.len()])>);
+
+impl KeptMesh {
+    pub(crate) fn open(held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
+        let journal = Journal::open(Kind::Mesh, held, keeper)?;
+        Ok(Self(Mutex::new((journal, [false; TYPES.len()]))))
+    }
+
+    /// Tells the client what was kept, if that is all there was.
+    pub(crate) fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
+        let (journal, complete) = &mut *self.0.lock();
+        for entry in journal.entries()? {
+            let tag = usize::from(entry.tag & !COMPLETE);
+            if let Some(complete) = complete.get_mut(tag) {
+                *complete |= entry.tag & COMPLETE != 0;
+            }
+        }
+        if complete.contains(&false) {
+            *complete = Default::default();
+            journal.clear();
+            return Ok(());
+        }
+        for (tag, type_url) in (0..).zip(TYPES) {
+            let of_type = journal.entries()?.filter(|entry| entry.tag == tag);
+            client.restore(type_url, of_type.map(kept));
+        }
+        tracing::info!("going on with the mesh as the worker before this one knew it");
+        Ok(())
+    }
+
+    /// See [`Handler::keep`].
+    pub(crate) fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
+        let Some(tag) = tag(type_url) else { return };
+        let value = match kept {
+            Kept::Resource(bytes) => &bytes[..],
+            Kept::Gone(_) => &[],
+        };
+        self.0.lock().0.add(tag, name.as_bytes(), value);
+    }
+
+    /// See [`Handler::kept`].
+    pub(crate) fn kept(&self, type_url: &str, complete: bool) {
+        let Some(tag) = tag(type_url) else { return };
+        let (journal, known) = &mut *self.0.lock();
+        if let Some(known) = known.get_mut(usize::from(tag))
+            && complete
+            && !std::mem::replace(known, true)
+        {
+            journal.add(tag | COMPLETE, &[], &[1]);
+        }
+        journal.flush();
+    }
+}
+
+fn tag(type_url: &str) -> Option<u8> {
+    let position = TYPES.iter().position(|known| *known == type_url)?;
+    u8::try_from(position).ok()
+}
+
+fn kept(entry: Entry) -> Kept {
+    if entry.value.is_empty() {
+        Kept::Gone(ArcStr::from(String::from_utf8_lossy(&entry.key)))
+    } else {
+        Kept::Resource(entry.value.to_vec().into())
+    }
+}
+
+/// The certificates.
+#[derive(Debug)]
+pub(crate) struct KeptCertificates {
+    journal: Mutex<Journal>,
+    /// Of the worker before this one, by identity, until asked for.
+    before: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
+}
+
+impl KeptCertificates {
+    pub(crate) fn open(held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
+        let journal = Journal::open(Kind::Certificates, held, keeper)?;
+        let mut before = HashMap::new();
+        for Entry { key, value, .. } in journal.entries()? {
+            if value.is_empty() {
+                before.remove(&key);
+            } else {
+                before.insert(key, value);
+            }
+        }
+        Ok(Self {
+            journal: Mutex::new(journal),
+            before: Mutex::new(before),
+        })
+    }
+
+    /// The identity has left this node.
+    pub(crate) fn forget(&self, identity: &Identity) {
+        self.write(identity, &[]);
+    }
+
+    fn write(&self, identity: &Identity, value: &[u8]) {
+        let key = identity.to_string().into_bytes();
+        self.before.lock().remove(&key);
+        let mut journal = self.journal.lock();
+        journal.add(0, &key, value);
+        journal.flush();
+    }
+}
+
+impl Vault for KeptCertificates {
+    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
+        let key = key.secret_der();
+        let Ok(length) = u16::try_from(key.len()) else {
+            return;
+        };
+        let value =
+            Zeroizing::new([&length.to_le_bytes()[..], key, answer.join("\0").as_bytes()].concat());
+        self.write(identity, &value);
+    }
+
+    fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)> {
+        let value = self.before.lock().remove(identity.to_string().as_bytes())?;
+        let (length, rest) = value.split_first_chunk()?;
+        let (key, answer) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+        let key = PrivateKeyDer::try_from(key.to_vec()).ok()?;
+        let answer = std::str::from_utf8(answer).ok()?;
+        Some((key, answer.split('\0').map(str::to_owned).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn certificates(held: &OwnedFd) -> KeptCertificates {
+        let held = held.as_fd().try_clone_to_owned().unwrap();
+        KeptCertificates::open(Some(held), &Keeper::none()).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_is_given_back_once_to_the_next_worker() {
+        let held = tempfile::tempfile().unwrap().into();
+        let (web, db) = (
+            Identity::new("td", "ns", "web"),
+            Identity::new("td", "ns", "db"),
+        );
+        let key = || PrivateKeyDer::try_from(rcgen::KeyPair::generate().unwrap().serialize_der());
+        let (first, second) = (key().unwrap(), key().unwrap());
+        let answer = ["leaf".to_owned(), "root".to_owned()];
+        let kept = certificates(&held);
+        kept.put(&web, &first, &answer);
+        kept.put(&web, &second, &answer);
+        kept.put(&db, &first, &answer);
+        kept.forget(&db);
+        assert_eq!(kept.take(&web), None, "it is this worker's own");
+        let kept = certificates(&held);
+        assert_eq!(kept.take(&web), Some((second, answer.to_vec())));
+        assert_eq!(kept.take(&web), None);
+        assert_eq!(kept.take(&db), None);
+    }
+}

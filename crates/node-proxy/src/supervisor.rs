@@ -3,8 +3,9 @@
 //! opened meanwhile wait in the kernel's queues.
 //!
 //! It also holds what a worker keeps for the next one, unread: see [`crate::journal`]. It reads nothing
-//! from the network, needs no privilege of its own, and has neither runtime nor threads but the log's. At a rollout it hands everything to the supervisor of the new proxy, which connects to
-//! a socket beside the node agent's; see [`crate::held`] for what is said, `state` for what is done.
+//! from the network, needs no privilege of its own, and has neither runtime nor threads but the log's.
+//! At a rollout it hands the pods to the supervisor of the new proxy, which connects to a socket beside
+//! the node agent's; see [`crate::held`] for what is said, `state` for what is done.
 
 mod links;
 mod state;

@@ -54,6 +54,10 @@ const TEST: &[Need] = &[
         paths: &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],
         package: "tcpdump",
     },
+    Need {
+        paths: &["/usr/bin/faketime"],
+        package: "faketime",
+    },
 ];
 
 /// To run a Kubernetes.

@@ -1,0 +1,89 @@
+//! Nodes whose clocks are wrong: by what certificates are backdated for, and by more.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use ambit_system_tests::{LogSource, Mesh, PAIR, assert_only_tls, binary, options};
+
+const NODES: [&str; 2] = ["node-1", "node-2"];
+
+/// What the node proxies take for the time of day, each from a file. The processes are the real ones; what
+/// they measure durations with goes right.
+struct Clocks(tempfile::TempDir);
+
+impl Clocks {
+    /// Each so far from what it is, as `faketime` writes it.
+    fn new(offsets: [&str; 2]) -> Self {
+        let clocks = Self(tempfile::tempdir().unwrap());
+        for (node, offset) in NODES.into_iter().zip(offsets) {
+            clocks.set(node, offset);
+            // The dynamic linker knows what `$LIB` is here.
+            let script = format!(
+                "#!/bin/sh\n\
+                 export FAKETIME_TIMESTAMP_FILE={} FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n\
+                 exec env LD_PRELOAD='/usr/$LIB/faketime/libfaketimeMT.so.1' {} \"$@\"\n",
+                clocks.file(node).display(),
+                binary("ambit-node-proxy").display()
+            );
+            fs::write(clocks.proxy(node), script).unwrap();
+            fs::set_permissions(clocks.proxy(node), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        clocks
+    }
+
+    fn set(&self, node: &str, offset: &str) {
+        // Renamed into place: there is no moment without a time.
+        let scratch = self.0.path().join("new");
+        fs::write(&scratch, offset).unwrap();
+        fs::rename(scratch, self.file(node)).unwrap();
+    }
+
+    fn file(&self, node: &str) -> PathBuf {
+        self.0.path().join(format!("{node}.clock"))
+    }
+
+    fn proxy(&self, node: &str) -> PathBuf {
+        self.0.path().join(node)
+    }
+
+    fn mesh(&self) -> Mesh {
+        let mut options = options();
+        options.node_proxies =
+            BTreeMap::from(NODES.map(|node| (node.to_owned(), self.proxy(node))));
+        Mesh::up_with(PAIR, options)
+    }
+}
+
+#[test]
+fn nodes_whose_clocks_are_three_minutes_apart_trust_each_other() {
+    let clocks = Clocks::new(["+90s", "-90s"]);
+    let mesh = clocks.mesh();
+    let wire = mesh.watch(&["plain-marker"]);
+    mesh.until_get("shop/client", "http://server/", true);
+    let captured = ["shop/client", "shop/server"].map(|pod| mesh.ip(pod));
+    assert_only_tls(&wire.finish(), &captured);
+}
+
+#[test]
+fn a_node_that_boots_days_in_the_past_serves_when_its_clock_is_put_right() {
+    put_right("-2d", "certificate not valid yet");
+}
+
+#[test]
+fn a_node_that_boots_days_in_the_future_serves_when_its_clock_is_put_right() {
+    put_right("+2d", "certificate expired");
+}
+
+fn put_right(offset: &str, complaint: &str) {
+    let clocks = Clocks::new(["+0s", offset]);
+    let mesh = clocks.mesh();
+    mesh.get("shop/client", "http://server/").refused();
+    let log = LogSource::Daemon {
+        name: "proxy".into(),
+        node: Some("node-2".into()),
+    };
+    let text = mesh.client().log_text(log).unwrap();
+    assert!(text.contains(complaint), "{text}");
+    clocks.set("node-2", "+0s");
+    mesh.until_get("shop/client", "http://server/", true);
+}

@@ -8,13 +8,6 @@ use crate::{fuzz, images, plugin, proto, setup, shell, tidy};
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     setup::ensure(setup::Purpose::Test)?;
     if let Some(name) = crate_name {
-        if name == "cluster-faults" {
-            build_binaries()?;
-            images::for_cluster()?;
-            let mut cargo = shell::cargo(&["test", "--package", "ambit-cluster-tests"]);
-            cargo.args(["--test", "faults", "--", "--test-threads=1"]);
-            return shell::run("faults on the cluster", &mut cargo);
-        }
         let package = format!("ambit-{}", name.trim_start_matches("ambit-"));
         build_binaries()?;
         if package == "ambit-cluster-tests" {
@@ -63,13 +56,7 @@ fn build_binaries() -> Result<()> {
 }
 
 fn lints() -> Result<()> {
-    let everything = ["--workspace", "--all-targets"];
-    // Not a default target: see there.
-    let faults = ["--package", "ambit-cluster-tests", "--test", "faults"];
-    for targets in [everything.as_slice(), &faults] {
-        let mut cargo = shell::cargo(&["clippy"]);
-        cargo.args(targets).args(["--", "-D", "warnings"]);
-        shell::run("lints", &mut cargo)?;
-    }
-    Ok(())
+    let mut cargo = shell::cargo(&["clippy", "--workspace", "--all-targets"]);
+    cargo.args(["--", "-D", "warnings"]);
+    shell::run("lints", &mut cargo)
 }

@@ -4,7 +4,7 @@ use ambit_cluster_tests::{Load, Mesh};
 
 #[test]
 fn labelling_and_unlabelling_under_load_fails_no_request() {
-    let mesh = Mesh::shared();
+    let mesh = Mesh::alone();
     let space = mesh.space("hitless");
     space.serve("server", Some("n2"));
     let load = Load::start(&space, "load", Some("n1"), "server");

@@ -1,7 +1,5 @@
 //! The mesh on a real Kubernetes while parts of it, or of the cluster, are killed, replaced or away.
-//!
-//! Not part of `cargo test`: on a busy machine of two cores some of these fail that pass alone.
-//! `cargo xtask test cluster-faults` runs them.
+//! They run one at a time, each alone on the cluster.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -9,6 +7,7 @@
     reason = "tests"
 )]
 
+mod agents;
 mod chaos;
 mod control_plane;
 mod harness;

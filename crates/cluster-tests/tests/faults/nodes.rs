@@ -1,7 +1,12 @@
 //! Nodes that fail and boot again.
 
+use std::time::Instant;
+
 use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_clear, is_ready, until};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+
+use crate::agents::agent_listens;
 
 #[test]
 fn pods_of_a_node_that_boots_are_captured_before_they_talk() {
@@ -28,25 +33,27 @@ fn reboot(boot: Boot) {
     let node = mesh.cluster().node(1);
     node.kill().unwrap();
     let wire = mesh.watch(&[&space.marker()]);
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     node.start(boot).unwrap();
+    until("the node's agent is back", || agent_listens(node));
+    let back = begin.elapsed();
     until("the node's pods have started again and are ready", || {
         let pods = space.pods("starter");
-        pods.len() == 3
-            && pods.iter().all(|pod| {
-                let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
-                is_ready(pod) && statuses.flatten().any(|status| status.restart_count > 0)
-            })
+        pods.len() == 3 && pods.iter().all(|pod| is_ready(pod) && restarts(pod) > 0)
     });
-    eprintln!(
-        "{boot:?}: pods back {:.1} s after the boot",
-        begin.elapsed().as_secs_f64()
-    );
+    let ready = begin.elapsed();
+    eprintln!("{boot:?}: agent back {back:.1?} after the boot, pods {ready:.1?}");
     for pod in space.pods("starter") {
         let event = space.until_event(&pod.name_any(), "first-connect");
         assert!(event["first_answer_ms"].is_number(), "{event}");
+        assert_eq!(restarts(&pod), 1, "it started once");
     }
     space.until_captured("starter", true);
     assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
     mesh.until_installed();
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
+    statuses.flatten().map(|status| status.restart_count).sum()
 }

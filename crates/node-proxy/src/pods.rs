@@ -155,7 +155,7 @@ impl Enrolment {
     /// Runs until the task is dropped. While the agent is away the pods go on being served.
     pub async fn run(mut self) {
         // A try costs next to nothing, and pods wait to be started until it succeeds.
-        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1), 0.2);
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(200), 0.2);
         let mut said: Option<String> = None;
         loop {
             self.sit_out().await;

@@ -1,6 +1,6 @@
 //! Clusters that are wired otherwise: each is brought up for its test, with both families.
 
-use ambit_cluster_tests::{FlowKind, FlowReport, Mesh, Node, Space, assert_only_tls};
+use ambit_cluster_tests::{Boot, FlowKind, FlowReport, Mesh, Node, Space, assert_only_tls, until};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
 use serde_json::Value;
@@ -19,14 +19,33 @@ fn captured_pods_talk_tls_alone_over_ptp() {
 fn captured_pods_talk_tls_alone_over_flannel() {
     let options = ["--ip-family=dual", "--primary-cni=flannel"];
     let mesh = Mesh::own(&options, &["cni.mode=chained"]);
+    let chain = ["flannel", "portmap", "ambit-cni"];
     for node in mesh.cluster().nodes() {
-        assert_eq!(plugins(node), ["flannel", "portmap", "ambit-cni"]);
+        assert_eq!(plugins(node), chain);
     }
-    assert_tls_alone(&mesh);
+    let space = assert_tls_alone(&mesh);
+
+    // Flannel writes its configuration anew at each boot of a node, and has no range until it is up.
+    let node = mesh.cluster().node(1);
+    node.kill().unwrap();
+    node.start(Boot::CniRewritten).unwrap();
+    until("the plugin is back in flannel's configuration", || {
+        plugins(node) == chain
+    });
+    until("the node's pod runs again", || {
+        let pods = space.pods("far");
+        let statuses = pods.iter().filter_map(|pod| pod.status.as_ref());
+        let mut containers = statuses.flat_map(|s| s.container_statuses.iter().flatten());
+        containers.any(|container| container.restart_count > 0)
+    });
+    space.ready("far", 1);
+    space.until_captured("far", true);
+    space.until_get("far", "http://server/", true);
+    mesh.until_installed();
 }
 
 #[track_caller]
-fn assert_tls_alone(mesh: &Mesh) {
+fn assert_tls_alone(mesh: &Mesh) -> Space<'_> {
     let space = mesh.space("wired");
     space.label(Some("ambient"));
     let server = space.serve("server", Some("n2"));
@@ -62,6 +81,7 @@ fn assert_tls_alone(mesh: &Mesh) {
             space.until_get("far", &url(&address, service.node_port), true);
         }
     }
+    space
 }
 
 /// The types of the plugins in the configuration that the node's runtime takes, the first, in order.

@@ -13,6 +13,7 @@ fn a_cluster_comes_and_goes_without_a_trace() {
     let directories = ["/etc", "/opt", "/var/lib", "/etc/cni/net.d", "/opt/cni/bin"];
     let before = directories.map(list);
     let places = Places::in_target(&target(), Slot::OWN);
+    let _held = Cluster::hold(&places).unwrap();
     let options = Options {
         nodes: 1,
         ip_family: IpFamily::Dual,

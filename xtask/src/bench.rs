@@ -14,7 +14,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         &mut shell::cargo(&["build", "--release", "--workspace", "--bins"]),
     )?;
     // As it is in its image.
-    static_binary::build("ambit-node-proxy", None)?;
+    static_binary::build_for_release("ambit-node-proxy")?;
     let mut bench = Command::new(shell::target_dir().join("release/ambit-bench"));
     bench.args(args).current_dir(shell::root());
     if args.first().is_none_or(|part| part == "cluster") {

@@ -85,7 +85,7 @@ fn make(wanted: &Wanted) -> Result<Vec<PathBuf>> {
     };
     shell::run("build the binaries", &mut cargo)?;
     if wanted.release {
-        static_binary::build("ambit-node-proxy", None)?;
+        static_binary::build_for_release("ambit-node-proxy")?;
     }
     let output = cluster::command()?
         .arg("images")

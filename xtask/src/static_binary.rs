@@ -3,10 +3,7 @@
 //! the relocations of a position-independent one are a megabyte of memory in every process (the heap,
 //! the stack and mappings are placed at random all the same).
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,20 +11,18 @@ use crate::shell;
 
 /// Builds the one binary of a package, statically linked, checks that it is, and gives its path.
 ///
-/// In a target directory of its own if one is given: alone, so that a package built with the features
-/// it needs itself does not make others build again.
-pub(crate) fn build(package: &str, target: Option<&Path>) -> Result<PathBuf> {
+/// In a target directory of its own, so that a package built with the features it needs itself does not
+/// make others build again.
+pub(crate) fn build(package: &str) -> Result<PathBuf> {
+    let target = shell::target_dir().join("static");
     let mut cargo = shell::cargo(&["rustc", "--release", "--package", package, "--bin", package]);
-    if let Some(target) = target {
-        cargo.arg("--target-dir").arg(target);
-    }
+    cargo.arg("--target-dir").arg(&target);
     cargo.args([
         "--",
         "-Ctarget-feature=+crt-static",
         "-Crelocation-model=static",
     ]);
     shell::run(&format!("build {package}, static"), &mut cargo)?;
-    let target = target.map_or_else(shell::target_dir, Path::to_path_buf);
     let path = target.join("release").join(package);
     let elf = fs::read(&path)?;
     ensure!(
@@ -37,6 +32,16 @@ pub(crate) fn build(package: &str, target: Option<&Path>) -> Result<PathBuf> {
     );
     eprintln!("    {}: {} kB, static", path.display(), elf.len() / 1000);
     Ok(path)
+}
+
+/// [`build`], and puts the binary beside those of the release.
+pub(crate) fn build_for_release(package: &str) -> Result<()> {
+    let built = build(package)?;
+    let place = shell::target_dir().join("release").join(package);
+    // A file that runs cannot be written to, but replaced.
+    let beside = place.with_extension("static");
+    fs::copy(&built, &beside).with_context(|| format!("cannot write {}", beside.display()))?;
+    fs::rename(&beside, &place).with_context(|| format!("cannot write {}", place.display()))
 }
 
 /// Whether a 64-bit ELF file has a program header of type PT_INTERP.

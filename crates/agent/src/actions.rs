@@ -11,6 +11,7 @@ use std::{
 
 use ambit_netplan::{HostMember, HostSpec, RedirectionSpec};
 use ambit_sys::{
+    loopback,
     netns::Netns,
     procfs::{self, Attribution, WantedPod},
     redirection::{self, Applied, RedirectionError},
@@ -26,10 +27,10 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, wanted: &[Wanted]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the namespace at a path the plugin gave.
+    /// Opens the namespace at a path the plugin gave, and sees to its loopback.
     ///
     /// # Errors
-    /// When there is none, or it is the node's own.
+    /// When there is none, or it is the node's own, or its loopback stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
     /// Makes redirection stand. Returns what of it did not stand before, if anything.
     ///
@@ -87,6 +88,15 @@ pub enum ActionError {
     /// The namespace the plugin named.
     #[error("cannot open the network namespace {path}")]
     OpenNetns {
+        /// Its path on this side.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A link that captured pods need.
+    #[error("cannot bring up loopback in the network namespace {path}")]
+    Loopback {
         /// Its path on this side.
         path: PathBuf,
         /// Why.
@@ -199,6 +209,9 @@ impl Actions for KernelActions {
         if own || netns == self.node {
             return Err(ActionError::NodeNetns { path });
         }
+        // Runtimes call the plugin for loopback and the others at the same time. While it is down, the
+        // proxy can have no DNS sockets on it, and no route leads through it.
+        loopback::bring_up(&netns).map_err(|source| ActionError::Loopback { path, source })?;
         Ok(netns)
     }
 

@@ -4,10 +4,7 @@ use std::{
     collections::HashMap,
     io,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -47,8 +44,8 @@ use hands::Hands;
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
 const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// How long an agent that is removed goes on for pods that have just left the mesh: nobody after it
-/// would tell the proxies.
+/// How long an agent that is told to end goes on for pods that have just left the mesh: there may be
+/// none after it to tell the proxies.
 const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// Why the agent does not run (any longer).
@@ -190,7 +187,6 @@ pub async fn run_with<S: PodSource, A: Actions>(
         waiting: HashMap::new(),
         next_request: 0,
         trouble: false,
-        removed: Arc::clone(&removed),
         identity: Identity {
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
@@ -266,8 +262,6 @@ struct Agent<A> {
     next_request: u64,
     /// What the source told may be out of date.
     trouble: bool,
-    /// No agent comes after this one.
-    removed: Arc<AtomicBool>,
     identity: Identity,
     hands: Hands<A>,
 }
@@ -308,9 +302,7 @@ impl<A: Actions> Agent<A> {
                 () = sleep_until(deadline) => self.take(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
-                    let removed = self.removed.load(Ordering::Relaxed);
-                    let time = if removed { LETTING_GO } else { Duration::ZERO };
-                    ending = Some(Instant::now() + time);
+                    ending = Some(Instant::now() + LETTING_GO);
                 }
             }
             if self.enrolment.is_ready() {

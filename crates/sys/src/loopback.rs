@@ -1,0 +1,23 @@
+//! The loopback link of a pod's namespace.
+
+use std::io;
+
+use crate::{netlink::Socket, netns::Netns};
+
+const NEW_LINK: u16 = 16;
+/// Its index: the same in every namespace.
+const LOOPBACK: u32 = 1;
+const UP: u32 = 1;
+
+/// Brings it up, unless it is.
+///
+/// # Errors
+/// When the namespace cannot be entered, or the kernel refuses.
+pub fn bring_up(netns: &Netns) -> io::Result<()> {
+    // struct ifinfomsg: family, padding, type, index, flags, which of the flags.
+    let mut header = vec![0; 4];
+    for field in [LOOPBACK, UP, UP] {
+        header.extend_from_slice(&field.to_ne_bytes());
+    }
+    netns.run(|| Socket::open(None)?.request(NEW_LINK, 0, &[&header]))?
+}

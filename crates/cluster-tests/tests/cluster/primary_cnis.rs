@@ -1,5 +1,10 @@
 //! Clusters that are wired otherwise: each is brought up for its test, with both families.
 
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+};
+
 use ambit_cluster_tests::{Boot, FlowKind, FlowReport, Mesh, Node, Space, assert_only_tls, until};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
@@ -11,6 +16,7 @@ fn captured_pods_talk_tls_alone_over_ptp() {
     let mesh = Mesh::own(&options, &["cni.mode=owned"]);
     for node in mesh.cluster().nodes() {
         assert_eq!(plugins(node), ["ambit-cni"]);
+        delay_loopback(node);
     }
     assert_tls_alone(&mesh);
 }
@@ -84,6 +90,18 @@ fn assert_tls_alone(mesh: &Mesh) -> Space<'_> {
     space
 }
 
+/// The runtime calls the plugin for loopback at the same time as all others: from now on that one is done
+/// last.
+fn delay_loopback(node: Node<'_>) {
+    let plugins = node.root().unwrap().join("opt/cni/bin");
+    fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
+    let script = "#!/bin/sh\nsleep 0.5\nexec /opt/cni/bin/loopback-itself\n";
+    // The runtime may be about to run the one that is there.
+    fs::write(plugins.join("new"), script).unwrap();
+    fs::set_permissions(plugins.join("new"), Permissions::from_mode(0o755)).unwrap();
+    fs::rename(plugins.join("new"), plugins.join("loopback")).unwrap();
+}
+
 /// The types of the plugins in the configuration that the node's runtime takes, the first, in order.
 fn plugins(node: Node<'_>) -> Vec<String> {
     let directory = node.root().unwrap().join("etc/cni/net.d");
@@ -92,7 +110,7 @@ fn plugins(node: Node<'_>) -> Vec<String> {
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let lists = files.filter(|file| file.extension().is_some_and(|end| end == "conflist"));
-    let text = std::fs::read_to_string(lists.min().unwrap()).unwrap();
+    let text = fs::read_to_string(lists.min().unwrap()).unwrap();
     let list: Value = serde_json::from_str(&text).unwrap();
     let plugins = list["plugins"].as_array().unwrap().iter();
     plugins

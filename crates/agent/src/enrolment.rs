@@ -235,10 +235,13 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that has left is still served, as it is for a while.
+    /// Whether something still stands of a pod that has left: for a while it is served.
     pub fn is_letting_go(&self) -> bool {
-        let leaving = |pod: &Pod<N>| pod.maybe_served && matches!(self.goal(pod), Ok(Goal::Out));
-        self.pods.values().any(leaving)
+        let mut leaving = self
+            .pods
+            .values()
+            .filter(|pod| matches!(self.goal(pod), Ok(Goal::Out)));
+        leaving.any(|pod| pod.maybe_served || pod.probes.is_some() || pod.busy.is_some())
     }
 
     /// When [`Event::Tick`] is wanted.

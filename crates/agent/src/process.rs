@@ -201,6 +201,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         ),
     };
     tracing::info!(node = args.node, "agent started");
+    let host_jobs = agent.hands.host_jobs.clone();
     let ended = agent
         .run(
             source,
@@ -220,8 +221,11 @@ pub async fn run_with<S: PodSource, A: Actions>(
     plugin.await.ok();
     drop(server);
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
-        let removed = spawn_blocking("clean up", move || actions.remove_host()).await;
-        if let Ok(Err(error)) = removed {
+        // After all that was ordered, some of which would make the rule anew.
+        let (done, removed) = oneshot::channel();
+        let job = move || drop(done.send(actions.remove_host()));
+        host_jobs.send(Box::new(job)).ok();
+        if let Ok(Err(error)) = removed.await {
             tracing::warn!(error = with_causes(&error), "the node's probe rule is left");
         }
     }

@@ -35,12 +35,12 @@ pub(super) struct Hands<A> {
     events: mpsc::UnboundedSender<Event<Netns>>,
     pub(super) metrics: Metrics,
     slots: Arc<Semaphore>,
-    host_jobs: HostJobs,
+    pub(super) host_jobs: HostJobs,
 }
 
 /// Changes of the node's probe rule, carried out one after the other in the order given: a list of
 /// all members must not overtake a member added after it was made.
-type HostJobs = mpsc::UnboundedSender<Box<dyn FnOnce() + Send>>;
+pub(super) type HostJobs = mpsc::UnboundedSender<Box<dyn FnOnce() + Send>>;
 
 fn start_host_jobs() -> HostJobs {
     let (jobs, mut queue) = mpsc::unbounded_channel::<Box<dyn FnOnce() + Send>>();

@@ -10,6 +10,7 @@ use crate::{
     cluster::Cluster,
     inventory::removal_order,
     object::ObjectRef,
+    rollout::{Rollout, rollout},
 };
 
 /// The label that puts pods and namespaces into the mesh.
@@ -99,19 +100,27 @@ pub async fn release(
     let mut last = usize::MAX;
     loop {
         let pods = captured(cluster).await?;
-        if pods.is_empty() {
+        let late = Instant::now() >= deadline;
+        // Agents that are about to be replaced take their plugin for still needed: only those after them
+        // take it away when they are removed. One that does not come must not hold up the others.
+        if pods.is_empty() && (late || is_rolled_out(cluster, &agents).await?) {
             return Ok(());
         }
-        if Instant::now() >= deadline {
+        if late {
             let lines = pods.iter().map(|pod| format!("  {pod} is still captured"));
             return Err(InstallError::NotReady(patience, lines.collect()));
         }
-        if pods.len() != last {
+        if pods.len() != last && !pods.is_empty() {
             last = pods.len();
             say(&format!("waiting: {last} pods are still captured"));
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, InstallError> {
+    let object = cluster.get(name).await?;
+    Ok(object.is_none_or(|object| rollout(&object) == Rollout::Done))
 }
 
 /// Pods that say they are captured, and have not ended.

@@ -143,6 +143,10 @@ pub struct Service {
     /// How an endpoint is chosen.
     #[serde(rename = "loadBalancer", skip_serializing_if = "Option::is_none")]
     pub load_balancing: Option<LoadBalancing>,
+    /// Whether a client, known by its address, gets the same endpoint each time: Kubernetes'
+    /// `sessionAffinity: ClientIP`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub session_affinity: bool,
     /// Families clients may be given; `None` leaves it to the destination dialled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_families: Option<IpFamilies>,

@@ -1,11 +1,16 @@
 //! Choosing an endpoint of a service, and an address of a workload.
 //!
-//! Weighted random by capacity, without state. Services that balance over all endpoints are sampled
+//! Weighted random by capacity, without state; with session affinity the client's address is what is
+//! drawn from, so that the same client comes to the same endpoint, whichever node it is on and whatever
+//! has been restarted, and only endpoints that come or go move clients. Services that balance over all endpoints are sampled
 //! in constant time: draw, keep with a probability proportional to the capacity, else draw again;
 //! only when that fails repeatedly (few usable endpoints among many) are all of them looked at.
 //! Locality modes look at all endpoints, in one pass and without allocating.
 
-use std::net::IpAddr;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+};
 
 use ambit_model::{
     ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Locality, NamespacedHostname,
@@ -31,9 +36,10 @@ pub(crate) enum Mode {
     Waypoint,
 }
 
-/// Where the client is.
+/// Who the client is, and where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vantage<'a> {
+    pub(crate) address: Option<IpAddr>,
     pub(crate) network: &'a ArcStr,
     pub(crate) node: &'a ArcStr,
     pub(crate) cluster_id: &'a ArcStr,
@@ -43,6 +49,7 @@ pub(crate) struct Vantage<'a> {
 impl<'a> From<&'a Workload> for Vantage<'a> {
     fn from(source: &'a Workload) -> Self {
         Self {
+            address: source.workload_ips.first().copied(),
             network: &source.network,
             node: &source.node,
             cluster_id: &source.cluster_id,
@@ -72,6 +79,9 @@ impl MeshTable {
             port,
             mode,
         };
+        if let (true, Some(client)) = (service.session_affinity, vantage.address) {
+            return choice.stick(endpoints, client);
+        }
         match choice.balancing.mode {
             LbMode::Standard | LbMode::Passthrough => choice
                 .sample(endpoints, rng)
@@ -155,6 +165,22 @@ impl<'t> Choice<'t, '_> {
         kept
     }
 
+    /// The endpoint that this client gets each time: of those of the best rank the one whose hash with
+    /// the client's address is the highest, by capacity (weighted rendezvous hashing).
+    fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
+        let usable = endpoints
+            .usable(self.balancing.health_policy)
+            .filter_map(|slot| {
+                let (workload, port) = self.usable(slot)?;
+                let score = score(client, workload.uid(), workload.template().capacity);
+                Some(((self.rank(workload)?, score), (workload, port)))
+            });
+        let best = usable.max_by(|((a_rank, a), _), ((b_rank, b), _)| {
+            a_rank.cmp(b_rank).then_with(|| a.total_cmp(b))
+        });
+        best.map(|(_, chosen)| chosen)
+    }
+
     /// The endpoint and its port, unless it cannot be used at all.
     fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
@@ -223,6 +249,7 @@ impl<'t> Choice<'t, '_> {
             node,
             cluster_id,
             locality,
+            ..
         } = self.vantage;
         let place = workload.place();
         match scope {
@@ -234,6 +261,16 @@ impl<'t> Choice<'t, '_> {
             LbScope::Network => workload.network() == network,
         }
     }
+}
+
+/// Grows with the capacity so that the highest of several is each one's as often as its share.
+fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    (client, endpoint).hash(&mut hasher);
+    // 53 bits are what a float has room for; never 0 nor 1.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits")]
+    let drawn = ((hasher.finish() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    f64::from(capacity) / -drawn.ln()
 }
 
 /// The address of a workload to use: the one dialled if it is its own, else one of the families the

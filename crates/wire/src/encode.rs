@@ -23,6 +23,10 @@ pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Aut
 pub const WAYPOINT_EXTENSION: &str = "ambit.io/waypoint";
 /// Type URL of that extension.
 pub const WAYPOINT_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.EndpointWaypoint";
+/// Name of the extension that carries [`model::Service::session_affinity`].
+pub const AFFINITY_EXTENSION: &str = "ambit.io/session-affinity";
+/// Type URL of that extension.
+pub const AFFINITY_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.SessionAffinity";
 
 /// The four or sixteen bytes of an address.
 pub fn ip_bytes(ip: IpAddr) -> Bytes {
@@ -96,6 +100,17 @@ impl From<&model::EndpointWaypoint> for workload::Extension {
                 value: config.encode_to_vec(),
             }),
         }
+    }
+}
+
+fn affinity() -> workload::Extension {
+    let config = ambit::SessionAffinity { client_ip: true };
+    workload::Extension {
+        name: AFFINITY_EXTENSION.to_owned(),
+        config: Some(Any {
+            type_url: AFFINITY_EXTENSION_TYPE_URL.to_owned(),
+            value: config.encode_to_vec(),
+        }),
     }
 }
 
@@ -266,7 +281,7 @@ impl From<&model::Service> for workload::Service {
             waypoint: from.waypoint.as_ref().map(Into::into),
             load_balancing: from.load_balancing.as_ref().map(Into::into),
             ip_families: ip_families.into(),
-            extensions: Vec::new(),
+            extensions: from.session_affinity.then(affinity).into_iter().collect(),
             canonical: from.canonical,
             ingress_use_waypoint: false,
             weighted_waypoints: from.weighted_waypoints.iter().map(weighted).collect(),

@@ -1,6 +1,8 @@
 //! The kinds of Services, from inside and outside the mesh.
 
-use ambit_cluster_tests::{Mesh, address};
+use std::collections::BTreeSet;
+
+use ambit_cluster_tests::{Mesh, address, until};
 
 #[test]
 fn services_of_every_kind_are_reached_inside_the_mesh() {
@@ -64,6 +66,41 @@ spec: {type: ExternalName, externalName: server.$NAMESPACE.svc.cluster.local}
     // By its address, too.
     let pod = space.pods("server").remove(0);
     space.until_get("client", &format!("http://{}:8080/", address(&pod)), true);
+}
+
+#[test]
+fn a_client_of_a_service_with_session_affinity_keeps_its_pod() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("affinity");
+    space.label(Some("ambient"));
+    let args = ["serve", "--port=8080", "--echo=9000", "--quiet"];
+    space.deploy("server", 3, None, &args);
+    space.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: sticky}
+spec:
+  sessionAffinity: ClientIP
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+",
+    );
+    space.ready("server", 3);
+    space.client("client", Some("n1"));
+    let answers = |service: &str| -> BTreeSet<String> {
+        let url = format!("http://{service}/");
+        space.until_get("client", &url, true);
+        let answers = (0..12).map(|_| space.get("client", &url));
+        answers.map(|answer| answer.unwrap_or_default()).collect()
+    };
+    // Who answers says its name.
+    until("the other Service's calls are spread", || {
+        answers("server").len() > 1
+    });
+    // Not yet while endpoints are still becoming known.
+    until("the same pod answers each time", || {
+        answers("sticky").len() == 1
+    });
 }
 
 #[test]

@@ -47,6 +47,7 @@ pub(crate) struct ServiceInput {
     pub(crate) distribution: Option<String>,
     pub(crate) node_local: bool,
     pub(crate) publish_not_ready: bool,
+    pub(crate) session_affinity: bool,
     pub(crate) ip_families: Option<IpFamilies>,
     pub(crate) created: String,
 }
@@ -97,6 +98,7 @@ impl ServiceInput {
                 distribution,
                 node_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
                 publish_not_ready: spec.publish_not_ready_addresses.unwrap_or(false),
+                session_affinity: spec.session_affinity.as_deref() == Some("ClientIP"),
                 ip_families: read_families(spec)?,
                 created: created(&service.metadata),
             }),
@@ -179,6 +181,7 @@ impl ServiceInput {
                     self.distribution.as_deref().or(namespace_distribution),
                     health_policy,
                 ),
+                session_affinity: self.session_affinity,
                 ip_families: self.ip_families,
                 ..model::Service::default()
             },

@@ -653,6 +653,52 @@ fn far_service(sans: &[&str]) -> Service {
 }
 
 #[test]
+fn with_session_affinity_a_client_keeps_its_endpoint_and_clients_are_spread() {
+    let endpoints = |count: usize| -> Vec<Workload> {
+        let pod = |n| pod(&format!("web-{n}"), &[&format!("10.0.1.{n}")]);
+        let pods = (1..=count).map(|n| in_service(pod(n), "web", &[(80, 80)]));
+        pods.collect()
+    };
+    let sticky = Service {
+        session_affinity: true,
+        ..service("web", &["/10.96.0.9"], &[(80, 80)])
+    };
+    let client = |n: u32| Workload {
+        workload_ips: vec![std::net::Ipv4Addr::from(0x0a00_0200 + n).into()],
+        ..pod("client", &["10.0.2.1"])
+    };
+    let chosen = |count: usize| -> Vec<SocketAddr> {
+        let table = table(endpoints(count), vec![sticky.clone()]);
+        let mut rng = rng();
+        let mut to = |n| {
+            let route = table.outbound(&client(n), addr("10.96.0.9:80"), &mut rng);
+            let Ok(Route::Hbone(route)) = route else {
+                panic!("{route:?}")
+            };
+            route.addr
+        };
+        let first: Vec<SocketAddr> = (0..300).map(&mut to).collect();
+        let again: Vec<SocketAddr> = (0..300).map(&mut to).collect();
+        assert_eq!(first, again);
+        first
+    };
+    let (three, four) = (chosen(3), chosen(4));
+    for endpoint in 1..=3 {
+        let at: SocketAddr = format!("10.0.1.{endpoint}:15008").parse().unwrap();
+        let clients = three.iter().filter(|chosen| **chosen == at).count();
+        assert!((60..=140).contains(&clients), "{clients} of 300 at {at}");
+    }
+    // Whoever moves when an endpoint comes, moves to that one.
+    let new: SocketAddr = "10.0.1.4:15008".parse().unwrap();
+    let moved = three
+        .iter()
+        .zip(&four)
+        .filter(|(before, now)| before != now);
+    assert!(moved.clone().count() > 30);
+    assert!(moved.clone().all(|(_, now)| *now == new));
+}
+
+#[test]
 fn an_endpoint_of_another_network_is_reached_by_a_tunnel_in_a_tunnel() {
     let table = table(
         vec![far_endpoint(), far_gateway()],

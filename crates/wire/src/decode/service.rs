@@ -1,9 +1,10 @@
 //! `istio.workload.Service`.
 
 use ambit_model as model;
+use prost::Message;
 
 use super::{DecodeError, Refusal, gateway, ip, known, port_map, prefix};
-use crate::workload as wire;
+use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Service> for model::Service {
     type Error = DecodeError;
@@ -45,6 +46,7 @@ impl TryFrom<wire::Service> for model::Service {
                 .map(weighted_waypoint)
                 .collect::<Result<_, _>>()?,
             load_balancing: from.load_balancing.map(load_balancing).transpose()?,
+            session_affinity: session_affinity(&from.extensions)?,
             ip_families: ip_families(from.ip_families)?,
             canonical: from.canonical,
             // The one field whose unknown values mean its default: a newer kind of visibility must
@@ -90,6 +92,21 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
         destination: gateway(FIELD, destination)?,
         weight: from.weight,
     })
+}
+
+/// Our own extension; others are ignored.
+fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
+    const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
+    let Some(extension) = extensions.iter().find(|one| one.name == AFFINITY_EXTENSION) else {
+        return Ok(false);
+    };
+    let config = extension
+        .config
+        .as_ref()
+        .ok_or_else(|| DecodeError::missing(FIELD))?;
+    let affinity = ambit::SessionAffinity::decode(config.value.as_slice())
+        .map_err(|source| DecodeError::new(FIELD, Refusal::Malformed(source)))?;
+    Ok(affinity.client_ip)
 }
 
 fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, DecodeError> {

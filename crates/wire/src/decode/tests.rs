@@ -124,7 +124,7 @@ prop_compose! {
         weighted in vec((gateway_address(), any::<u32>()), 0..3),
         lb in option::of((vec(0..6usize, 0..4), 0..4usize, any::<bool>())),
         families in 0..4usize,
-        flags in any::<[bool; 2]>(),
+        flags in any::<[bool; 3]>(),
     ) -> model::Service {
         use model::{HealthPolicy, IpFamilies, LbMode, LbScope, Visibility};
         let scopes = [
@@ -159,6 +159,7 @@ prop_compose! {
             ip_families: [
                 None, Some(IpFamilies::Ipv4), Some(IpFamilies::Ipv6), Some(IpFamilies::Dual),
             ][families],
+            session_affinity: flags[2],
             canonical: flags[0],
             visibility: if flags[1] { Visibility::Namespace } else { Visibility::Public },
         }

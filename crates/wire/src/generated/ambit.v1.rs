@@ -11,3 +11,10 @@ pub struct EndpointWaypoint {
     #[prost(bool, tag = "3")]
     pub enforce: bool,
 }
+/// Named "ambit.io/session-affinity" on a Service: a client gets the same endpoint each time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionAffinity {
+    /// Clients are told from each other by their addresses.
+    #[prost(bool, tag = "1")]
+    pub client_ip: bool,
+}

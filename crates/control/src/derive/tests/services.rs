@@ -38,6 +38,13 @@ fn headless_services_have_no_address_and_external_names_no_record() {
 }
 
 #[test]
+fn session_affinity_is_passed_on() {
+    let affine = |spec: &str| TestMesh::of(&with(spec)).service(NAME).session_affinity;
+    assert!(affine("sessionAffinity: ClientIP"));
+    assert!(!affine("sessionAffinity: None"));
+}
+
+#[test]
 fn load_balancing_follows_policy_distribution_and_readiness() {
     use LbScope::{Network, Node, Region, Subzone, Zone};
     for (spec, mode, scopes) in [

@@ -17,6 +17,8 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
     let target = shell::target_dir().join("static");
     let mut cargo = shell::cargo(&["rustc", "--release", "--package", package, "--bin", package]);
     cargo.arg("--target-dir").arg(&target);
+    // As a whole: code that no other function needs is left out, which `thin` keeps a good part of.
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "fat");
     cargo.args([
         "--",
         "-Ctarget-feature=+crt-static",

@@ -46,6 +46,11 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
     space.label(Some("ambient"));
     space.serve("server", Some("n2"));
     space.until_captured("server", true);
+    // What leaves the mesh depends on the node's kube-proxy: it must have heard of the server, too.
+    let outside = mesh.space("outside");
+    outside.client("client", Some("n1"));
+    let url = format!("http://server.{}/", space.name());
+    outside.until_get("client", &url, true);
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.until_captured("load", true);
     // Connections that were opened through the mesh go on as long as their proxies drain, and so does

@@ -188,7 +188,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     for pod in served.pods() {
         keeper.release(&pod.uid);
     }
-    drain_pods(&served, ends.saturating_duration_since(Instant::now())).await;
+    let left = ends.saturating_duration_since(Instant::now());
+    tokio::join!(drain_pods(&served, left), served.left(left));
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
 }

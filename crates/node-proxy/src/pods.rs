@@ -22,6 +22,7 @@ use ambit_zds::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     clear,
@@ -37,7 +38,11 @@ const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 
 /// What is served now, for dumps and for the end of the process.
 #[derive(Clone, Debug, Default)]
-pub struct Served(Arc<Mutex<Inner>>);
+pub struct Served {
+    inner: Arc<Mutex<Inner>>,
+    /// Pods that have left and still have connections.
+    leaving: TaskTracker,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -48,7 +53,7 @@ struct Inner {
 impl Served {
     /// The pods whose listeners stand.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
-        self.0
+        self.inner
             .lock()
             .up
             .values()
@@ -56,14 +61,29 @@ impl Served {
             .collect()
     }
 
+    /// Waits until the connections of pods that have left are at their end, at most so long: the end of
+    /// the process would cut them.
+    pub async fn left(&self, limit: Duration) {
+        self.leaving.close();
+        let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
+    }
+
+    fn leave(&self, pod: Arc<Pod>, limit: Option<Duration>) {
+        let leaving = self.leaving.token();
+        ambit_rt::spawn("pod drain", async move {
+            pod.finish(limit).await;
+            drop(leaving);
+        });
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.lock().up.is_empty()
+        self.inner.lock().up.is_empty()
     }
 
     /// `workloadState` of a dump: by pod uid.
     pub fn dump(&self) -> Value {
-        let inner = self.0.lock();
+        let inner = self.inner.lock();
         let up = inner.up.iter().map(|(uid, (_, pod))| {
             let mut connections = pod.connections.dump();
             connections.clear = clear::shown(pod);
@@ -291,7 +311,7 @@ impl Enrolment {
                     }
                     ProxyEffect::Update { uid, info, .. } => {
                         self.keeper.known(&uid, &info);
-                        if let Some((_, pod)) = self.served.0.lock().up.get(&uid) {
+                        if let Some((_, pod)) = self.served.inner.lock().up.get(&uid) {
                             pod.update_addresses(info.addresses);
                         }
                     }
@@ -318,7 +338,7 @@ impl Enrolment {
             .map(|(uid, info, _)| (uid.clone(), info.clone()))
             .collect();
         let metrics = &self.proxy.metrics;
-        let mut served = self.served.0.lock();
+        let mut served = self.served.inner.lock();
         metrics
             .pending_proxies
             .set(i64::try_from(pending.len()).unwrap_or(i64::MAX));
@@ -374,7 +394,7 @@ impl Enrolment {
         tracing::info!(pod = %pod.name, %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();
         self.served
-            .0
+            .inner
             .lock()
             .up
             .insert(uid.clone(), (generation, pod));
@@ -383,7 +403,7 @@ impl Enrolment {
 
     fn stop(&self, uid: &PodUid, generation: Generation, reason: StopReason) {
         let pod = {
-            let mut served = self.served.0.lock();
+            let mut served = self.served.inner.lock();
             match served.up.get(uid) {
                 Some((current, _)) if *current == generation => {
                     served.up.remove(uid).map(|(_, pod)| pod)
@@ -398,16 +418,14 @@ impl Enrolment {
         match reason {
             StopReason::Surrendered => {
                 pod.surrender();
-                let limit = self.proxy.config.unenrolled_drain;
-                ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+                self.served.leave(pod, self.proxy.config.unenrolled_drain);
             }
             // Nothing can live in a namespace that was replaced.
             StopReason::Replaced => pod.stop_now(),
             // The pod may only have left the mesh: its connections go on until they end. If the pod
             // is gone its connections end with it, by reset or by the tunnels' pings.
             StopReason::Deleted | StopReason::NotInSnapshot => {
-                let limit = self.proxy.config.unenrolled_drain;
-                ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+                self.served.leave(pod, self.proxy.config.unenrolled_drain);
             }
         }
     }

@@ -150,6 +150,24 @@ fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeEr
     T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
 }
 
+/// What is in an extension of that name, if there is one.
+fn extension<M: Message + Default>(
+    field: &'static str,
+    extensions: &[wire::Extension],
+    name: &str,
+) -> Result<Option<M>, DecodeError> {
+    let Some(extension) = extensions.iter().find(|one| one.name == name) else {
+        return Ok(None);
+    };
+    let config = extension
+        .config
+        .as_ref()
+        .ok_or_else(|| DecodeError::missing(field))?;
+    M::decode(config.value.as_slice())
+        .map(Some)
+        .map_err(|source| DecodeError::new(field, Refusal::Malformed(source)))
+}
+
 fn port_map(field: &'static str, ports: &[wire::Port]) -> Result<model::PortMap, DecodeError> {
     ports
         .iter()

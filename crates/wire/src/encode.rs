@@ -93,22 +93,20 @@ impl From<&model::EndpointWaypoint> for workload::Extension {
                 .collect(),
             enforce: waypoint.enforce,
         };
-        Self {
-            name: WAYPOINT_EXTENSION.to_owned(),
-            config: Some(Any {
-                type_url: WAYPOINT_EXTENSION_TYPE_URL.to_owned(),
-                value: config.encode_to_vec(),
-            }),
-        }
+        extension(WAYPOINT_EXTENSION, WAYPOINT_EXTENSION_TYPE_URL, &config)
     }
 }
 
 fn affinity() -> workload::Extension {
     let config = ambit::SessionAffinity { client_ip: true };
+    extension(AFFINITY_EXTENSION, AFFINITY_EXTENSION_TYPE_URL, &config)
+}
+
+fn extension(name: &str, type_url: &str, config: &impl Message) -> workload::Extension {
     workload::Extension {
-        name: AFFINITY_EXTENSION.to_owned(),
+        name: name.to_owned(),
         config: Some(Any {
-            type_url: AFFINITY_EXTENSION_TYPE_URL.to_owned(),
+            type_url: type_url.to_owned(),
             value: config.encode_to_vec(),
         }),
     }

@@ -1,9 +1,8 @@
 //! `istio.workload.Service`.
 
 use ambit_model as model;
-use prost::Message;
 
-use super::{DecodeError, Refusal, gateway, ip, known, port_map, prefix};
+use super::{DecodeError, Refusal, extension, gateway, ip, known, port_map, prefix};
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Service> for model::Service {
@@ -97,16 +96,9 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
 /// Our own extension; others are ignored.
 fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
-    let Some(extension) = extensions.iter().find(|one| one.name == AFFINITY_EXTENSION) else {
-        return Ok(false);
-    };
-    let config = extension
-        .config
-        .as_ref()
-        .ok_or_else(|| DecodeError::missing(FIELD))?;
-    let affinity = ambit::SessionAffinity::decode(config.value.as_slice())
-        .map_err(|source| DecodeError::new(FIELD, Refusal::Malformed(source)))?;
-    Ok(affinity.client_ip)
+    let affinity: Option<ambit::SessionAffinity> =
+        extension(FIELD, extensions, AFFINITY_EXTENSION)?;
+    Ok(affinity.is_some_and(|affinity| affinity.client_ip))
 }
 
 fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, DecodeError> {

@@ -1,9 +1,8 @@
 //! `istio.workload.Workload`.
 
 use ambit_model as model;
-use prost::Message;
 
-use super::{DecodeError, Refusal, gateway, ip, known, or_default, port, port_map};
+use super::{DecodeError, Refusal, extension, gateway, ip, known, or_default, port, port_map};
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Workload> for model::Workload {
@@ -132,15 +131,10 @@ fn endpoint_waypoint(
     extensions: &[wire::Extension],
 ) -> Result<Option<model::EndpointWaypoint>, DecodeError> {
     const FIELD: &str = "workload.extensions[ambit.io/waypoint]";
-    let Some(extension) = extensions.iter().find(|one| one.name == WAYPOINT_EXTENSION) else {
+    let found: Option<ambit::EndpointWaypoint> = extension(FIELD, extensions, WAYPOINT_EXTENSION)?;
+    let Some(waypoint) = found else {
         return Ok(None);
     };
-    let config = extension
-        .config
-        .as_ref()
-        .ok_or_else(|| DecodeError::missing(FIELD))?;
-    let waypoint = ambit::EndpointWaypoint::decode(config.value.as_slice())
-        .map_err(|source| DecodeError::new(FIELD, Refusal::Malformed(source)))?;
     let at = waypoint
         .waypoint
         .ok_or_else(|| DecodeError::missing(FIELD))?;

@@ -53,6 +53,15 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// [`Self::start`] on the first node against `server`, in the mesh.
+    #[track_caller]
+    pub fn start_captured(space: &'a Space<'a>) -> Self {
+        let load = Self::start(space, "load", Some("n1"), "server");
+        space.until_captured("load", true);
+        space.until_get("load", "http://server/", true);
+        load
+    }
+
     /// The pod's name, which is also its label `app`.
     pub fn pod(&self) -> &str {
         &self.name

@@ -123,6 +123,15 @@ impl<'a> Space<'a> {
         self.ready(name, 1).remove(0)
     }
 
+    /// The namespace joins the mesh with a server on the second node, captured.
+    #[track_caller]
+    pub fn serve_captured(&self) -> Pod {
+        self.label(Some("ambient"));
+        let server = self.serve("server", Some("n2"));
+        self.until_captured("server", true);
+        server
+    }
+
     /// A pod that waits for what it is told to do, ready.
     pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(name, 1, node, &["sleep"]);
@@ -134,9 +143,25 @@ impl<'a> Space<'a> {
         let mut spec = pod_spec("default", node, &[]);
         spec["restartPolicy"] = "Never".into();
         spec["containers"][0]["command"] = json!(["sh", "-c", script]);
+        self.pod(name, json!({}), json!({}), spec);
+    }
+
+    /// A pod by itself that waits for what it is told to do, with these labels and annotations. Does not
+    /// wait.
+    pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
+        self.pod(
+            name,
+            labels,
+            annotations,
+            pod_spec("default", node, &["sleep"]),
+        );
+    }
+
+    fn pod(&self, name: &str, mut labels: Value, annotations: Value, spec: Value) {
+        labels["app"] = name.into();
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "labels": {"app": name}}, "spec": spec,
+            "metadata": {"name": name, "labels": labels, "annotations": annotations}, "spec": spec,
         });
         self.apply(&pod.to_string());
     }

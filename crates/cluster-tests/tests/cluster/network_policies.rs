@@ -1,6 +1,7 @@
 //! NetworkPolicies, which see packets: between captured pods those of the tunnel, from pod to pod.
 
 use ambit_cluster_tests::{Mesh, Space, is_ready};
+use serde_json::json;
 
 /// Who may call the server, and at which ports.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
@@ -48,7 +49,11 @@ fn network_policies_hold_for_captured_pods() {
         space.until_captured(app, true);
     }
     space.until_captured("server", true);
-    let outside = plain_client(&space);
+    // A client that is not in the mesh.
+    let outside = "outside";
+    let apart = json!({"istio.io/dataplane-mode": "none"});
+    space.lone(outside, Some("n1"), apart, json!({}));
+    space.ready(outside, 1);
 
     // A policy that names the app's port alone forgets that the mesh calls at 15008.
     enforce("[friend, outside]", "[{port: 8080}]", "[]");
@@ -76,26 +81,6 @@ fn network_policies_hold_for_captured_pods() {
         .iter()
         .flat_map(|s| s.container_statuses.iter());
     assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
-}
-
-/// A client of the same namespace that is not in the mesh.
-fn plain_client(space: &Space<'_>) -> &'static str {
-    space.apply(
-        "apiVersion: v1
-kind: Pod
-metadata: {name: outside, labels: {app: outside, istio.io/dataplane-mode: none}}
-spec:
-  nodeName: n1
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: tool
-    image: kube.local/ambit/tools:dev
-    imagePullPolicy: Never
-    args: [lab-tool, sleep]
-",
-    );
-    space.ready("outside", 1);
-    "outside"
 }
 
 /// Asks from each app at once: whoever is dropped waits until its patience ends.

@@ -3,7 +3,7 @@
 use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A pod's first connection, which must have succeeded at once.
 #[track_caller]
@@ -17,9 +17,7 @@ pub(crate) fn first_answer(space: &Space<'_>, pod: &Pod) -> Value {
 fn forty_pods_start_with_every_first_packet_captured() {
     let mesh = Mesh::shared();
     let space = mesh.space("forty");
-    space.label(Some("ambient"));
-    let server = space.serve("server", Some("n2"));
-    space.until_captured("server", true);
+    let server = space.serve_captured();
     // Both nodes know the server; what follows is about the pods that start.
     for node in ["n1", "n2"] {
         let client = format!("client-{node}");
@@ -122,32 +120,32 @@ spec:
 fn labels_of_pods_decide_before_their_namespace() {
     let mesh = Mesh::shared();
     let space = mesh.space("labels");
-    let pod = |name: &str, labels: &str, annotations: &str| {
-        format!(
-            "apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, labels: {{app: {name}, {labels}}}, annotations: {{{annotations}}}}}
-spec:
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: tool
-    image: kube.local/ambit/tools:dev
-    imagePullPolicy: Never
-    args: [lab-tool, sleep]
-"
-        )
+    let pod = |name: &str, labels: Value, annotations: Value| {
+        space.lone(name, None, labels, annotations);
     };
     // In a namespace outside the mesh, a pod can join by itself.
-    space.apply(&pod("volunteer", "istio.io/dataplane-mode: ambient", ""));
-    space.apply(&pod("ordinary", "", ""));
+    pod(
+        "volunteer",
+        json!({"istio.io/dataplane-mode": "ambient"}),
+        json!({}),
+    );
+    pod("ordinary", json!({}), json!({}));
     space.until_captured("volunteer", true);
     space.ready("ordinary", 1);
     space.until_captured("ordinary", false);
     space.label(Some("ambient"));
     space.until_captured("ordinary", true);
     // In one of the mesh, a pod can stay out; one with a sidecar must.
-    space.apply(&pod("refuser", "istio.io/dataplane-mode: none", ""));
-    space.apply(&pod("sidecar", "", "sidecar.istio.io/status: '{}'"));
+    pod(
+        "refuser",
+        json!({"istio.io/dataplane-mode": "none"}),
+        json!({}),
+    );
+    pod(
+        "sidecar",
+        json!({}),
+        json!({"sidecar.istio.io/status": "{}"}),
+    );
     for app in ["refuser", "sidecar"] {
         space.ready(app, 1);
         space.until_captured(app, false);

@@ -25,9 +25,7 @@ pub(crate) fn agent_listens(node: Node<'_>) -> bool {
 /// A server on the second node, of which nothing must be heard in clear.
 fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     let space = mesh.space(name);
-    space.label(Some("ambient"));
-    let server = space.serve("server", Some("n2"));
-    space.until_captured("server", true);
+    let server = space.serve_captured();
     let wire = mesh.watch(&[&space.marker()]);
     (space, server, wire)
 }

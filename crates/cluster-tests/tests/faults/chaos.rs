@@ -17,9 +17,7 @@ const CHAOS: Duration = Duration::from_secs(25);
 fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed() {
     let mesh = Mesh::alone();
     let space = mesh.space("chaos");
-    space.label(Some("ambient"));
-    let server = space.serve("server", Some("n2"));
-    space.until_captured("server", true);
+    let server = space.serve_captured();
     let wire = mesh.watch(&[&space.marker()]);
     space.deploy_starters(6, None);
     let end = Instant::now() + CHAOS;

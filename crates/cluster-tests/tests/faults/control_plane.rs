@@ -6,11 +6,8 @@ use ambit_cluster_tests::{Load, Mesh, Part, until};
 fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
     let mesh = Mesh::alone();
     let space = mesh.space("apiless");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
+    space.serve_captured();
+    let load = Load::start_captured(&space);
     mesh.cluster().stop_api_server().unwrap();
     for node in mesh.cluster().nodes() {
         assert!(node.kill_processes("/ambit-node-proxy worker").unwrap() > 0);
@@ -30,12 +27,8 @@ fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
 fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() {
     let mesh = Mesh::alone();
     let space = mesh.space("orphaned");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
-    space.until_get("load", "http://server/", true);
+    space.serve_captured();
+    let load = Load::start_captured(&space);
     let scale = |replicas: u8| {
         let replicas = format!("--replicas={replicas}");
         let control = "deployment/ambit-control";
@@ -90,11 +83,8 @@ fn what_is_stored_may_go_back_in_time() {
 fn the_control_plane_is_replaced_without_effect_on_traffic() {
     let mesh = Mesh::alone();
     let space = mesh.space("control");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
+    space.serve_captured();
+    let load = Load::start_captured(&space);
     mesh.restart(Part::Control);
     mesh.restart(Part::Agent);
     space.client("late", Some("n1"));

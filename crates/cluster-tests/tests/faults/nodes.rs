@@ -21,9 +21,7 @@ fn a_primary_cni_that_rewrites_its_configuration_at_boot_lets_nothing_out_in_cle
 fn reboot(boot: Boot) {
     let mesh = Mesh::alone();
     let space = mesh.space("reboot");
-    space.label(Some("ambient"));
-    let server = space.serve("server", Some("n2"));
-    space.until_captured("server", true);
+    let server = space.serve_captured();
     space.deploy_starters(3, Some("n1"));
     let pods = space.ready("starter", 3);
     for pod in &pods {

@@ -42,10 +42,8 @@ fn server_address(space: &Space<'_>) -> IpAddr {
 
 fn pair<'a>(mesh: &'a Mesh, name: &str) -> Space<'a> {
     let space = mesh.space(name);
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
+    space.serve_captured();
     space.client("client", Some("n1"));
-    space.until_captured("server", true);
     space.until_captured("client", true);
     space.until_get("client", "http://server/", true);
     space

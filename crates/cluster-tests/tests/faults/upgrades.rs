@@ -6,12 +6,8 @@ use ambit_cluster_tests::{Load, Mesh, Part};
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("killed");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
-    space.until_get("load", "http://server/", true);
+    space.serve_captured();
+    let load = Load::start_captured(&space);
     for _ in 0..3 {
         for node in mesh.cluster().nodes() {
             let killed = node.kill_processes("/ambit-node-proxy worker").unwrap();
@@ -28,12 +24,8 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
 fn a_rollout_of_the_node_proxy_breaks_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("rollout");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
-    space.until_get("load", "http://server/", true);
+    space.serve_captured();
+    let load = Load::start_captured(&space);
     mesh.restart(Part::NodeProxy);
     space.until_get("load", "http://server/", true);
     load.finish().assert_flawless();
@@ -43,16 +35,13 @@ fn a_rollout_of_the_node_proxy_breaks_no_connection() {
 fn uninstalling_breaks_nothing_and_leaves_nothing() {
     let mesh = Mesh::alone();
     let space = mesh.space("uninstall");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
+    space.serve_captured();
     // What leaves the mesh depends on the node's kube-proxy: it must have heard of the server, too.
     let outside = mesh.space("outside");
     outside.client("client", Some("n1"));
     let url = format!("http://server.{}/", space.name());
     outside.until_get("client", &url, true);
-    let load = Load::start(&space, "load", Some("n1"), "server");
-    space.until_captured("load", true);
+    let load = Load::start_captured(&space);
     // Connections that were opened through the mesh go on as long as their proxies drain, and so does
     // the command: until the load ends.
     std::thread::scope(|scope| {

@@ -341,9 +341,9 @@ impl Cluster {
         }
     }
 
-    /// What enforces NetworkPolicies here: nothing until it is told to.
-    pub fn network_policies(&self) -> NetworkPolicies<'_> {
-        NetworkPolicies::new(self)
+    /// Has NetworkPolicies enforced, which they are not otherwise, until the value goes.
+    pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
+        NetworkPolicies::enforce(self)
     }
 
     /// Makes images known to all nodes.

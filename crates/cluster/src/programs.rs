@@ -28,6 +28,7 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
         ("coredns", "-s -w", "."),
         ("flanneld", "-s -w", "."),
         ("flannel", "-s -w", flannel),
+        ("kube-network-policies", "-s -w", "."),
     ] {
         let source = sources.join(name);
         build(name, &source, bin, flags, |output| {

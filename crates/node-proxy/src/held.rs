@@ -3,8 +3,9 @@
 //!
 //! A pod is told as one [`Record::Pod`] with its network namespace, followed by one
 //! [`Record::Socket`] for each of its sockets; it counts once all have come. Nothing secret is ever
-//! among them, but in one of the files that a worker keeps for the next: those go to no successor. A
-//! record of a kind that the reader does not know is passed over, so that versions may differ.
+//! among them, but in one of the files that a worker keeps for the next: those go to the standby of the
+//! same pod, and to no successor. A record of a kind that the reader does not know is passed over, so
+//! that versions may differ.
 
 use std::collections::BTreeMap;
 
@@ -216,11 +217,11 @@ impl<F> Default for Held<F> {
 
 impl<F> Held<F> {
     /// Takes a record and the descriptor that came with it. Records that are not about pods change
-    /// nothing.
+    /// nothing. Gives the pod that is whole with it.
     ///
     /// # Errors
     /// When it does not fit; what was held before stays.
-    pub fn apply(&mut self, record: &Record, fd: Option<F>) -> Result<(), HeldError> {
+    pub fn apply(&mut self, record: &Record, fd: Option<F>) -> Result<Option<PodUid>, HeldError> {
         match (record, fd) {
             (Record::Pod { uid, info, sockets }, Some(netns)) => {
                 if self.pods.len() >= MAX_PODS {
@@ -236,19 +237,17 @@ impl<F> Held<F> {
                     pod,
                     missing: *sockets,
                 });
-                self.complete();
-                Ok(())
+                Ok(self.complete())
             }
             (Record::Socket, Some(socket)) => {
                 let coming = self.coming.as_mut().ok_or(HeldError::Stray)?;
                 coming.pod.sockets.push(socket);
                 coming.missing = coming.missing.saturating_sub(1);
-                self.complete();
-                Ok(())
+                Ok(self.complete())
             }
             (Record::File(kind), Some(file)) => {
                 self.files.insert(*kind, file);
-                Ok(())
+                Ok(None)
             }
             (Record::Pod { .. } | Record::Socket | Record::File(_), None) | (_, Some(_)) => {
                 Err(HeldError::Descriptor)
@@ -257,20 +256,20 @@ impl<F> Held<F> {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.info = info.clone();
                 }
-                Ok(())
+                Ok(None)
             }
             (Record::Release { uid }, None) => {
                 self.pods.remove(uid);
-                Ok(())
+                Ok(None)
             }
-            (Record::Accept(_) | Record::Started | Record::Accepting, None) => Ok(()),
+            (Record::Accept(_) | Record::Started | Record::Accepting, None) => Ok(None),
         }
     }
 
-    fn complete(&mut self) {
-        if let Some(Coming { uid, pod, .. }) = self.coming.take_if(|coming| coming.missing == 0) {
-            self.pods.insert(uid, pod);
-        }
+    fn complete(&mut self) -> Option<PodUid> {
+        let Coming { uid, pod, .. } = self.coming.take_if(|coming| coming.missing == 0)?;
+        self.pods.insert(uid.clone(), pod);
+        Some(uid)
     }
 
     /// Whoever told of pods is gone: what it had not told whole is let go.
@@ -318,21 +317,27 @@ impl<F: Clone> Held<F> {
 
     /// All pods, as records that make another hold the same.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
-        let pod = |(uid, pod): (&PodUid, &HeldPod<F>)| {
-            let head = Record::Pod {
-                uid: uid.clone(),
-                info: pod.info.clone(),
-                sockets: u16::try_from(pod.sockets.len()).unwrap_or(u16::MAX),
-            };
-            let sockets: Vec<_> = pod
-                .sockets
-                .iter()
-                .take(usize::from(u16::MAX))
-                .map(|socket| (Record::Socket, Some(socket.clone())))
-                .collect();
-            std::iter::once((head, Some(pod.netns.clone()))).chain(sockets)
+        let pods = self.pods.iter();
+        pods.flat_map(|(uid, pod)| pod.records(uid)).collect()
+    }
+
+    /// One pod, as such records; none if it is not held.
+    pub fn records_of(&self, uid: &PodUid) -> Vec<(Record, Option<F>)> {
+        let pod = self.pods.get(uid);
+        pod.into_iter().flat_map(|pod| pod.records(uid)).collect()
+    }
+}
+
+impl<F: Clone> HeldPod<F> {
+    fn records(&self, uid: &PodUid) -> impl Iterator<Item = (Record, Option<F>)> {
+        let head = Record::Pod {
+            uid: uid.clone(),
+            info: self.info.clone(),
+            sockets: u16::try_from(self.sockets.len()).unwrap_or(u16::MAX),
         };
-        self.pods.iter().flat_map(pod).collect()
+        let sockets = self.sockets.iter().take(usize::from(u16::MAX));
+        let sockets = sockets.map(|socket| (Record::Socket, Some(socket.clone())));
+        std::iter::once((head, Some(self.netns.clone()))).chain(sockets)
     }
 }
 

@@ -5,9 +5,11 @@
 //! It also holds what a worker keeps for the next one, unread: see [`crate::journal`]. It reads nothing
 //! from the network, needs no privilege of its own, and has neither runtime nor threads but the log's.
 //! At a rollout it hands the pods to the supervisor of the new proxy, which connects to a socket beside
-//! the node agent's; see [`crate::held`] for what is said, `state` for what is done.
+//! the node agent's; see [`crate::held`] for what is said, `state` for what is done. Should it die itself,
+//! its whole container with it, a [`standby`] goes on.
 
 mod links;
+mod standby;
 mod state;
 
 use std::{
@@ -32,6 +34,7 @@ use rustix::{
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use links::{Heard, Link};
+use standby::{Pair, Turn};
 use state::{Effect, Ended, Event, Supervisor};
 
 /// The argument that makes a process the worker.
@@ -51,7 +54,14 @@ pub fn run(env: &Env) -> anyhow::Result<u8> {
         tracing::debug!(%error, "cannot lay the capabilities down");
     }
     let signals = Signals::follow().context("cannot follow signals")?;
-    let code = Process::new(signals, handover_path(env)).run();
+    let pair = match Pair::of(env) {
+        Some(pair) => match pair.stand_by(&signals.terminate)? {
+            Some(turn) => Some(turn),
+            None => return Ok(0),
+        },
+        None => None,
+    };
+    let code = Process::new(signals, handover_path(env), pair).run();
     ambit_rt::logging::flush(std::time::Duration::from_secs(1));
     code
 }
@@ -101,23 +111,33 @@ struct Process {
     state: Supervisor<Held>,
     signals: Signals,
     path: PathBuf,
+    /// Where successors come.
     listener: Option<plain::Listener>,
+    /// Where the standby comes.
+    pair: Option<plain::Listener>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
     successor: Option<Link>,
+    standby: Option<Link>,
     exit: Option<u8>,
 }
 
 impl Process {
-    fn new(signals: Signals, path: PathBuf) -> Self {
+    fn new(signals: Signals, path: PathBuf, turn: Option<Turn>) -> Self {
+        let (pair, taken_over) = match turn {
+            Some(Turn { listener, held }) => (Some(listener), held),
+            None => (None, None),
+        };
         Self {
-            state: Supervisor::new(Instant::now()),
+            state: Supervisor::new(taken_over, Instant::now()),
             signals,
             path,
             listener: None,
+            pair,
             worker: None,
             predecessor: None,
             successor: None,
+            standby: None,
             exit: None,
         }
     }
@@ -152,16 +172,14 @@ impl Process {
             self.worker.as_ref().map(|(_, link)| link),
             self.predecessor.as_ref(),
             self.successor.as_ref(),
+            self.standby.as_ref(),
         ];
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.signals.children, PollFlags::IN),
             PollFd::new(&self.signals.terminate, PollFlags::IN),
         ];
-        fds.extend(
-            self.listener
-                .iter()
-                .map(|listener| PollFd::new(listener, PollFlags::IN)),
-        );
+        let listeners = self.listener.iter().chain(&self.pair);
+        fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(links.into_iter().flatten().filter_map(Link::interest));
         let timeout = self.state.deadline().map(|deadline| {
             let wait = deadline.saturating_duration_since(Instant::now());
@@ -201,6 +219,17 @@ impl Process {
                 }
             }
         }
+        // It has nothing to say.
+        while let Some(heard) = self.standby.as_mut().map(Link::hear) {
+            match heard {
+                Heard::Record(..) => {}
+                Heard::Nothing => break,
+                Heard::End => {
+                    self.standby = None;
+                    self.event(Event::StandbyGone);
+                }
+            }
+        }
         self.accept();
         for _ in 0..drain(&self.signals.terminate) {
             self.event(Event::Terminate);
@@ -216,7 +245,12 @@ impl Process {
             self.event(Event::Tick);
         }
         let worker = self.worker.as_mut().map(|(_, link)| link);
-        let links = [worker, self.predecessor.as_mut(), self.successor.as_mut()];
+        let links = [
+            worker,
+            self.predecessor.as_mut(),
+            self.successor.as_mut(),
+            self.standby.as_mut(),
+        ];
         for link in links.into_iter().flatten() {
             link.flush();
         }
@@ -235,22 +269,18 @@ impl Process {
     }
 
     fn accept(&mut self) {
-        while let Some(accepted) = self.listener.as_ref().map(plain::Listener::accept) {
-            match accepted {
-                Ok(socket) => {
-                    tracing::info!(
-                        pods = self.state.pods(),
-                        "another node proxy takes over: handing it the pods' sockets"
-                    );
-                    self.successor = Some(Link::new(socket));
-                    self.event(Event::Successor);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept the line of a successor");
-                    return;
-                }
-            }
+        while let Some(socket) = accepted(self.listener.as_ref()) {
+            tracing::info!(
+                pods = self.state.pods(),
+                "another node proxy takes over: handing it the pods' sockets"
+            );
+            self.successor = Some(Link::new(socket));
+            self.event(Event::Successor);
+        }
+        while let Some(socket) = accepted(self.pair.as_ref()) {
+            tracing::info!(pods = self.state.pods(), "a standby is there");
+            self.standby = Some(Link::new(socket));
+            self.event(Event::Standby);
         }
     }
 
@@ -293,6 +323,11 @@ impl Process {
                         link.say(&record, fd);
                     }
                 }
+                Effect::ToStandby(record, fd) => {
+                    if let Some(link) = &mut self.standby {
+                        link.say(&record, fd);
+                    }
+                }
                 Effect::Terminate => {
                     if let Some((pid, _)) = &self.worker
                         && let Err(error) = kill_process(*pid, Signal::TERM)
@@ -309,6 +344,19 @@ impl Process {
                 Effect::Odd(what) => tracing::error!(what, "heard something that does not fit"),
                 Effect::Exit(code) => self.exit = Some(code),
             }
+        }
+    }
+}
+
+/// The next line of another supervisor that waits to be accepted.
+fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
+    match listener?.accept() {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                tracing::warn!(%error, "cannot accept the line of another node proxy");
+            }
+            None
         }
     }
 }

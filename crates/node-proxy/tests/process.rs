@@ -19,31 +19,59 @@ fn program() -> Command {
     command
 }
 
-/// A supervisor in a network of its own, and its worker.
-struct Running {
-    _host: Host,
-    _directory: tempfile::TempDir,
-    supervisor: Child,
+/// A pod: a network, and a directory that its containers share.
+struct Place {
+    host: Host,
+    directory: tempfile::TempDir,
 }
 
-impl Running {
-    async fn start() -> Self {
-        let host = Host::new("proxy").await.unwrap();
-        let directory = tempfile::tempdir().unwrap();
+impl Place {
+    async fn new() -> Self {
+        Self {
+            host: Host::new("proxy").await.unwrap(),
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// One of a pair.
+    fn start(&self) -> Running {
         let mut command = program();
         command
             .env("LOCAL_XDS", "{}")
             .env("CA_ADDRESS", "https://127.0.0.1:1")
-            .env("INPOD_UDS", directory.path().join("zds.sock"))
+            .env("INPOD_UDS", self.directory.path().join("zds.sock"))
+            .env("AMBIT_PAIR", "pod")
             .stdout(Stdio::null());
-        let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
-        let running = Self {
-            _host: host,
-            _directory: directory,
-            supervisor,
-        };
-        until("the worker serves", || running.serves().unwrap_or(false)).await;
+        Running {
+            supervisor: self.host.run(|| command.spawn()).unwrap().unwrap(),
+        }
+    }
+
+    async fn serving(&self) -> Running {
+        let running = self.start();
+        running.until_it_serves().await;
         running
+    }
+
+    /// Whether a supervisor stands by: it has a line to the one that serves, of the pair's name.
+    fn has_standby(&self) -> bool {
+        let sockets = self
+            .host
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/unix"));
+        let sockets = sockets.unwrap().unwrap();
+        // The one that listens, and its end of the line.
+        sockets.matches("@ambit-node-proxy/pod").count() > 1
+    }
+}
+
+/// A supervisor, and its worker.
+struct Running {
+    supervisor: Child,
+}
+
+impl Running {
+    async fn until_it_serves(&self) {
+        until("the worker serves", || self.serves().unwrap_or(false)).await;
     }
 
     fn pid(&self) -> Pid {
@@ -89,7 +117,8 @@ fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
 
 #[tokio::test]
 async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_the_worker() {
-    let mut running = Running::start().await;
+    let place = Place::new().await;
+    let mut running = place.serving().await;
     let first = running.worker().unwrap();
     kill_process(first, Signal::KILL).unwrap();
     let another = || running.worker().filter(|worker| *worker != first);
@@ -104,9 +133,34 @@ async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_th
 
 #[tokio::test]
 async fn told_to_end_it_passes_that_on_and_ends_with_the_workers_code() {
-    let mut running = Running::start().await;
+    let place = Place::new().await;
+    let mut running = place.serving().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
     assert!(is_gone(worker));
+}
+
+#[tokio::test]
+async fn the_standby_of_a_supervisor_that_is_killed_serves_however_often() {
+    let place = Place::new().await;
+    let mut serving = place.serving().await;
+    for _ in 0..3 {
+        let standby = place.start();
+        until("it stands by", || place.has_standby()).await;
+        assert_eq!(standby.worker(), None);
+        kill_process(serving.pid(), Signal::KILL).unwrap();
+        standby.until_it_serves().await;
+        serving = standby;
+    }
+}
+
+#[tokio::test]
+async fn a_standby_that_is_told_to_end_ends() {
+    let place = Place::new().await;
+    let _serving = place.serving().await;
+    let mut standby = place.start();
+    until("it stands by", || place.has_standby()).await;
+    kill_process(standby.pid(), Signal::TERM).unwrap();
+    assert_eq!(standby.supervisor.wait().unwrap().code(), Some(0));
 }

@@ -6,6 +6,8 @@
 //! very same sockets, so no connection is lost between them, not even one that waits in the queue.
 //! An old proxy told to end while no successor has come goes on as before until one has, or its time
 //! is over.
+//!
+//! A standby (see [`super::standby`]) is told everything that is held, and every change of it.
 
 use std::time::{Duration, Instant};
 
@@ -55,6 +57,9 @@ pub(super) enum Event<F> {
     Successor,
     FromSuccessor(Record),
     SuccessorGone,
+    /// A standby has connected, instead of any before it.
+    Standby,
+    StandbyGone,
     Ended(Ended),
     /// The process is told to end.
     Terminate,
@@ -69,6 +74,7 @@ pub(super) enum Effect<F> {
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
     ToSuccessor(Record, Option<F>),
+    ToStandby(Record, Option<F>),
     /// Ask the worker to end.
     Terminate,
     /// A worker died; the next one starts after this.
@@ -107,20 +113,24 @@ pub(super) struct Supervisor<F> {
     /// A new proxy takes the connections.
     superseded: bool,
     successor: bool,
+    standby: bool,
     ending: bool,
 }
 
 impl<F: Clone> Supervisor<F> {
-    pub(super) fn new(now: Instant) -> Self {
+    /// Holds what it took over as a standby: `None` if it was none.
+    pub(super) fn new(taken_over: Option<Held<F>>, now: Instant) -> Self {
         Self {
-            held: Held::default(),
+            // What could serve there can serve here: ports may just be taken for another moment.
+            ever_started: taken_over.is_some(),
+            held: taken_over.unwrap_or_default(),
             worker: Worker::Waiting(now),
-            ever_started: false,
             wait: Duration::ZERO,
             predecessor_accepts: false,
             predecessor: false,
             superseded: false,
             successor: false,
+            standby: false,
             ending: false,
         }
     }
@@ -145,6 +155,8 @@ impl<F: Clone> Supervisor<F> {
                 self.predecessor = predecessor;
                 self.predecessor_accepts = predecessor;
                 if predecessor {
+                    // It knows better than a standby could.
+                    self.held.clear();
                     self.worker = Worker::Waiting(now + PREDECESSOR_WITHIN);
                 } else {
                     self.start(now, &mut effects);
@@ -172,6 +184,15 @@ impl<F: Clone> Supervisor<F> {
                 self.successor = false;
                 self.unsupersede(&mut effects);
             }
+            Event::Standby => {
+                self.standby = true;
+                let told = self.held.records().into_iter().chain(self.held.files());
+                effects.extend(told.map(|(record, fd)| Effect::ToStandby(record, fd)));
+                if self.ever_started {
+                    effects.push(Self::standby_told());
+                }
+            }
+            Event::StandbyGone => self.standby = false,
             Event::Ended(ended) => self.worker_ended(ended, now, &mut effects),
             Event::Terminate => {
                 self.ending = true;
@@ -212,12 +233,12 @@ impl<F: Clone> Supervisor<F> {
     }
 
     fn worker_says(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
-        if let Err(error) = self.held.apply(&record, fd) {
-            effects.push(Effect::Odd(error.to_string()));
-        }
+        self.hold(&record, fd, effects);
         match record {
             Record::Started => {
-                self.ever_started = true;
+                if !std::mem::replace(&mut self.ever_started, true) && self.standby {
+                    effects.push(Self::standby_told());
+                }
                 if self.ending {
                     effects.push(Effect::Terminate);
                 }
@@ -243,12 +264,37 @@ impl<F: Clone> Supervisor<F> {
             // Too late: the worker has been told other things.
             return;
         }
-        if let Err(error) = self.held.apply(&record, fd) {
-            effects.push(Effect::Odd(error.to_string()));
-        }
+        self.hold(&record, fd, effects);
         if matches!(record, Record::Accept(_)) {
             self.start(now, effects);
         }
+    }
+
+    /// From now on the standby holds what is held here, rather than what was before. Not until a worker
+    /// has started: what cannot start here, the standby should not try for ever.
+    fn standby_told() -> Effect<F> {
+        Effect::ToStandby(Record::Accept(Accept::Paused), None)
+    }
+
+    /// The standby hears of a pod once it is whole, and of nothing that does not fit.
+    fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+        let whole = match self.held.apply(record, fd.clone()) {
+            Ok(whole) => whole,
+            Err(error) => return effects.push(Effect::Odd(error.to_string())),
+        };
+        if !self.standby {
+            return;
+        }
+        let told = match record {
+            Record::Known { .. } | Record::Release { .. } | Record::File(_) => {
+                vec![(record.clone(), fd)]
+            }
+            _ => whole.map_or_else(Vec::new, |uid| self.held.records_of(&uid)),
+        };
+        effects.extend(
+            told.into_iter()
+                .map(|(record, fd)| Effect::ToStandby(record, fd)),
+        );
     }
 
     fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {

@@ -16,7 +16,7 @@ impl World {
         let now = Instant::now();
         Self {
             now,
-            supervisor: Supervisor::new(now),
+            supervisor: Supervisor::new(None, now),
         }
     }
 
@@ -255,6 +255,89 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
         new.event(Event::PredecessorGone),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
+}
+
+/// What a standby holds that was told so.
+fn standby_of(effects: Effects) -> Held<u32> {
+    let mut held = Held::default();
+    for effect in effects {
+        let Effect::ToStandby(record, fd) = effect else {
+            panic!("{effect:?}")
+        };
+        held.apply(&record, fd).unwrap();
+    }
+    held
+}
+
+#[test]
+fn a_standby_is_told_what_is_held_and_every_change_and_serves_that_at_once() {
+    let mesh = Record::File(crate::held::Kind::Mesh);
+    let mut first = World::serving(1);
+    first.event(Event::FromWorker(mesh.clone(), Some(7)));
+    let [(head, netns), (_, socket)] = pod(1);
+    first.event(Event::FromWorker(head, Some(netns)));
+    // One that comes in the middle of a pod hears of it when it is whole.
+    let mut told = first.event(Event::Standby);
+    assert_eq!(
+        told.last(),
+        Some(&Effect::ToStandby(Record::Accept(Accept::Paused), None))
+    );
+    told.extend(first.event(Event::FromWorker(Record::Socket, Some(socket))));
+    let gone = Record::Release {
+        uid: "pod-0".into(),
+    };
+    told.extend(first.event(Event::FromWorker(gone, None)));
+    let files = Record::File(crate::held::Kind::Certificates);
+    told.extend(first.event(Event::FromWorker(files.clone(), Some(8))));
+    let stray = first.event(Event::FromWorker(Record::Socket, Some(9)));
+    assert!(matches!(&stray[..], [Effect::Odd(_)]), "{stray:?}");
+
+    let mut second = World::new();
+    second.supervisor = Supervisor::new(Some(standby_of(told)), second.now);
+    let expected: Effects = std::iter::once(Effect::Start)
+        .chain(pod(1).map(|(record, fd)| Effect::ToWorker(record, Some(fd))))
+        .chain([(mesh, 7), (files, 8)].map(|(file, fd)| Effect::ToWorker(file, Some(fd))))
+        .chain([Effect::ToWorker(Record::Accept(Accept::Now), None)])
+        .collect();
+    assert_eq!(second.event(Event::Begin { predecessor: false }), expected);
+    // The first one's worker may still have its ports.
+    let effects = second.event(Event::Ended(Ended::Code(1)));
+    assert_eq!(effects[1..], expected);
+    // Nobody listens any more.
+    first.event(Event::StandbyGone);
+    let gone = Record::Release {
+        uid: "pod-1".into(),
+    };
+    assert_eq!(first.event(Event::FromWorker(gone, None)), []);
+}
+
+#[test]
+fn a_standby_takes_the_place_only_of_one_that_could_start() {
+    let mut world = World::new();
+    world.event(Event::Begin { predecessor: false });
+    assert_eq!(world.event(Event::Standby), []);
+    let told = [Effect::ToStandby(Record::Accept(Accept::Paused), None)];
+    assert_eq!(world.event(Event::FromWorker(Record::Started, None)), told);
+    world.event(Event::Ended(Ended::Signal(9)));
+    assert_eq!(world.event(Event::FromWorker(Record::Started, None)), []);
+}
+
+#[test]
+fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
+    let mut held = Held::default();
+    for (record, fd) in pod(0) {
+        held.apply(&record, Some(fd)).unwrap();
+    }
+    let mut world = World::new();
+    world.supervisor = Supervisor::new(Some(held), world.now);
+    assert_eq!(world.event(Event::Begin { predecessor: true }), []);
+    for (record, fd) in pod(1) {
+        assert_eq!(world.event(Event::FromPredecessor(record, Some(fd))), []);
+    }
+    let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
+    let mut expected = start(2, Accept::WhenReady);
+    expected.drain(1..3);
+    assert_eq!(world.event(end), expected);
 }
 
 #[test]

@@ -112,13 +112,14 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
     Ok(numbers.any(|number| number == Some(QUEUE)))
 }
 
-/// Puts rules in the place of all that a table has that nobody else uses here.
+/// Puts rules in the place of those of a chain that nobody else uses here; the kubelet has others in its
+/// table.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
         Tool::new("nsenter")
             .arg(format!("--net={}", node.netns().display()))
-            .arg(restore)
-            .feed(&format!("*mangle\n{rules}COMMIT\n"))?;
+            .args([restore, "--noflush"])
+            .feed(&format!("*mangle\n-F POSTROUTING\n{rules}COMMIT\n"))?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The nodes of a running cluster: killed and booted like machines, given images.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -98,6 +99,20 @@ impl Node<'_> {
             process::kill(*pid)?;
         }
         Ok(pids.len())
+    }
+
+    /// Kills (SIGKILL) the parents of the processes with that command line, and with the first process of a
+    /// container all of that; gives how many there were.
+    pub fn kill_parents(&self, command: &str) -> Result<usize> {
+        let parents: BTreeSet<u32> = self
+            .processes(command)
+            .into_iter()
+            .filter_map(process::parent)
+            .collect();
+        for pid in &parents {
+            process::kill(*pid)?;
+        }
+        Ok(parents.len())
     }
 
     /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays, what its

@@ -167,6 +167,13 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
 }
 
 /// Every process of this machine.
+/// The process that started another, if both are there.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    parent.trim().parse().ok()
+}
+
 pub(crate) fn pids() -> Vec<u32> {
     fs::read_dir("/proc")
         .into_iter()

@@ -13,6 +13,7 @@ mod standby;
 mod state;
 
 use std::{
+    fs::File,
     io::{self, Read as _},
     os::{
         fd::OwnedFd,
@@ -113,8 +114,8 @@ struct Process {
     path: PathBuf,
     /// Where successors come.
     listener: Option<plain::Listener>,
-    /// Where the standby comes.
-    pair: Option<plain::Listener>,
+    /// Where the standby comes, and what keeps it one.
+    pair: Option<(plain::Listener, File)>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
     successor: Option<Link>,
@@ -125,7 +126,11 @@ struct Process {
 impl Process {
     fn new(signals: Signals, path: PathBuf, turn: Option<Turn>) -> Self {
         let (pair, taken_over) = match turn {
-            Some(Turn { listener, held }) => (Some(listener), held),
+            Some(Turn {
+                listener,
+                held,
+                lock,
+            }) => (Some((listener, lock)), held),
             None => (None, None),
         };
         Self {
@@ -178,7 +183,7 @@ impl Process {
             PollFd::new(&self.signals.children, PollFlags::IN),
             PollFd::new(&self.signals.terminate, PollFlags::IN),
         ];
-        let listeners = self.listener.iter().chain(&self.pair);
+        let listeners = self.listener.iter().chain(self.pair());
         fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(links.into_iter().flatten().filter_map(Link::interest));
         let timeout = self.state.deadline().map(|deadline| {
@@ -268,6 +273,10 @@ impl Process {
         }
     }
 
+    fn pair(&self) -> Option<&plain::Listener> {
+        self.pair.as_ref().map(|(listener, _lock)| listener)
+    }
+
     fn accept(&mut self) {
         while let Some(socket) = accepted(self.listener.as_ref()) {
             tracing::info!(
@@ -277,7 +286,7 @@ impl Process {
             self.successor = Some(Link::new(socket));
             self.event(Event::Successor);
         }
-        while let Some(socket) = accepted(self.pair.as_ref()) {
+        while let Some(socket) = accepted(self.pair()) {
             tracing::info!(pods = self.state.pods(), "a standby is there");
             self.standby = Some(Link::new(socket));
             self.event(Event::Standby);

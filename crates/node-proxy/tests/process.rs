@@ -40,7 +40,7 @@ impl Place {
             .env("LOCAL_XDS", "{}")
             .env("CA_ADDRESS", "https://127.0.0.1:1")
             .env("INPOD_UDS", self.directory.path().join("zds.sock"))
-            .env("AMBIT_PAIR", "pod")
+            .env("AMBIT_PAIR_UDS", self.pair())
             .stdout(Stdio::null());
         Running {
             supervisor: self.host.run(|| command.spawn()).unwrap().unwrap(),
@@ -53,14 +53,25 @@ impl Place {
         running
     }
 
-    /// Whether a supervisor stands by: it has a line to the one that serves, of the pair's name.
+    fn pair(&self) -> std::path::PathBuf {
+        self.directory.path().join("pair.sock")
+    }
+
+    /// Whether a supervisor stands by: the one that serves has a line to it.
     fn has_standby(&self) -> bool {
         let sockets = self
             .host
             .run(|| std::fs::read_to_string("/proc/thread-self/net/unix"));
         let sockets = sockets.unwrap().unwrap();
-        // The one that listens, and its end of the line.
-        sockets.matches("@ambit-node-proxy/pod").count() > 1
+        let states = sockets.lines().filter_map(|line| {
+            let mut words = line.split_whitespace().skip(5);
+            let (state, _inode, path) = (words.next()?, words.next()?, words.next()?);
+            // Bound under another name first, which the kernel keeps.
+            path.starts_with(self.pair().with_extension("").to_str()?)
+                .then_some(state)
+        });
+        // unix(7): 01 listens, 03 is connected.
+        states.filter(|state| *state == "03").count() > 0
     }
 }
 

@@ -287,8 +287,7 @@ pub mod plain {
     #[derive(Debug)]
     pub struct Listener {
         socket: OwnedFd,
-        /// None for one that has a name instead.
-        _file: Option<SocketFile>,
+        _file: SocketFile,
     }
 
     impl Listener {
@@ -300,34 +299,16 @@ pub mod plain {
             let (socket, file) = listen_at(path, Some(0o600))?;
             Ok(Self {
                 socket,
-                _file: Some(file),
-            })
-        }
-
-        /// Listens under a name of the network namespace (unix(7), "abstract"), which one socket at a
-        /// time has, and which is free again when that is closed, however its process ends.
-        ///
-        /// # Errors
-        /// `AddrInUse` when somebody has the name; `InvalidInput` when it is too long.
-        pub fn named(name: &str) -> io::Result<Self> {
-            let socket = new_socket()?;
-            bind(
-                &socket,
-                &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-            )?;
-            listen(&socket, BACKLOG)?;
-            Ok(Self {
-                socket,
-                _file: None,
+                _file: file,
             })
         }
 
         /// The next connection, if one waits.
         ///
         /// # Errors
-        /// `WouldBlock` when none waits; `PermissionDenied` for one of another user, who is let go.
+        /// `WouldBlock` when none waits.
         pub fn accept(&self) -> io::Result<OwnedFd> {
-            own_user(accept_with(&self.socket, FLAGS)?)
+            Ok(accept_with(&self.socket, FLAGS)?)
         }
     }
 
@@ -345,29 +326,6 @@ pub mod plain {
         let socket = new_socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
-    }
-
-    /// Connects to the [`Listener::named`] so.
-    ///
-    /// # Errors
-    /// `ConnectionRefused` when there is none; `PermissionDenied` when it is another user's.
-    pub fn connect_to_name(name: &str) -> io::Result<OwnedFd> {
-        let socket = new_socket()?;
-        connect(
-            &socket,
-            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-        )?;
-        own_user(socket)
-    }
-
-    /// Names have no mode that would keep others away.
-    fn own_user(socket: OwnedFd) -> io::Result<OwnedFd> {
-        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        if peer.uid == rustix::process::geteuid() {
-            Ok(socket)
-        } else {
-            Err(io::ErrorKind::PermissionDenied.into())
-        }
     }
 
     /// Two ends of one connection.

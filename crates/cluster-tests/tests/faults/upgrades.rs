@@ -1,6 +1,10 @@
 //! Parts that are killed, replaced, removed.
 
-use ambit_cluster_tests::{Load, Mesh, Part};
+use ambit_cluster_tests::{Load, Mesh, Part, until};
+
+/// Two supervisors and the worker of one.
+const PROXY: &str = "/ambit-node-proxy";
+const WORKER: &str = "/ambit-node-proxy worker";
 
 #[test]
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
@@ -10,8 +14,30 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
     let load = Load::start_captured(&space);
     for _ in 0..3 {
         for node in mesh.cluster().nodes() {
-            let killed = node.kill_processes("/ambit-node-proxy worker").unwrap();
+            let killed = node.kill_processes(WORKER).unwrap();
             assert!(killed > 0, "no proxy on {}", node.name());
+            space.until_get("load", "http://server/", true);
+        }
+    }
+    let outcome = load.finish();
+    eprintln!("longest silence: {:?}", outcome.longest_silence);
+    outcome.assert_all_opened();
+}
+
+/// The first process of the container is killed, and with it all others: kubelet starts the container
+/// again sooner or later, the standby takes its place at once.
+#[test]
+fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("container");
+    space.serve_captured();
+    let load = Load::start_captured(&space);
+    for _ in 0..2 {
+        for node in mesh.cluster().nodes() {
+            until(&format!("both containers run on {}", node.name()), || {
+                node.processes(PROXY).len() == 3
+            });
+            assert_eq!(node.kill_parents(WORKER).unwrap(), 1);
             space.until_get("load", "http://server/", true);
         }
     }

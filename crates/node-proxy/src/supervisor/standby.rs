@@ -2,20 +2,26 @@
 //! of everything the first holds, and serves as soon as that is dead. Kubelet would start a container
 //! that died again after a second, then after ten, then twenty; and the sockets would be closed meanwhile.
 //!
-//! Which of the two serves, the kernel decides: it is the one that has the pair's name among the Unix
-//! sockets of the pod's network namespace. The name is free again the moment its owner is dead. Neither
-//! ever gives the turn back, for that would end connections once more.
+//! Which of the two serves, the kernel decides: it is the one that has the lock of a file that both see,
+//! which is free again the moment its owner is dead. Neither ever gives the turn back, for that would end
+//! connections once more.
 
 use std::{
+    fs::File,
     io,
     os::{fd::OwnedFd, unix::net::UnixStream},
+    path::PathBuf,
     sync::Arc,
 };
 
 use ambit_rt::Env;
 use ambit_sys::seqpacket::plain;
 use anyhow::Context as _;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::{
     drain,
@@ -23,7 +29,7 @@ use super::{
 };
 use crate::held::{Held, Record};
 
-/// How long to wait for one that has the name, but does not listen yet, or no more.
+/// How long to wait for one that has the lock, but does not listen yet, or no more.
 const BETWEEN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
@@ -32,7 +38,7 @@ const BETWEEN: Timespec = Timespec {
 /// The pair a supervisor belongs to.
 #[derive(Debug)]
 pub(super) struct Pair {
-    name: String,
+    path: PathBuf,
 }
 
 /// It is this one's turn to serve.
@@ -42,6 +48,8 @@ pub(super) struct Turn {
     pub(super) listener: plain::Listener,
     /// What the other one held when it died; `None` if there was none.
     pub(super) held: Option<Held<Arc<OwnedFd>>>,
+    /// For as long as this one lives.
+    pub(super) lock: File,
 }
 
 /// Why a line to the other one is no longer followed.
@@ -51,46 +59,56 @@ enum Followed {
 }
 
 impl Pair {
-    /// `AMBIT_PAIR`: what the two have in common and nobody else in their network namespace has.
+    /// `AMBIT_PAIR_UDS`: where the two meet, in a directory that nobody else sees.
     pub(super) fn of(env: &Env) -> Option<Self> {
-        let pair = env.get("AMBIT_PAIR").filter(|pair| !pair.is_empty())?;
-        Some(Self {
-            name: format!("ambit-node-proxy/{pair}"),
-        })
+        let path = env.get("AMBIT_PAIR_UDS").filter(|path| !path.is_empty())?;
+        Some(Self { path: path.into() })
     }
 
     /// Waits for the turn. `None` when told to end before it came.
     ///
     /// # Errors
-    /// When the name cannot be used at all.
+    /// When the place cannot be used at all.
     pub(super) fn stand_by(&self, terminate: &UnixStream) -> anyhow::Result<Option<Turn>> {
+        let unusable = || {
+            let path = self.path.display();
+            format!("cannot meet the other one of the pair: is {path} (AMBIT_PAIR_UDS) writable?")
+        };
+        let lock_path = self.path.with_extension("lock");
+        let lock = File::create(lock_path).with_context(unusable)?;
         let mut held = None;
         loop {
-            match plain::Listener::named(&self.name) {
-                Ok(listener) => return Ok(Some(Turn { listener, held })),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                Err(error) => {
-                    return Err(error).with_context(|| {
-                        format!("cannot have the name {:?}: what is AMBIT_PAIR?", self.name)
-                    });
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    let listener = plain::Listener::bind(&self.path).with_context(unusable)?;
+                    return Ok(Some(Turn {
+                        listener,
+                        held,
+                        lock,
+                    }));
                 }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => return Err(error).with_context(unusable),
             }
-            let other = match plain::connect_to_name(&self.name) {
-                Ok(socket) => Link::new(socket),
+            let followed = match plain::connect_to(&self.path) {
+                Ok(socket) => follow(Link::new(socket), &mut held, terminate)?,
                 Err(error) => {
-                    tracing::debug!(%error, "who has the name does not answer");
-                    poll(&mut [PollFd::new(terminate, PollFlags::IN)], Some(&BETWEEN))?;
-                    if drain(terminate) > 0 {
-                        return Ok(None);
-                    }
-                    continue;
+                    tracing::debug!(%error, "who has the lock does not answer");
+                    pause(terminate)?
                 }
             };
-            match follow(other, &mut held, terminate)? {
-                Followed::Gone => {}
-                Followed::Terminated => return Ok(None),
+            if matches!(followed, Followed::Terminated) {
+                return Ok(None);
             }
         }
+    }
+}
+
+fn pause(terminate: &UnixStream) -> io::Result<Followed> {
+    match poll(&mut [PollFd::new(terminate, PollFlags::IN)], Some(&BETWEEN)) {
+        Ok(_) if drain(terminate) > 0 => Ok(Followed::Terminated),
+        Ok(_) | Err(Errno::INTR) => Ok(Followed::Gone),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -134,7 +152,7 @@ fn follow(
         let mut fds = vec![PollFd::new(terminate, PollFlags::IN)];
         fds.extend(other.interest());
         match poll(&mut fds, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -22,8 +22,7 @@ const CONTROL_PLANE: &str = "cp";
 pub(crate) struct Network {
     slot: u8,
     dual: bool,
-    /// Whether the primary CNI carries packets between nodes.
-    overlay: bool,
+    primary_cni: PrimaryCni,
 }
 
 impl Network {
@@ -31,7 +30,7 @@ impl Network {
         Self {
             slot: slot.number(),
             dual: options.ip_family == IpFamily::Dual,
-            overlay: options.primary_cni == PrimaryCni::Flannel,
+            primary_cni: options.primary_cni,
         }
     }
 
@@ -86,6 +85,12 @@ impl Network {
     pub(crate) fn pods(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.0/24", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244:{number}::/64", self.slot))
+    }
+
+    /// A node's addresses in the ranges of its pods: the first ones, which plugins take for a gateway's.
+    fn gateways(self, number: u8) -> Vec<String> {
+        let v4 = format!("10.{}.{number}.1/24", 244 + self.slot);
+        self.both(v4, format!("fd00:{}:244:{number}::1/64", self.slot))
     }
 
     /// The ranges of all pods.
@@ -175,12 +180,26 @@ impl Network {
         if self.dual {
             writeln!(batch, "route add default via {}", self.node_v6(1))?;
         }
-        let others = (1..=nodes).filter(|other| *other != number && !self.overlay);
-        for other in others {
-            self.routes(&mut batch, other)?;
+        if self.primary_cni == PrimaryCni::Macvlan {
+            self.macvlan(&mut batch, number)?;
+        }
+        // Flannel carries packets between nodes itself.
+        if self.primary_cni != PrimaryCni::Flannel {
+            for other in (1..=nodes).filter(|other| *other != number) {
+                self.routes(&mut batch, other)?;
+            }
         }
         command::ip_batch(Some(&self.namespace(&format!("n{number}"))), &batch)?;
         self.sysctls(&format!("n{number}"), &[])
+    }
+
+    /// A sibling of the pods' interfaces: no node can reach them through their common parent.
+    fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
+        writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
+        for gateway in self.gateways(number) {
+            writeln!(batch, "addr add {gateway} dev mac0")?;
+        }
+        Ok(writeln!(batch, "link set mac0 up")?)
     }
 
     /// The addresses of an interface on the network of the nodes.

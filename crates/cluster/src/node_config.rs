@@ -30,7 +30,8 @@ pub(crate) fn write(
     fs::write(directory.join("containerd.toml"), containerd(directory))?;
     let save = |name: &str, value: &Value| fs::write(directory.join(name), value.to_string());
     save("kubelet.json", &kubelet(directory, pki, network, number))?;
-    save("kube-proxy.json", &kube_proxy(pki, network, number))?;
+    let plugin = options.primary_cni;
+    save("kube-proxy.json", &kube_proxy(pki, network, plugin, number))?;
     fs::write(etc.join("hostname"), format!("n{number}\n"))?;
     fs::write(
         etc.join("machine-id"),
@@ -38,13 +39,13 @@ pub(crate) fn write(
     )?;
     // Pods that use the node's resolver find nobody, instead of what the machine under the cluster uses.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
-    if options.primary_cni == PrimaryCni::Flannel {
+    if plugin == PrimaryCni::Flannel {
         save("flannel.json", &flannel(network))?;
         let plugins = directory.join("own/opt/cni/bin");
         fs::create_dir_all(&plugins)?;
         fs::copy(bin.join("flannel"), plugins.join("flannel"))?;
     }
-    reset_cni(directory, network, options.primary_cni, number)
+    reset_cni(directory, network, plugin, number)
 }
 
 /// The primary CNI writes its configuration anew, as some do at each boot of their node.
@@ -76,6 +77,9 @@ fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {
             "hairpinMode": true, "ipam": ipam,
         }),
         PrimaryCni::Ptp => json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
+        PrimaryCni::Macvlan => json!({
+            "type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam,
+        }),
         PrimaryCni::Flannel => json!({
             "type": "flannel",
             "delegate": {"hairpinMode": true, "isDefaultGateway": true, "ipMasq": false},
@@ -162,10 +166,12 @@ fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value 
     })
 }
 
-fn kube_proxy(pki: &Path, network: Network, number: u8) -> Value {
+fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables",
+        // A pod would answer its neighbour directly, who called not it but the Service.
+        "nftables": {"masqueradeAll": plugin == PrimaryCni::Macvlan},
         "clusterCIDR": network.all_pods().join(","),
         "hostnameOverride": format!("n{number}"),
         "bindAddress": "0.0.0.0",

@@ -15,8 +15,7 @@ pub enum IpFamily {
     Dual,
 }
 
-/// Which plugin wires the pods. Not macvlan: a node cannot reach the pods on its own link, so there would be
-/// neither probes nor Services; the lab, which needs neither, has it.
+/// Which plugin wires the pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrimaryCni {
@@ -25,6 +24,8 @@ pub enum PrimaryCni {
     Bridge,
     /// A veth pair and a route for each pod.
     Ptp,
+    /// An interface for each pod on the node's own link: pods of a node talk past its kernel.
+    Macvlan,
     /// Flannel: a bridge on each node, VXLAN between them.
     Flannel,
 }

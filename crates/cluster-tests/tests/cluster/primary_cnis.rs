@@ -5,10 +5,14 @@ use std::{
     os::unix::fs::PermissionsExt,
 };
 
-use ambit_cluster_tests::{Boot, FlowKind, FlowReport, Mesh, Node, Space, assert_only_tls, until};
+use ambit_cluster_tests::{
+    Boot, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_clear, assert_only_tls, until,
+};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
 use serde_json::Value;
+
+use crate::starting::first_answer;
 
 #[test]
 fn captured_pods_talk_tls_alone_over_ptp() {
@@ -18,7 +22,17 @@ fn captured_pods_talk_tls_alone_over_ptp() {
         assert_eq!(plugins(node), ["ambit-cni"]);
         delay_loopback(node);
     }
-    assert_tls_alone(&mesh);
+    assert_at_home(&mesh);
+}
+
+#[test]
+fn captured_pods_talk_tls_alone_over_macvlan() {
+    let options = ["--ip-family=dual", "--primary-cni=macvlan"];
+    let mesh = Mesh::own(&options, &["cni.mode=chained"]);
+    for node in mesh.cluster().nodes() {
+        assert_eq!(plugins(node), ["macvlan", "portmap", "ambit-cni"]);
+    }
+    assert_at_home(&mesh);
 }
 
 #[test]
@@ -29,7 +43,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     for node in mesh.cluster().nodes() {
         assert_eq!(plugins(node), chain);
     }
-    let space = assert_tls_alone(&mesh);
+    let space = assert_at_home(&mesh);
 
     // Flannel writes its configuration anew at each boot of a node, and has no range until it is up.
     let node = mesh.cluster().node(1);
@@ -50,21 +64,30 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     mesh.until_installed();
 }
 
+/// What the mesh does must not depend on how pods are wired. Gives a namespace that only mutual TLS is let
+/// in to, with a server and its clients.
 #[track_caller]
-fn assert_tls_alone(mesh: &Mesh) -> Space<'_> {
+fn assert_at_home(mesh: &Mesh) -> Space<'_> {
     let space = mesh.space("wired");
-    space.label(Some("ambient"));
-    let server = space.serve("server", Some("n2"));
+    let server = space.serve_captured();
+    let service = both_families(mesh, &space);
+    assert_tls_alone(mesh, &space, &server, &service);
+    assert_starters_captured(mesh, &space, &server);
+    assert_probes_alone_in_clear(mesh, &space, &service);
+    space
+}
+
+#[track_caller]
+fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &BothFamilies) {
     let clients = ["far", "near"];
     let [far, near] =
         [("far", "n1"), ("near", "n2")].map(|(name, node)| space.client(name, Some(node)));
-    for app in ["server", "far", "near"] {
-        space.until_captured(app, true);
+    for client in clients {
+        space.until_captured(client, true);
     }
-    let service = both_families(mesh, &space);
     let mut urls = vec!["http://server/".to_owned(), "http://both/".to_owned()];
     urls.extend(service.cluster_ips.iter().map(|ip| url(ip, 80)));
-    urls.extend(pod_ips(&server).iter().map(|ip| url(ip, 8080)));
+    urls.extend(pod_ips(server).iter().map(|ip| url(ip, 8080)));
     for client in clients {
         for url in &urls {
             space.until_get(client, url, true);
@@ -78,7 +101,9 @@ fn assert_tls_alone(mesh: &Mesh) -> Space<'_> {
         }
     }
     let reports = wire.finish();
-    assert_only_tls(&reports, &[&server, &far, &near]);
+    for client in [&far, &near] {
+        assert_only_tls(&reports, &[server, client]);
+    }
     assert!(reports.iter().any(is_tunnelled_over_ipv6), "{reports:#?}");
 
     // A node's own address is none of the mesh's: kube-proxy takes such calls on.
@@ -87,7 +112,47 @@ fn assert_tls_alone(mesh: &Mesh) -> Space<'_> {
             space.until_get("far", &url(&address, service.node_port), true);
         }
     }
-    space
+}
+
+/// Pods that call the server first of all, wherever they are put.
+#[track_caller]
+fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
+    let wire = mesh.watch(&[&space.marker()]);
+    space.deploy_starters(4, None);
+    for pod in space.ready("starter", 4) {
+        let event = first_answer(space, &pod);
+        assert_eq!(event["retries"], 0, "{event}");
+    }
+    assert_nothing_in_clear(&wire.finish(), &[server], &[9000]);
+}
+
+/// Once only mutual TLS is let in, pods outside the mesh, which were until then, are not; kubelet is.
+#[track_caller]
+fn assert_probes_alone_in_clear(mesh: &Mesh, space: &Space<'_>, service: &BothFamilies) {
+    let outside = mesh.space("outside");
+    let clients = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
+        outside.client(name, Some(node));
+        name
+    });
+    let until_let_in = |success| {
+        for client in clients {
+            for ip in &service.cluster_ips {
+                outside.until_get(client, &url(ip, 80), success);
+            }
+        }
+    };
+    until_let_in(true);
+    space.apply(
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: STRICT}}
+",
+    );
+    until_let_in(false);
+    // The server's node knows by now: there, another one becomes ready by kubelet's probes.
+    space.serve("probed", Some("n2"));
+    space.until_captured("probed", true);
 }
 
 /// The runtime calls the plugin for loopback at the same time as all others: from now on that one is done

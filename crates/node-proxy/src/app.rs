@@ -6,12 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_model::ArcStr;
 use ambit_rt::{
     DrainMode, Env, Readiness, Shutdown, drain,
     http::{self, ServerOptions},
     logging::{self, LogHandle},
 };
-use ambit_sys::privileges::{self, Capability};
+use ambit_sys::{
+    netns::Netns,
+    privileges::{self, Capability},
+};
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::{
     CallHeaders, Certificates, CertificatesOptions, Crls, CsrClient, CsrClientOptions, RootCa,
@@ -32,7 +36,7 @@ use crate::{
     keeper::{self, Keeper},
     kept::{self, KeptCertificates, KeptMesh},
     local_xds,
-    pod::Proxy,
+    pod::{Pod, Proxy},
     pods::{Enrolment, Served},
     rollout::{Turn, succeeded},
     state::{AddressDemand, IdentityEvent, SharedState, StateConfig, follow_identities},
@@ -74,8 +78,7 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
 
 /// Fails now, with the reason, rather than at the first pod.
 fn check_privileges(config: &Config) -> anyhow::Result<()> {
-    let here =
-        ambit_sys::netns::Netns::current().context("cannot see the own network namespace")?;
+    let here = Netns::current().context("cannot see the own network namespace")?;
     here.run(|| ())
         .context("cannot enter network namespaces: is CAP_SYS_ADMIN granted?")?;
     let spec = ambit_sys::socket::OutboundSpec {
@@ -156,6 +159,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     for (uid, pod) in held.into_pods() {
         enrolment.restore(uid, pod);
     }
+    let own = serve_own(&proxy, &workers);
     let turn = Turn {
         proxy: proxy.clone(),
         served: served.clone(),
@@ -189,9 +193,41 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         keeper.release(&pod.uid);
     }
     let left = ends.saturating_duration_since(Instant::now());
-    tokio::join!(drain_pods(&served, left), served.left(left));
+    let own = async {
+        if let Some(own) = own {
+            own.finish(Some(left)).await;
+        }
+    };
+    tokio::join!(drain_pods(&served, left), served.left(left), own);
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
+}
+
+/// Serves the proxy's own pod, if the environment says which that is. Nobody else's connections depend on
+/// it.
+fn serve_own(proxy: &Arc<Proxy>, workers: &Workers) -> Option<Arc<Pod>> {
+    let own = &proxy.config.own;
+    if [&own.name, &own.namespace, &own.service_account].contains(&&ArcStr::default()) {
+        return None;
+    }
+    let opened = Netns::current()
+        .map_err(anyhow::Error::from)
+        .and_then(|netns| Ok(Pod::open_own(proxy.clone(), netns, workers.count())?));
+    match opened {
+        Ok((pod, listeners)) => {
+            workers.serve(&pod, listeners);
+            proxy.certificates.prefetch(&pod.identity);
+            ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
+            Some(pod)
+        }
+        Err(error) => {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "the proxy's own metrics are not served through tunnels"
+            );
+            None
+        }
+    }
 }
 
 fn shared_state(config: &Config) -> (SharedState, Option<mpsc::Receiver<AddressDemand>>) {

@@ -19,7 +19,9 @@ use ambit_model::{
 use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use ambit_sys::{
     netns::Netns,
-    socket::{self, ListenSpec, Listening, OutboundSpec, SocketError, SocketKind, Tuning},
+    socket::{
+        self, ListenSpec, Listening, OutboundSpec, SocketError, SocketKind, Transparent, Tuning,
+    },
     tcp_sockets::{State, tcp_sockets},
 };
 use ambit_telemetry::{Metrics, Party};
@@ -86,21 +88,30 @@ struct LocalCache {
 /// The listeners of one pod for one worker.
 #[derive(Debug)]
 pub struct PodListeners {
-    /// 15001.
-    pub outbound: std::net::TcpListener,
-    /// 15006.
-    pub plaintext: std::net::TcpListener,
+    /// 15001 and 15006, if the pod is captured.
+    pub captured: Option<Captured>,
     /// 15008.
     pub hbone: std::net::TcpListener,
     /// 15053, in one of the sets.
     pub dns: Option<DnsSockets>,
 }
 
+/// Where the pod's redirection leads.
+#[derive(Debug)]
+pub struct Captured {
+    /// 15001.
+    pub outbound: std::net::TcpListener,
+    /// 15006.
+    pub plaintext: std::net::TcpListener,
+}
+
 impl PodListeners {
     /// Their descriptors.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [&self.outbound, &self.plaintext, &self.hbone]
-            .into_iter()
+        let captured = self.captured.iter();
+        captured
+            .flat_map(|captured| [&captured.outbound, &captured.plaintext])
+            .chain([&self.hbone])
             .map(AsFd::as_fd)
             .chain(self.dns.iter().flat_map(DnsSockets::descriptors))
     }
@@ -206,8 +217,10 @@ impl Pod {
         let mut listeners = (0..sets)
             .map(|_| {
                 Ok(PodListeners {
-                    outbound: open(OUTBOUND_PORT)?,
-                    plaintext: open(INBOUND_PLAINTEXT_PORT)?,
+                    captured: Some(Captured {
+                        outbound: open(OUTBOUND_PORT)?,
+                        plaintext: open(INBOUND_PLAINTEXT_PORT)?,
+                    }),
                     hbone: open(HBONE_PORT)?,
                     dns: None,
                 })
@@ -218,6 +231,51 @@ impl Pod {
         if let Some(set) = listeners.get_mut(turn) {
             set.dns = Some(dns);
         }
+        let pod = Self::with(proxy, uid, name, addresses, netns, spoofs, &listeners);
+        Ok((pod, listeners))
+    }
+
+    /// The proxy's own pod, in whose namespace this process lives: not captured, but what it serves, its
+    /// metrics for one, can be had through a tunnel (Istio's contract). One listener a worker.
+    ///
+    /// # Errors
+    /// When a listener cannot be opened.
+    pub fn open_own(
+        proxy: Arc<Proxy>,
+        netns: Netns,
+        workers: usize,
+    ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
+        let config = &proxy.config;
+        let spec = ListenSpec {
+            ipv6: config.ipv6_enabled,
+            transparent: Transparent::Off,
+            tuning: config.tuning,
+            ..ListenSpec::of_pod(HBONE_PORT, config.packet_mark)
+        };
+        let open = |_| {
+            Ok(PodListeners {
+                captured: None,
+                hbone: socket::listen(Some(&netns), &spec)?.listener,
+                dns: None,
+            })
+        };
+        let listeners = (0..workers.max(1))
+            .map(open)
+            .collect::<Result<Vec<_>, SocketError>>()?;
+        let (name, addresses) = (config.own.clone(), config.local_ip.into_iter().collect());
+        let pod = Self::with(proxy, "".into(), name, addresses, netns, false, &listeners);
+        Ok((pod, listeners))
+    }
+
+    fn with(
+        proxy: Arc<Proxy>,
+        uid: ArcStr,
+        name: PodName,
+        addresses: Vec<IpAddr>,
+        netns: Netns,
+        spoofs: bool,
+        listeners: &[PodListeners],
+    ) -> Arc<Self> {
         let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
         let inodes = listeners
             .iter()
@@ -225,13 +283,13 @@ impl Pod {
             .filter_map(|socket| inode(socket).ok())
             .collect();
         let identity = Identity {
-            trust_domain: config.trust_domain.clone(),
+            trust_domain: proxy.config.trust_domain.clone(),
             namespace: name.namespace.clone(),
             service_account: name.service_account.clone(),
         };
         let changes = proxy.state.watch_pod(&name);
         let (drain, _watcher) = drain::channel();
-        let pod = Arc::new(Self {
+        Arc::new(Self {
             uid,
             identity,
             netns,
@@ -247,8 +305,7 @@ impl Pod {
             }),
             name,
             proxy,
-        });
-        Ok((pod, listeners))
+        })
     }
 
     /// The enrolment told more of the pod.

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::{
     dns_capture::PodDns,
-    pod::{Pod, PodListeners},
+    pod::{Captured, Pod, PodListeners},
 };
 
 /// How long an accept that failed (for want of descriptors, mostly) waits before the next.
@@ -81,16 +81,19 @@ pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
         pool,
     });
     let PodListeners {
-        outbound,
-        plaintext,
+        captured,
         hbone,
         dns,
     } = listeners;
-    let mut all = vec![
-        (TcpListener::from_std(outbound)?, Port::Outbound),
-        (TcpListener::from_std(plaintext)?, Port::Plaintext),
-        (TcpListener::from_std(hbone)?, Port::Hbone),
-    ];
+    let mut all = vec![(TcpListener::from_std(hbone)?, Port::Hbone)];
+    if let Some(Captured {
+        outbound,
+        plaintext,
+    }) = captured
+    {
+        all.push((TcpListener::from_std(outbound)?, Port::Outbound));
+        all.push((TcpListener::from_std(plaintext)?, Port::Plaintext));
+    }
     if let Some(dns) = dns {
         let (server, listeners) = dns.serve(pod)?;
         for listener in listeners {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_node_proxy::state::Update;
+use ambit_node_proxy::{pod::Pod, state::Update};
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
@@ -57,6 +57,43 @@ async fn the_same_node_still_means_a_tunnel() {
         "10.9.0.1"
     );
     assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
+}
+
+#[tokio::test]
+async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
+    let own = [
+        ("POD_NAME", "proxy"),
+        ("POD_NAMESPACE", "ns"),
+        ("SERVICE_ACCOUNT", "proxy"),
+        ("INSTANCE_IP", "10.9.0.2"),
+    ];
+    let mut mesh = Mesh::with_env(&own).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let proxy = mesh.pod("proxy", "10.9.0.2").await;
+    let metrics = SocketAddr::new(proxy.ip, 15020);
+    proxy.echo(metrics.port());
+    let node = &mesh.nodes[1];
+    let (served, listeners) = Pod::open_own(
+        node.proxy.clone(),
+        proxy.netns().clone(),
+        node.workers.count(),
+    )
+    .unwrap();
+    node.workers.serve(&served, listeners);
+    mesh.tell(Update::Workload(Box::new(build::workload(
+        "proxy",
+        &["10.9.0.2"],
+    ))));
+    // It answers itself, under its own address.
+    assert_eq!(seen(&client, metrics).await, "10.9.0.2");
+    assert!(
+        mesh.nodes[1]
+            .metrics()
+            .contains("spiffe://cluster.local/ns/ns/sa/proxy")
+    );
+    // Whoever has no tunnel gets it as from any pod that is not captured.
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    assert_eq!(seen(&outside, metrics).await, "10.9.0.3");
 }
 
 #[tokio::test]

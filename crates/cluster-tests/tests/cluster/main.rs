@@ -3,6 +3,7 @@
 
 mod harness;
 mod joining;
+mod metrics;
 mod network_policies;
 mod opting;
 mod policies;

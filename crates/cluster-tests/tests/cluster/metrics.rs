@@ -1,0 +1,29 @@
+//! Metrics of the mesh itself, read from within it.
+
+use ambit_cluster_tests::{Mesh, address, assert_only_tls};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, api::ListParams};
+
+#[test]
+fn node_proxies_are_scraped_through_tunnels() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("metrics");
+    space.label(Some("ambient"));
+    let client = space.client("client", Some("n1"));
+    space.until_captured("client", true);
+    let wire = mesh.watch(&[]);
+    let pods: Api<Pod> = Api::namespaced(mesh.client(), "istio-system");
+    let proxies = ListParams::default().labels("app=ztunnel");
+    let proxies = mesh.wait_for(pods.list(&proxies)).unwrap().items;
+    assert_eq!(proxies.len(), 2);
+    for proxy in &proxies {
+        let url = format!("http://{}:15020/metrics", address(proxy));
+        space.until_get("client", &url, true);
+        let answer = space.get("client", &url).unwrap();
+        assert!(answer.contains("istio_build"), "{answer}");
+    }
+    let reports = wire.finish();
+    for proxy in &proxies {
+        assert_only_tls(&reports, &[&client, proxy]);
+    }
+}

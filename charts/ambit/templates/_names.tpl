@@ -20,3 +20,10 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 {{- define "ambit.minor" -}}
 {{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}
 {{- end }}
+
+{{/* Annotations of what the Job that lets pods go needs: there before it, gone when it has ended. */}}
+{{- define "ambit.releaseHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: "-1"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

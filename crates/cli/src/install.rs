@@ -81,7 +81,7 @@ pub(crate) struct UninstallArgs {
     /// Go on although pods cannot be released; they must be deleted afterwards
     #[arg(long)]
     force_captured: bool,
-    /// Only let all pods go, for example before `helm uninstall`
+    /// Only let all pods go, as the chart itself has it done before `helm uninstall`
     #[arg(long, conflicts_with_all = ["crds", "root", "delete_namespace"])]
     release_only: bool,
     /// Also the definitions of Istio's kinds, if the installation made them, with all their objects
@@ -198,26 +198,16 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
         let namespace = &args.target.mesh_namespace;
-        let known = apply::installed(&cluster, namespace)
-            .await
-            .map_err(failed)?;
-        if known.is_none() && !args.release_only {
-            return Err(failed(InstallError::Absent(namespace.clone())).hint(
-                "what Helm installed it uninstalls too, after `ambit uninstall --release-only`",
-            ));
-        }
-        let enrolled = remove::enrolled_namespaces(&cluster)
-            .await
-            .map_err(failed)?;
-        if args.unlabel {
-            for name in &enrolled {
-                remove::label(&cluster, name, false).await.map_err(failed)?;
-                tell(&format!("namespace {name}: label taken off"));
+        // A release alone asks for nothing else: the chart's Job has rights for no more.
+        if !args.release_only {
+            let known = apply::installed(&cluster, namespace).await;
+            if known.map_err(failed)?.is_none() {
+                return Err(failed(InstallError::Absent(namespace.clone()))
+                    .hint("what Helm installed, `helm uninstall` takes away"));
             }
-        } else if !enrolled.is_empty() && !args.force && !args.release_only {
-            let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
-            return Err(CliError::new(ErrorKind::Failed, what)
-                .hint("--unlabel takes their labels off; --force leaves the labels: another installation takes them in again"));
+        }
+        if args.unlabel || !args.release_only {
+            leave(&cluster, args).await?;
         }
         match remove::release(&cluster, namespace, args.timeout, &tell).await {
             // They would be left with a redirection to a proxy that is gone.
@@ -242,6 +232,23 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
             .map_err(failed)?;
         say("Ambit is gone.")
     })
+}
+
+/// Takes the labels off the namespaces of the mesh, or makes sure that there are none.
+async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
+    let enrolled = remove::enrolled_namespaces(cluster).await;
+    let enrolled = enrolled.map_err(failed)?;
+    if args.unlabel {
+        for name in &enrolled {
+            remove::label(cluster, name, false).await.map_err(failed)?;
+            tell(&format!("namespace {name}: label taken off"));
+        }
+    } else if !enrolled.is_empty() && !args.force {
+        let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
+        return Err(CliError::new(ErrorKind::Failed, what)
+            .hint("--unlabel takes their labels off; --force leaves the labels: another installation takes them in again"));
+    }
+    Ok(())
 }
 
 impl Values {

@@ -20,6 +20,9 @@ use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
 /// The namespace of the mesh.
 const MESH_NAMESPACE: &str = "istio-system";
 
+/// What Helm calls an installation.
+const RELEASE: &str = "ambit";
+
 /// Our own images, and a drain that is longer than any test: what a test opens through a proxy that is
 /// replaced, stays open.
 const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
@@ -211,6 +214,55 @@ impl Mesh {
             args.extend(["--set", value]);
         }
         self.ambit(&args);
+    }
+
+    /// [`Self::install`], but by Helm, in place of what was installed without it.
+    #[track_caller]
+    pub fn install_with_helm(&self) {
+        self.ambit(&["uninstall", "--force"]);
+        self.until_gone();
+        let chart = sources().join("../charts/ambit");
+        let chart = chart.to_str().expect("a path of letters");
+        let args = ["install", RELEASE, chart, "--wait", "--timeout=120s"];
+        self.helm(&[&args[..], &["--set", VALUES]].concat());
+    }
+
+    /// `helm uninstall`. Returns when nothing of the release is left but pods that are ending.
+    #[track_caller]
+    pub fn uninstall_with_helm(&self) {
+        self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
+    }
+
+    /// A command of Helm, which must succeed; gives what it printed.
+    #[track_caller]
+    fn helm(&self, args: &[&str]) -> String {
+        let mut command = ambit_testkit::helm();
+        succeed(
+            command
+                .args(args)
+                .args(["--namespace", MESH_NAMESPACE])
+                .env("KUBECONFIG", self.cluster.kubeconfig()),
+        )
+    }
+
+    /// Waits until no pod of the mesh's own is left.
+    #[track_caller]
+    pub fn until_gone(&self) {
+        let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
+        until("the mesh's own pods are gone", || {
+            let list = self.wait_for(pods.list(&ListParams::default()));
+            list.unwrap().items.is_empty()
+        });
+    }
+
+    /// Names of the chart's objects that are there; pods apart.
+    #[track_caller]
+    pub fn objects_of_the_chart(&self) -> String {
+        let kinds = "daemonsets,deployments,jobs,services,serviceaccounts,configmaps,roles,rolebindings,\
+            networkpolicies,poddisruptionbudgets,clusterroles,clusterrolebindings";
+        let ours = "--selector=app.kubernetes.io/part-of=ambit";
+        let all = "--all-namespaces";
+        self.kubectl(&["get", kinds, ours, all, "--output=name"])
     }
 
     /// Waits until every pod of an installation is ready, after something was done to it.

@@ -8,7 +8,7 @@ use crate::{
     cluster::{Cluster, ClusterError},
     diagnose::why,
     inventory::{self, Inventory, InventoryError},
-    object::ObjectRef,
+    object::{self, ObjectRef},
     render::{self, Release, RenderError},
     rollout::{Rollout, rollout},
     values::{Overrides, ValuesError},
@@ -67,8 +67,10 @@ impl Plan {
     /// When the values do not fit it.
     pub fn new(release: Release, overrides: Overrides) -> Result<Self, InstallError> {
         let values = overrides.complete()?;
+        let mut objects = render::objects(&release, &values)?;
+        objects.retain(|object| !object::is_hook(object));
         Ok(Self {
-            objects: render::objects(&release, &values)?,
+            objects,
             crds: render::crds()?,
             release,
             overrides,

@@ -32,6 +32,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/node-proxy-daemonset.yaml",
     "templates/node-proxy-rbac.yaml",
     "templates/quota.yaml",
+    "templates/release-hook.yaml",
 ];
 
 /// Definitions of Istio's kinds.

@@ -66,6 +66,13 @@ impl fmt::Display for ObjectRef {
     }
 }
 
+/// Whether Helm alone makes the object, and only for a step of its own: it is part of no installation.
+pub fn is_hook(object: &Value) -> bool {
+    object
+        .pointer("/metadata/annotations/helm.sh~1hook")
+        .is_some()
+}
+
 /// When an object of this kind is applied: what others refer to comes first.
 pub fn rank(kind: &str) -> usize {
     const ORDER: &[&str] = &[

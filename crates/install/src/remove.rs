@@ -23,6 +23,8 @@ const DELETION: Duration = Duration::from_secs(600);
 
 /// What pods are released by: no pod has this label, whatever others it has.
 const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
+/// Where the agents' settings have it.
+const SELECTOR: &str = "/data/AMBIENT_ENABLEMENT_SELECTOR";
 /// Annotation of captured pods.
 const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
 /// Who writes the root certificates into the namespaces.
@@ -84,8 +86,13 @@ pub async fn release(
 ) -> Result<(), InstallError> {
     let agents = part(namespace, "apps/v1", "DaemonSet", "ambit-agent");
     let config = part(namespace, "v1", "ConfigMap", "ambit-agent-config");
-    let both = cluster.get(&agents).await?.is_some() && cluster.get(&config).await?.is_some();
-    if !both || captured(cluster).await?.is_empty() {
+    let settings = cluster.get(&config).await?;
+    let (Some(settings), Some(_)) = (settings, cluster.get(&agents).await?) else {
+        return Ok(());
+    };
+    // A release that was broken off goes on to its end, though all pods may have gone meanwhile.
+    let begun = settings.pointer(SELECTOR).and_then(Value::as_str) == Some(NOBODY);
+    if !begun && captured(cluster).await?.is_empty() {
         return Ok(());
     }
     let patch = json!({"data": {"AMBIENT_ENABLEMENT_SELECTOR": NOBODY}});

@@ -58,7 +58,8 @@ pub enum RenderError {
     Chart(String),
 }
 
-/// The objects of the chart, in the order in which they are applied. `values` are complete.
+/// The objects of the chart, Helm's hooks too, in the order in which they are applied. `values` are
+/// complete.
 ///
 /// # Errors
 /// When a template and the values do not fit.

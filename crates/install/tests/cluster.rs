@@ -119,6 +119,55 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
 }
 
 #[tokio::test]
+async fn what_is_for_helm_alone_is_not_applied() {
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let inventory = apply::installed(&lab.cluster, "istio-system").await;
+    let objects = inventory.unwrap().unwrap().objects;
+    assert!(objects.iter().all(|name| name.kind != "Job"), "{objects:?}");
+    let jobs = lab.server.list("/apis/batch/v1/jobs");
+    assert_eq!(jobs, Vec::<Value>::new());
+    for account in lab.server.list("/api/v1/serviceaccounts") {
+        assert_ne!(account["metadata"]["name"], "ambit-release");
+    }
+}
+
+/// The agents before it would leave the plugin behind.
+#[tokio::test]
+async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    let pod = |annotations: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {
+            "name": "a", "namespace": "shop", "annotations": annotations}})
+    };
+    let captured = json!({"ambient.istio.io/redirection": "enabled"});
+    lab.server.put("/api/v1/pods", pod(captured));
+    let agents = |updated: u64| {
+        let sets = "/apis/apps/v1/daemonsets";
+        let mut set = lab.server.get(sets, "istio-system", "ambit-agent").unwrap();
+        let status = json!({"observedGeneration": 99, "desiredNumberScheduled": 1,
+            "updatedNumberScheduled": updated, "numberAvailable": 1});
+        set["status"] = status;
+        lab.server.put(sets, set);
+    };
+    agents(0);
+    let release =
+        async |patience| remove::release(&lab.cluster, "istio-system", patience, QUIET).await;
+    let first = release(Duration::ZERO).await;
+    assert!(
+        matches!(first, Err(InstallError::NotReady(..))),
+        "{first:?}"
+    );
+    lab.server.put("/api/v1/pods", pod(json!({})));
+    let patience = Duration::from_secs(60);
+    let early = tokio::time::timeout(Duration::from_millis(500), release(patience)).await;
+    assert!(early.is_err(), "{early:?}");
+    agents(1);
+    release(patience).await.unwrap();
+}
+
+#[tokio::test]
 async fn definitions_of_others_are_neither_changed_nor_taken_away() {
     let lab = Lab::new().await;
     let theirs = json!({

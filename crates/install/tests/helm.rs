@@ -1,18 +1,11 @@
 //! Real Helm makes of the chart exactly what we make of it, for every platform and for values of
-//! every form. Helm is built once, from its Go module, and kept beside the build's other artefacts.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "tests"
-)]
+//! every form.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
 };
 
 use ambit_install::{
@@ -21,9 +14,8 @@ use ambit_install::{
     render::{self, Release},
     values::Overrides,
 };
+use ambit_testkit::helm;
 use serde_json::Value;
-
-const VERSION: &str = "v3.22.0";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -32,34 +24,8 @@ fn root() -> PathBuf {
         .unwrap()
 }
 
-/// The path of Helm, built if need be. Tests of one process share it; several processes build it
-/// under names of their own and put it in place whole.
-fn helm() -> &'static Path {
-    static HELM: OnceLock<PathBuf> = OnceLock::new();
-    HELM.get_or_init(|| {
-        let target = root().join("target/tools");
-        let helm = target.join(format!("helm-{VERSION}/helm"));
-        if helm.exists() {
-            return helm;
-        }
-        let building = target.join(format!("helm-{VERSION}.{}", std::process::id()));
-        let built = Command::new("go")
-            .args(["install", "-trimpath", "-ldflags=-s -w"])
-            .arg(format!("helm.sh/helm/v3/cmd/helm@{VERSION}"))
-            .env("GOBIN", &building)
-            .env("CGO_ENABLED", "0")
-            .status()
-            .expect("Go builds Helm: `cargo xtask test` installs it");
-        assert!(built.success(), "Helm {VERSION} cannot be built");
-        // Another may have been faster.
-        drop(fs::rename(&building, helm.parent().unwrap()));
-        drop(fs::remove_dir_all(&building));
-        helm
-    })
-}
-
 fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
-    let mut command = Command::new(helm());
+    let mut command = helm();
     command
         .args([
             "template",
@@ -79,12 +45,7 @@ fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, 
         fs::write(&path, text).unwrap();
         command.arg("--values").arg(path);
     }
-    let output = command
-        .env("HELM_CACHE_HOME", directory.path())
-        .env("HELM_CONFIG_HOME", directory.path())
-        .env("HELM_DATA_HOME", directory.path())
-        .output()
-        .unwrap();
+    let output = command.output().unwrap();
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
@@ -157,7 +118,7 @@ fn values_of_every_form_are_rendered_alike() {
             "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never",
             "global.imagePullSecrets={one,two}",
             "global.network=net\\,1,global.logAsJson=true,global.networkPolicy.enabled=true",
-            "global.priorityClassName=",
+            "global.priorityClassName=,global.releaseOnUninstall=false",
             "cni.excludeNamespaces={a,b,c}",
             "cni.ambient.dnsCapture=false,cni.chained=false,cni.mode=owned",
             "cni.ambient.shareHostNetworkNamespace=true",
@@ -170,6 +131,17 @@ fn values_of_every_form_are_rendered_alike() {
             "pilot.replicaCount=3,pilot.trustedNodeAccounts={a/b,c/d}",
         ],
         None,
+    );
+}
+
+#[test]
+fn what_lets_pods_go_is_rendered_alike() {
+    same(
+        &[
+            "global.hub=a/b,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
+            "global.networkPolicy.enabled=true,pilot.nodeSelector.a=b,pilot.resources=null",
+        ],
+        Some("pilot: {affinity: {nodeAffinity: {a: b}}, tolerations: [{operator: Exists}]}"),
     );
 }
 
@@ -229,7 +201,7 @@ fn what_one_refuses_the_other_refuses() {
 
 #[test]
 fn helm_has_nothing_to_say_against_the_chart() {
-    let output = Command::new(helm())
+    let output = helm()
         .args(["lint", "--strict", "--kube-version", "1.34.0"])
         .arg(root().join("charts/ambit"))
         .output()

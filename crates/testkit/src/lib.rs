@@ -15,11 +15,13 @@ pub mod build;
 mod csr_server;
 mod fake_ca;
 pub mod h2_peer;
+mod helm;
 mod pki;
 mod until;
 
 pub use api_server::{ApiRequest, ApiServer};
 pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
+pub use helm::helm;
 pub use pki::Pki;
 pub use until::{pass, until, until_blocking, until_some};

@@ -60,6 +60,23 @@ fn a_rollout_of_the_node_proxy_breaks_no_connection() {
 #[test]
 fn uninstalling_breaks_nothing_and_leaves_nothing() {
     let mesh = Mesh::alone();
+    uninstalled(&mesh, || {
+        mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]);
+    });
+    mesh.install(&[]);
+}
+
+#[test]
+fn uninstalling_with_helm_breaks_nothing_and_leaves_nothing() {
+    let mesh = Mesh::alone();
+    mesh.install_with_helm();
+    uninstalled(&mesh, || mesh.uninstall_with_helm());
+    assert_eq!(mesh.objects_of_the_chart(), "");
+    mesh.install(&[]);
+}
+
+/// Takes the mesh away under load, and looks what is left of it on the nodes.
+fn uninstalled(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
     let space = mesh.space("uninstall");
     space.serve_captured();
     // What leaves the mesh depends on the node's kube-proxy: it must have heard of the server, too.
@@ -71,7 +88,7 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
     // Connections that were opened through the mesh go on as long as their proxies drain, and so does
     // the command: until the load ends.
     std::thread::scope(|scope| {
-        let uninstall = scope.spawn(|| mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]));
+        let uninstall = scope.spawn(uninstall);
         space.until_captured("server", false);
         space.until_captured("load", false);
         space.client("late", Some("n1"));
@@ -79,6 +96,7 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
         load.finish().assert_flawless();
         uninstall.join().unwrap();
     });
+    mesh.until_gone();
     for node in mesh.cluster().nodes() {
         let root = node.root().unwrap();
         let list = |directory: &str| -> Vec<String> {
@@ -104,5 +122,4 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
             "{rules}"
         );
     }
-    mesh.install(&[]);
 }

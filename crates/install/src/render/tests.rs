@@ -96,6 +96,7 @@ fn images_are_named_by_hub_and_tag() {
         ("DaemonSet", "ambit-agent", "example/x/agent:dev"),
         ("DaemonSet", "ztunnel", "example/x/node-proxy:dev"),
         ("Deployment", "ambit-control", "example/x/control:dev"),
+        ("Job", "ambit-release", "example/x/tools:dev"),
     ] {
         let container = &find(&objects, kind, name)["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(container["image"], image);
@@ -135,7 +136,7 @@ fn values_of_every_form_end_where_they_belong() {
     let policies = objects
         .iter()
         .filter(|object| object["kind"] == "NetworkPolicy");
-    assert_eq!(policies.count(), 3);
+    assert_eq!(policies.count(), 4);
     let agent = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"]["spec"];
     assert_eq!(agent.get("tolerations"), None);
 }
@@ -193,9 +194,30 @@ fn no_container_has_more_rights_than_it_needs() {
             assert_eq!(pod.get("hostNetwork"), None);
             assert_eq!(pod.get("hostPID"), None);
             assert!(container.get("resources").is_some(), "{container}");
-            assert!(container.get("readinessProbe").is_some(), "{container}");
+            let serves = object["kind"] != "Job";
+            assert_eq!(container.get("readinessProbe").is_some(), serves);
         }
     }
+}
+
+#[test]
+fn what_lets_pods_go_before_helm_uninstalls_is_made_of_hooks_alone_and_can_be_left_out() {
+    let names = |objects: &[Value]| -> Vec<_> { objects.iter().map(ObjectRef::of).collect() };
+    let policies = "global.networkPolicy.enabled=true";
+    let mut with = render(&[policies]);
+    let hooks: Vec<_> = with
+        .extract_if(.., |object| object::is_hook(object))
+        .collect();
+    assert_eq!(hooks.len(), 7);
+    for hook in &hooks {
+        assert_eq!(
+            hook["metadata"]["annotations"]["helm.sh/hook"],
+            "pre-delete"
+        );
+        assert_eq!(hook["metadata"]["name"], "ambit-release");
+    }
+    let without = render(&[policies, "global.releaseOnUninstall=false"]);
+    assert_eq!(names(&with), names(&without));
 }
 
 #[test]
@@ -238,10 +260,14 @@ fn notes_name_the_namespace() {
         namespace: "mesh".to_owned(),
         ..Release::default()
     };
-    let values = Overrides::default().complete().unwrap();
-    assert!(
-        notes(&release, &values)
-            .unwrap()
-            .contains("namespace mesh ")
-    );
+    let mut values = Overrides::default();
+    let text = notes(&release, &values.complete().unwrap()).unwrap();
+    assert!(text.contains("namespace mesh "), "{text}");
+    assert!(!text.contains("--release-only"), "{text}");
+    values
+        .set("global.releaseOnUninstall=false", false)
+        .unwrap();
+    let text = notes(&release, &values.complete().unwrap()).unwrap();
+    let by_hand = "go:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
+    assert!(text.ends_with(by_hand), "{text}");
 }

@@ -6,12 +6,13 @@ use std::sync::{
 };
 
 use ambit_rt::{Readiness, ReadyTask, Shutdown, spawn};
+use k8s_openapi::api::core::v1::Node;
 use prometheus_client::registry::Registry;
 
 use super::{
     Installation, daemonset,
     metrics::InstallMetrics,
-    uninstall::{Decision, decide, file_may_go},
+    uninstall::{Decision, Lookup, decide, file_may_go},
 };
 use crate::config::Args;
 
@@ -69,15 +70,36 @@ impl Installing {
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
         let (installing, is_removed) = (self.clone(), Arc::clone(&removed));
         spawn("end of the installation", async move {
+            // At the end the API server may refuse to tell: our rights go with us.
+            let node = tokio::select! {
+                node = installing.node() => node,
+                _ = ordered.wait() => None,
+            };
             let cause = ordered.wait().await;
-            is_removed.store(installing.end().await, Ordering::Relaxed);
+            is_removed.store(installing.end(node).await, Ordering::Relaxed);
             trigger.shut_down(cause);
         });
         (self, ended, removed)
     }
 
-    /// Whether the agent is removed, and the plugin with it.
-    async fn end(&self) -> bool {
+    /// This node, if something is to be installed on it.
+    async fn node(&self) -> Option<Node> {
+        let is_off = {
+            let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+            matches!(*stage, Stage::Off)
+        };
+        if is_off { None } else { self.look_up().await.1 }
+    }
+
+    async fn look_up(&self) -> (Lookup, Option<Node>) {
+        let install = &self.args.install;
+        let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
+        let kubeconfig = self.args.kubeconfig.as_deref();
+        daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await
+    }
+
+    /// Whether the agent is removed, and the plugin with it. `before` is the node as it once was.
+    async fn end(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *stage, Stage::Ended)
@@ -85,10 +107,7 @@ impl Installing {
         if matches!(stage, Stage::Off) {
             return false;
         }
-        let install = &self.args.install;
-        let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
-        let kubeconfig = self.args.kubeconfig.as_deref();
-        let (lookup, node) = daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await;
+        let (lookup, node) = self.look_up().await;
         let decision = if self.args.clean_up_on_exit {
             Decision::Remove("the settings say so".to_owned())
         } else {
@@ -102,7 +121,9 @@ impl Installing {
             Decision::Remove(why) => {
                 tracing::info!(why, "the CNI plugin is removed");
                 if let Stage::Running(installation) = stage {
-                    installation.remove(file_may_go(node.as_ref())).await;
+                    installation
+                        .remove(file_may_go(node.or(before).as_ref()))
+                        .await;
                 }
                 true
             }

@@ -1,5 +1,5 @@
 //! What tests share: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
-//! peers, and builders of mesh objects. A dev-dependency only.
+//! peers, builders of mesh objects, and real Helm. A dev-dependency only.
 //!
 //! Everything here panics with a clear text when a test is set up wrongly: that is its purpose.
 #![forbid(unsafe_code)]

@@ -166,7 +166,6 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Every process of this machine.
 /// The process that started another, if both are there.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -174,6 +173,7 @@ pub(crate) fn parent(pid: u32) -> Option<u32> {
     parent.trim().parse().ok()
 }
 
+/// Every process of this machine.
 pub(crate) fn pids() -> Vec<u32> {
     fs::read_dir("/proc")
         .into_iter()

@@ -216,8 +216,6 @@ fn serve_own(proxy: &Arc<Proxy>, workers: &Workers) -> Option<Arc<Pod>> {
     match opened {
         Ok((pod, listeners)) => {
             workers.serve(&pod, listeners);
-            proxy.certificates.prefetch(&pod.identity);
-            ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
             Some(pod)
         }
         Err(error) => {

@@ -310,9 +310,14 @@ impl<F> Held<F> {
 
 impl<F: Clone> Held<F> {
     /// The files, as records that make another hold the same.
-    pub fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+    fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
         files.map(|(kind, file)| (Record::File(*kind), Some(file.clone())))
+    }
+
+    /// All pods and the files, as such records.
+    pub fn everything(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+        self.records().into_iter().chain(self.files())
     }
 
     /// All pods, as records that make another hold the same.

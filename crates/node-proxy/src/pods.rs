@@ -385,9 +385,6 @@ impl Enrolment {
             .collect();
         self.keeper.hold(&uid, info, &pod.netns, &sockets);
         self.workers.serve(&pod, listeners);
-        // The certificate is wanted with the first connection; it need not wait for xDS.
-        self.proxy.certificates.prefetch(&pod.identity);
-        ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
         if self.proxy.config.close_clear_connections {
             ambit_rt::spawn("connections in clear", clear::close(pod.clone()));
         }

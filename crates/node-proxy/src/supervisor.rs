@@ -101,6 +101,14 @@ impl Signals {
     }
 }
 
+/// Waits until one of them may have something to say, a signal came, or the time is over.
+fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
+    match poll(fds, timeout) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// How many bytes wait in a pipe.
 fn drain(mut pipe: &UnixStream) -> usize {
     let mut buffer = [0; 64];
@@ -193,10 +201,7 @@ impl Process {
                 tv_nsec: 0,
             })
         });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        wait_for(&mut fds, timeout.as_ref())
     }
 
     /// Takes whatever has happened. What the worker said before it died is heard before its death.

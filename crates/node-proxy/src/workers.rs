@@ -51,7 +51,8 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Serves a pod: the workers take the sets of listeners in turn.
+    /// Serves a pod, its policies followed: the workers take the sets of listeners in turn. To be called
+    /// on a runtime that stays.
     pub fn serve(&self, pod: &Arc<Pod>, listeners: Vec<PodListeners>) {
         for (worker, listeners) in self.0.iter().cycle().zip(listeners) {
             let assigned = worker.assign.send(Assignment {
@@ -62,6 +63,9 @@ impl Workers {
                 tracing::error!(pod = %pod.name, "a worker has ended");
             }
         }
+        // The certificate is wanted with the first connection; it need not wait for xDS.
+        pod.proxy.certificates.prefetch(&pod.identity);
+        ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Asks the API server for our `DaemonSet` and node, when this agent ends.
+//! Asks the API server for our `DaemonSet` and node, when this agent begins and when it ends.
 
 use std::{path::Path, time::Duration};
 

@@ -10,6 +10,8 @@ use std::{
 use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_clear, until};
 use kube::ResourceExt;
 
+use crate::{PROXY, WORKER};
+
 /// How long pods and processes are killed.
 const CHAOS: Duration = Duration::from_secs(25);
 
@@ -21,11 +23,7 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
     let wire = mesh.watch(&[&space.marker()]);
     space.deploy_starters(6, None);
     let end = Instant::now() + CHAOS;
-    let victims = [
-        "/ambit-node-proxy worker",
-        "/ambit-agent",
-        "/ambit-node-proxy",
-    ];
+    let victims = [WORKER, "/ambit-agent", PROXY];
     for round in 0.. {
         if Instant::now() > end {
             break;
@@ -65,7 +63,7 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
 fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
     // The proxy's supervisor and its worker both begin so.
-    let holders = ["/ambit-agent", "/ambit-node-proxy"].map(|program| node.processes(program));
+    let holders = ["/ambit-agent", PROXY].map(|program| node.processes(program));
     holders
         .iter()
         .flatten()

@@ -2,6 +2,8 @@
 
 use ambit_cluster_tests::{Load, Mesh, Part, until};
 
+use crate::WORKER;
+
 #[test]
 fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
     let mesh = Mesh::alone();
@@ -10,9 +12,9 @@ fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
     let load = Load::start_captured(&space);
     mesh.cluster().stop_api_server().unwrap();
     for node in mesh.cluster().nodes() {
-        assert!(node.kill_processes("/ambit-node-proxy worker").unwrap() > 0);
+        assert!(node.kill_processes(WORKER).unwrap() > 0);
         until("the proxy is there again", || {
-            !node.processes("/ambit-node-proxy worker").is_empty()
+            !node.processes(WORKER).is_empty()
         });
     }
     mesh.cluster().start_api_server().unwrap();
@@ -44,7 +46,7 @@ fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() 
         "--timeout=90s",
     ]);
     for node in mesh.cluster().nodes() {
-        assert!(node.kill_processes("/ambit-node-proxy worker").unwrap() > 0);
+        assert!(node.kill_processes(WORKER).unwrap() > 0);
         space.until_get("load", "http://server/", true);
     }
     let outcome = load.finish();

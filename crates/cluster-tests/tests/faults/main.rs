@@ -7,6 +7,11 @@
     reason = "tests"
 )]
 
+/// The node proxy's processes on a node: two supervisors, and the worker of one.
+const PROXY: &str = "/ambit-node-proxy";
+/// The one that carries the connections.
+const WORKER: &str = "/ambit-node-proxy worker";
+
 mod agents;
 mod chaos;
 mod control_plane;

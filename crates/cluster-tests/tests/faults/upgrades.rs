@@ -2,9 +2,7 @@
 
 use ambit_cluster_tests::{Load, Mesh, Part, until};
 
-/// Two supervisors and the worker of one.
-const PROXY: &str = "/ambit-node-proxy";
-const WORKER: &str = "/ambit-node-proxy worker";
+use crate::{PROXY, WORKER};
 
 #[test]
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {

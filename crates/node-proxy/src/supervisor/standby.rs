@@ -18,7 +18,7 @@ use ambit_rt::Env;
 use ambit_sys::seqpacket::plain;
 use anyhow::Context as _;
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags, Timespec},
     fs::{FlockOperation, flock},
     io::Errno,
 };
@@ -26,6 +26,7 @@ use rustix::{
 use super::{
     drain,
     links::{Heard, Link},
+    wait_for,
 };
 use crate::held::{Held, Record};
 
@@ -105,11 +106,12 @@ impl Pair {
 }
 
 fn pause(terminate: &UnixStream) -> io::Result<Followed> {
-    match poll(&mut [PollFd::new(terminate, PollFlags::IN)], Some(&BETWEEN)) {
-        Ok(_) if drain(terminate) > 0 => Ok(Followed::Terminated),
-        Ok(_) | Err(Errno::INTR) => Ok(Followed::Gone),
-        Err(error) => Err(error.into()),
-    }
+    wait_for(&mut [PollFd::new(terminate, PollFlags::IN)], Some(&BETWEEN))?;
+    Ok(if drain(terminate) > 0 {
+        Followed::Terminated
+    } else {
+        Followed::Gone
+    })
 }
 
 /// Holds what the other one tells. What was held of one before it stays until this one has told all.
@@ -123,7 +125,10 @@ fn follow(
     loop {
         match other.hear() {
             Heard::Record(record, fd) => {
-                let holding = if all { held.as_mut() } else { None }.unwrap_or(&mut told);
+                let holding = match held {
+                    Some(held) if all => held,
+                    _ => &mut told,
+                };
                 if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
                     tracing::error!(%error, "heard something that does not fit");
                 }
@@ -151,9 +156,6 @@ fn follow(
         }
         let mut fds = vec![PollFd::new(terminate, PollFlags::IN)];
         fds.extend(other.interest());
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        wait_for(&mut fds, None)?;
     }
 }

@@ -186,7 +186,7 @@ impl<F: Clone> Supervisor<F> {
             }
             Event::Standby => {
                 self.standby = true;
-                let told = self.held.records().into_iter().chain(self.held.files());
+                let told = self.held.everything();
                 effects.extend(told.map(|(record, fd)| Effect::ToStandby(record, fd)));
                 if self.ever_started {
                     effects.push(Self::standby_told());
@@ -214,7 +214,7 @@ impl<F: Clone> Supervisor<F> {
     fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.worker = Worker::Running { since: now };
         effects.push(Effect::Start);
-        let told = self.held.records().into_iter().chain(self.held.files());
+        let told = self.held.everything();
         effects.extend(told.map(|(record, fd)| Effect::ToWorker(record, fd)));
         let accept = if self.superseded {
             Accept::Paused

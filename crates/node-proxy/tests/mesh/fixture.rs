@@ -221,7 +221,6 @@ impl Mesh {
         )
         .unwrap();
         node.workers.serve(&served, listeners);
-        ambit_rt::spawn("policy changes", served.clone().enforce_changes());
         ambit_sys::redirection::apply(pod.netns(), &RedirectionSpec::default()).unwrap();
         pod.pod = Some(served);
     }

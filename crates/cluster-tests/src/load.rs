@@ -1,10 +1,13 @@
 //! A steady load from a pod of its own, and what became of it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde_json::Value;
 
 use crate::Space;
+
+/// Failures shown of each end.
+const SHOWN: usize = 4;
 
 /// 200 requests a second on keep-alive connections, 200 on new ones, ten long connections.
 #[derive(Debug)]
@@ -113,17 +116,33 @@ impl Outcome {
         let mut failures = self.failures.iter();
         let refused =
             failures.find(|failure| ["refused", "timeout"].contains(&failure.kind.as_str()));
-        assert!(refused.is_none(), "{self:#?}");
+        assert!(refused.is_none(), "{self}");
     }
 
     /// Fails the test if any request failed, or if any mode did nothing.
     #[track_caller]
     pub fn assert_flawless(&self) {
-        assert!(self.failures.is_empty(), "{self:#?}");
+        assert!(self.failures.is_empty(), "{self}");
         for mode in ["keep-alive", "new", "long"] {
             let count = self.succeeded.get(mode).copied().unwrap_or_default();
-            assert!(count > 0, "no {mode} request at all: {self:#?}");
+            assert!(count > 0, "no {mode} request at all: {self}");
         }
+    }
+}
+
+/// The sums, and the first and last failures: of thousands the rest says no more.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "succeeded: {:?}", self.succeeded)?;
+        writeln!(f, "longest silence: {:?}", self.longest_silence)?;
+        writeln!(f, "{} failures", self.failures.len())?;
+        let rest = self.failures.len().saturating_sub(SHOWN);
+        let first = self.failures.iter().take(SHOWN);
+        let last = self.failures.iter().skip(rest.max(SHOWN));
+        for failure in first.chain(last) {
+            writeln!(f, "{}", failure.line)?;
+        }
+        Ok(())
     }
 }
 

@@ -13,22 +13,12 @@ use std::{
 };
 
 use ambit_rt::ReadyTask;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 
-use crate::{
-    gate::GateKeeper,
-    held::Accept,
-    keeper::Keeper,
-    pod::{Pod, Proxy},
-    pods::Served,
-};
+use crate::{gate::GateKeeper, held::Accept, keeper::Keeper, pod::Proxy, pods::Served};
 
-/// How long the certificates of the pods handed over are waited for: the old proxy may have been
-/// without them too.
-const CERTIFICATES_WITHIN: Duration = Duration::from_secs(10);
+/// How long certificates that the CA refuses are waited for: it may not have heard of the pods.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// What of its time an old proxy keeps for draining: a quarter, at most this.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
 /// How often it looks whether anybody still needs it.
@@ -79,21 +69,30 @@ impl Turn {
         if mesh_known.wait_for(|known| *known).await.is_err() {
             // Nobody will ever say so: the mesh is a file's, and known.
         }
+        // All were asked for at once when the pods were restored. Trouble on the way to the CA is no
+        // reason to begin: the old proxy has certificates. What the CA refuses it may refuse for ever.
         let pods = self.served.pods();
+        let certificates = &self.proxy.certificates;
         let all = async {
             for pod in &pods {
-                self.certificate(pod).await;
+                certificates.obtained(&pod.identity).await;
             }
         };
-        if timeout(CERTIFICATES_WITHIN, all).await.is_err() {
-            tracing::warn!("taking over although certificates are missing");
-        }
-    }
-
-    /// All were asked for at once when the pods were restored; this waits for one.
-    async fn certificate(&self, pod: &Pod) {
-        if let Err(error) = self.proxy.certificates.get(&pod.identity).await {
-            tracing::warn!(pod = %pod.name, %error, "no certificate yet");
+        let all_but_refused = async {
+            loop {
+                sleep(REFUSED_FOR).await;
+                let mut awaited = pods.iter();
+                if !awaited.any(|pod| certificates.is_awaited(&pod.identity)) {
+                    return;
+                }
+                tracing::warn!("not taking over yet: certificates are missing");
+            }
+        };
+        tokio::select! {
+            () = all => {}
+            () = all_but_refused => {
+                tracing::warn!("taking over although the CA refuses certificates of some pods");
+            }
         }
     }
 }

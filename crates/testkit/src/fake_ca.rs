@@ -56,11 +56,21 @@ impl FakeCa {
 
     /// The next so many fetches fail.
     pub fn fail(&self, fetches: usize) {
-        let status = || tonic::Status::unavailable("the fake CA is told to fail");
-        self.state
-            .lock()
-            .failures
-            .extend((0..fetches).map(|_| status()));
+        self.answer(fetches, || {
+            tonic::Status::unavailable("the fake CA is told to fail")
+        });
+    }
+
+    /// The next fetches are refused.
+    pub fn refuse(&self, fetches: usize) {
+        self.answer(fetches, || {
+            tonic::Status::unauthenticated("the fake CA is told to refuse")
+        });
+    }
+
+    fn answer(&self, fetches: usize, status: impl Fn() -> tonic::Status) {
+        let failures = &mut self.state.lock().failures;
+        failures.extend((0..fetches).map(|_| status()));
     }
 
     /// Fetches work again.

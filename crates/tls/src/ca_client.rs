@@ -59,6 +59,26 @@ pub enum FetchError {
     Expired,
 }
 
+impl FetchError {
+    /// Whether the CA answered, and would not give this certificate: no trouble on the way to it, which
+    /// passes.
+    pub fn is_refusal(&self) -> bool {
+        use tonic::Code;
+        match self {
+            Self::Status(status) => matches!(
+                status.code(),
+                Code::Unauthenticated
+                    | Code::PermissionDenied
+                    | Code::InvalidArgument
+                    | Code::FailedPrecondition
+                    | Code::NotFound
+            ),
+            Self::Request(_) | Self::Answer(_) | Self::Expired => true,
+            Self::Headers(_) | Self::TimedOut(_) => false,
+        }
+    }
+}
+
 /// A status as code, message and what stands behind it (for instance why no connection was had).
 struct Answer<'a>(&'a tonic::Status);
 

@@ -163,6 +163,30 @@ impl Certificates {
         }
     }
 
+    /// Waits until a certificate that was asked for is at hand, through failures and their retries, or is
+    /// wanted no more. For those who prepare; connections [`Self::get`] theirs.
+    pub async fn obtained(&self, identity: &Identity) {
+        let follow = |entry: &Entry| entry.slot.subscribe();
+        let slot = self.0.entries.lock().get(identity).map(follow);
+        if let Some(mut slot) = slot {
+            // An error says that nobody fetches any more.
+            let _ended = slot
+                .wait_for(|slot| matches!(slot, Slot::Available(_) | Slot::Forgotten))
+                .await;
+        }
+    }
+
+    /// Whether a certificate that was asked for is not at hand, although the CA has not refused it.
+    pub fn is_awaited(&self, identity: &Identity) -> bool {
+        let entries = self.0.entries.lock();
+        let slot = entries.get(identity).map(|entry| entry.slot.borrow());
+        slot.is_some_and(|slot| match &*slot {
+            Slot::Initializing => true,
+            Slot::Unavailable(error) => !error.is_refusal(),
+            Slot::Available(_) | Slot::Forgotten => false,
+        })
+    }
+
     /// The certificate if it is at hand, without waiting and without asking for it.
     pub fn peek(&self, identity: &Identity) -> Option<Arc<WorkloadCert>> {
         match &*self.0.entries.lock().get(identity)?.slot.borrow() {

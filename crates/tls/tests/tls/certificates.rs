@@ -131,6 +131,36 @@ async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds()
     assert_eq!(ca.asked().len(), 3);
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_prepares_waits_through_failures_and_hears_of_refusals() {
+    let (ca, certificates) = start();
+    let [away, refused] = [id("away"), id("refused")];
+    ca.fail(3);
+    certificates.prefetch(&away);
+    until("the first attempt", || ca.asked().len() == 1).await;
+    assert!(certificates.is_awaited(&away), "no way to the CA");
+    certificates.obtained(&away).await;
+    assert!(certificates.peek(&away).is_some());
+    assert!(!certificates.is_awaited(&away));
+    assert_eq!(ca.asked().len(), 4);
+
+    ca.refuse(1_000);
+    certificates.prefetch(&refused);
+    assert!(certificates.is_awaited(&refused), "not asked yet");
+    until("the refusal", || !certificates.is_awaited(&refused)).await;
+    assert!(certificates.peek(&refused).is_none());
+    let waiter = {
+        let certificates = certificates.clone();
+        let refused = refused.clone();
+        spawn("wait", async move { certificates.obtained(&refused).await })
+    };
+    until("more attempts", || ca.asked().len() > 6).await;
+    assert!(!waiter.is_finished());
+    certificates.forget(&refused);
+    waiter.await.unwrap();
+    certificates.obtained(&id("never asked for")).await;
+}
+
 #[tokio::test]
 async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
     let (ca, certificates) = start();

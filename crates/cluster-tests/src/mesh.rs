@@ -56,7 +56,7 @@ impl Part {
     }
 
     /// The object that its pods belong to.
-    fn object(self) -> &'static str {
+    pub fn object(self) -> &'static str {
         match self {
             Self::Agent => "daemonset/ambit-agent",
             Self::NodeProxy => "daemonset/ztunnel",
@@ -304,7 +304,8 @@ impl Mesh {
         });
     }
 
-    fn pods_of(&self, part: Part) -> Vec<Pod> {
+    /// The pods of a part of the mesh that are not ending.
+    pub fn pods_of(&self, part: Part) -> Vec<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
         let list = ListParams::default().labels(&format!("app={}", part.label()));
         let mut pods = self.wait_for(pods.list(&list)).unwrap().items;

@@ -16,6 +16,8 @@ use kube::{
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::json;
 
+use crate::WORKER;
+
 const DENY: &str = "apiVersion: security.istio.io/v1\n\
     kind: AuthorizationPolicy\n\
     metadata: {name: nobody}\n\
@@ -89,7 +91,18 @@ fn new_root() -> Root {
     }
 }
 
+/// Changes the authority; returns when the control plane has taken it.
 fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
+    let taken = || {
+        let log = mesh.kubectl(&[
+            "logs",
+            "--namespace=istio-system",
+            Part::Control.object(),
+            "--tail=-1",
+        ]);
+        log.matches("the certificate authority is renewed").count()
+    };
+    let before = taken();
     let secrets: Api<Secret> = Api::namespaced(mesh.client(), "istio-system");
     let data: BTreeMap<&str, ByteString> = entries
         .iter()
@@ -98,6 +111,7 @@ fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
     let patch = Patch::Merge(json!({"data": data}));
     mesh.wait_for(secrets.patch("istio-ca-secret", &PatchParams::default(), &patch))
         .unwrap();
+    until("the control plane has taken it", || taken() > before);
 }
 
 fn root_of(mesh: &Mesh) -> String {
@@ -128,9 +142,37 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     });
 }
 
-/// All node proxies start anew, and so ask for certificates anew.
-fn renew(mesh: &Mesh) {
+/// All node proxies start anew, and so ask for certificates anew; returns when they know these roots of
+/// the control plane. A kubelet that the API server was away from hands on what it had, for a while.
+fn renew(mesh: &Mesh, roots: &[&str]) {
     mesh.restart(Part::NodeProxy);
+    let pods = mesh.pods_of(Part::NodeProxy);
+    let uids: Vec<_> = pods
+        .into_iter()
+        .filter_map(|pod| pod.metadata.uid)
+        .collect();
+    let read = |pid: u32, file: &str| {
+        std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    };
+    let know = |pid: u32| {
+        let text = read(pid, "root/var/run/secrets/istio/root-cert.pem");
+        roots.iter().all(|root| text.contains(root.trim()))
+            && text.matches("BEGIN CERTIFICATE").count() == roots.len()
+    };
+    for node in mesh.cluster().nodes() {
+        until(
+            &format!("the proxy of {} knows the roots", node.name()),
+            || {
+                let pids = node.processes(WORKER).into_iter();
+                // Earlier proxies may still be there, for the connections they carry.
+                let mut new = pids.filter(|pid| {
+                    let group = read(*pid, "cgroup");
+                    uids.iter().any(|uid| group.contains(uid))
+                });
+                new.next().is_some_and(know)
+            },
+        );
+    }
 }
 
 #[test]
@@ -145,7 +187,7 @@ fn the_root_is_replaced_under_load() {
     // Everybody trusts both, then the new one signs, then the old one goes.
     set_root(&mesh, &[("root-cert.pem", &both)]);
     until_distributed(&mesh, &space, &[&old, &new.certificate]);
-    renew(&mesh);
+    renew(&mesh, &[&old, &new.certificate]);
     set_root(
         &mesh,
         &[
@@ -154,10 +196,10 @@ fn the_root_is_replaced_under_load() {
             ("root-cert.pem", &both),
         ],
     );
-    renew(&mesh);
+    renew(&mesh, &[&old, &new.certificate]);
     set_root(&mesh, &[("root-cert.pem", &new.certificate)]);
     until_distributed(&mesh, &space, &[&new.certificate]);
-    renew(&mesh);
+    renew(&mesh, &[&new.certificate]);
     space.until_get("client", "http://server/", true);
     load.finish().assert_flawless();
 }

@@ -1,8 +1,8 @@
 //! Large reads under TLS.
 //!
-//! The TLS library asks for 4 KiB at a time. Here a read takes what the socket has, up to 64 KiB, and
-//! hands it out in pieces: a quarter of the system calls for full records. The buffer belongs to
-//! the worker thread and is a connection's only while it holds bytes, so idle connections have none.
+//! The TLS library asks for 4 KiB at a time. Here a read takes what the socket has, up to [`SCRATCH`], and
+//! hands it out in pieces. The buffer belongs to the worker thread and is a connection's only while it
+//! holds bytes, so idle connections have none.
 
 use std::{
     cell::RefCell,
@@ -16,9 +16,11 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-const READ: usize = 64 << 10;
+use crate::scratch::SCRATCH;
+
+const READ: usize = SCRATCH;
 /// Buffers kept for the thread's next reads.
-const KEPT: usize = 4;
+const KEPT: usize = 2;
 
 thread_local! {
     static FREE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };

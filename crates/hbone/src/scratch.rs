@@ -15,8 +15,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// The buffer, and the largest single read.
-pub(crate) const SCRATCH: usize = 64 << 10;
+/// The buffer, and the largest single read. For bulk a large one: what the kernel does for each (it tells the
+/// sender of the new room, through the whole stack, and the sender's next bytes come with the answer) costs
+/// more than the bytes. Memory is used as far as reads fill it.
+pub(crate) const SCRATCH: usize = 512 << 10;
 /// Pieces up to this are copied out.
 const COPY_OUT: usize = 8 << 10;
 

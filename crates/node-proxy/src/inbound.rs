@@ -163,6 +163,9 @@ pub(crate) async fn handle(accepted: Accepted) {
     let Ok(local) = stream.local_addr().map(canonical_socket) else {
         return;
     };
+    if shard.pod.is_near(peer.ip()) {
+        ambit_sys::socket::set_near(&stream);
+    }
     let mut drain = shard.pod.drain_watcher();
     let stream = tokio::select! {
         stream = Box::pin(agree(&shard.pod, stream)) => stream,

@@ -269,7 +269,7 @@ async fn connect_plain(
 ) -> Result<Far, OutboundError> {
     shown.connected_to(addr.to_string(), "TCP");
     let failed = |source| OutboundError::Connect { addr, source };
-    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec())
+    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(addr.ip()))
         .map_err(|error| failed(error.into()))?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
         Ok(Ok(stream)) => Ok(Far::Plain(stream)),
@@ -349,14 +349,13 @@ pub(crate) async fn credentials(
 async fn dial(pod: &Arc<Pod>, key: Arc<PoolKey>) -> Result<tls::TlsStream, DialError> {
     let addr = key.destination;
     let (certificate, config) = credentials(pod, &key.source, &key.expected).await?;
-    let socket =
-        socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec()).map_err(|error| {
-            DialError::Prepare {
-                text: "cannot make a socket in the pod",
-                reason: Reason::Connect,
-                source: Box::new(error),
-            }
-        })?;
+    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(addr.ip())).map_err(
+        |error| DialError::Prepare {
+            text: "cannot make a socket in the pod",
+            reason: Reason::Connect,
+            source: Box::new(error),
+        },
+    )?;
     let http2 = &pod.proxy.config.http2;
     let limit = http2.connect_timeout;
     let stream = match timeout(limit, socket.connect(addr)).await {

@@ -198,6 +198,7 @@ impl Pod {
             reuse_port: config.inpod_port_reuse || workers > 1,
             transparent: config.original_source,
             tuning: config.tuning,
+            near: port == OUTBOUND_PORT,
             ..ListenSpec::of_pod(port, config.packet_mark)
         };
         let mut inherited = Inherited::sort(inherited);
@@ -361,13 +362,23 @@ impl Pod {
         Some(self.local(None)).filter(|local| local.is_known)
     }
 
-    /// What sockets towards other pods need.
-    pub fn outbound_spec(&self) -> OutboundSpec {
+    /// Whether an address is a pod's of this node, as far as the mesh tells.
+    pub fn is_near(&self, ip: IpAddr) -> bool {
+        let config = &self.proxy.config;
+        let table = self.proxy.state.table();
+        let workload = table.workload_by_ip(&config.network, ip);
+        workload.is_some_and(|workload| *workload.node() == config.local_node)
+            && !config.local_node.is_empty()
+    }
+
+    /// What sockets towards `destination`, outside the pod, need.
+    pub fn outbound_spec(&self, destination: IpAddr) -> OutboundSpec {
         let config = &self.proxy.config;
         OutboundSpec {
             mark: config.packet_mark,
             source: None,
             tuning: config.tuning,
+            near: self.is_near(destination),
         }
     }
 
@@ -378,6 +389,7 @@ impl Pod {
             mark: self.proxy.config.packet_mark,
             source,
             tuning: Tuning::default(),
+            near: true,
         }
     }
 

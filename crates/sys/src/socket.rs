@@ -16,6 +16,11 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::netns::Netns;
 
+/// Congestion control of connections that stay on the machine. There is no network there that could be
+/// congested, only a receiver that tells how much it takes; the system's may be one that paces what it
+/// sends (BBR), in small pieces with a timer for each. This one is in every kernel and free for all to use.
+const NEAR: &[u8] = b"reno";
+
 /// Whether sockets may bind addresses that are not the pod's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transparent {
@@ -67,6 +72,8 @@ pub struct ListenSpec {
     pub backlog: i32,
     /// Options that accepted connections inherit.
     pub tuning: Tuning,
+    /// All who connect are on this machine.
+    pub near: bool,
 }
 
 impl ListenSpec {
@@ -83,6 +90,7 @@ impl ListenSpec {
             // openings wait here.
             backlog: 4096,
             tuning: Tuning::default(),
+            near: false,
         }
     }
 }
@@ -185,6 +193,9 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
         }
     };
     tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
+    if spec.near {
+        set_near(&socket);
+    }
     let ip = match (domain == Domain::IPV6, spec.loopback) {
         (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -257,6 +268,8 @@ pub struct OutboundSpec {
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
+    /// The destination is on this machine.
+    pub near: bool,
 }
 
 /// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
@@ -283,7 +296,18 @@ pub fn outbound(
         tracing::warn!(%source, %error, "cannot keep the client's address");
     }
     tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
+    if spec.near {
+        set_near(&socket);
+    }
     Ok(TcpSocket::from_std_stream(socket.into()))
+}
+
+/// Says that all a socket sends stays on this machine. Listeners pass it on to what they accept. A help, no
+/// need: a kernel that refuses is left alone.
+pub fn set_near(socket: impl std::os::fd::AsFd) {
+    if let Err(error) = SockRef::from(&socket).set_tcp_congestion(NEAR) {
+        tracing::debug!(%error, "no congestion control of its own for the machine");
+    }
 }
 
 /// Prepares an accepted connection: no delay, keepalive, user timeout.
@@ -410,6 +434,36 @@ mod tests {
         };
         tune(&accepted, &tuning).unwrap();
         assert_eq!(original_dst(&accepted).unwrap(), target);
+    }
+
+    #[tokio::test]
+    async fn what_stays_on_the_machine_is_sent_unpaced() {
+        let near = ListenSpec {
+            near: true,
+            ..spec()
+        };
+        let listener = listen(None, &near).unwrap().listener;
+        let port = listener.local_addr().unwrap().port();
+        let target = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let of = |socket: SockRef<'_>| {
+            let name = socket.tcp_congestion().unwrap();
+            String::from_utf8(name)
+                .unwrap()
+                .trim_end_matches('\0')
+                .to_owned()
+        };
+        let systems = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+        for (near, expected) in [(true, "reno"), (false, systems.trim())] {
+            let spec = OutboundSpec {
+                near,
+                ..Default::default()
+            };
+            let socket = outbound(None, target, &spec).unwrap();
+            let (client, accepted) = tokio::join!(socket.connect(target), listener.accept());
+            assert_eq!(of(SockRef::from(&client.unwrap())), expected);
+            assert_eq!(of(SockRef::from(&accepted.unwrap().0)), "reno");
+        }
     }
 
     #[test]

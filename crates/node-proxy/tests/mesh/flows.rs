@@ -60,6 +60,27 @@ async fn the_same_node_still_means_a_tunnel() {
 }
 
 #[tokio::test]
+async fn only_pods_known_to_be_on_the_node_are_near() {
+    let of_node = |name: &str, ip: &str, node: &str| ambit_model::Workload {
+        node: node.into(),
+        ..build::workload(name, &[ip])
+    };
+    for (own, near) in [("node-1", true), ("", false)] {
+        let mut mesh = Mesh::with_env(&[("NODE_NAME", own)]).await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let pod = client.pod.as_ref().unwrap();
+        let is_near = |ip: &str| pod.is_near(ip.parse().unwrap());
+        mesh.tell_workload(of_node("here", "10.9.0.2", "node-1"));
+        mesh.tell_workload(of_node("there", "10.9.0.3", "node-2"));
+        mesh.tell_workload(of_node("anywhere", "10.9.0.4", ""));
+        assert_eq!(is_near("10.9.0.2"), near);
+        assert!(!is_near("10.9.0.3"));
+        assert!(!is_near("10.9.0.4"));
+        assert!(!is_near("10.9.0.5"), "nobody's");
+    }
+}
+
+#[tokio::test]
 async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
     let own = [
         ("POD_NAME", "proxy"),

@@ -12,7 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_model::Identity;
 use ambit_rt::ReadyTask;
+use ambit_tls::Certificates;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{gate::GateKeeper, held::Accept, keeper::Keeper, pod::Proxy, pods::Served};
@@ -69,30 +71,35 @@ impl Turn {
         if mesh_known.wait_for(|known| *known).await.is_err() {
             // Nobody will ever say so: the mesh is a file's, and known.
         }
-        // All were asked for at once when the pods were restored. Trouble on the way to the CA is no
-        // reason to begin: the old proxy has certificates. What the CA refuses it may refuse for ever.
+        // They were asked for when the pods were restored.
         let pods = self.served.pods();
-        let certificates = &self.proxy.certificates;
-        let all = async {
-            for pod in &pods {
-                certificates.obtained(&pod.identity).await;
+        let identities: Vec<_> = pods.iter().map(|pod| &pod.identity).collect();
+        at_hand(&self.proxy.certificates, &identities).await;
+    }
+}
+
+/// Waits for certificates that were asked for. Trouble on the way to the CA is no reason to begin without: the
+/// old proxy has certificates. What the CA refuses it may refuse for ever.
+async fn at_hand(certificates: &Certificates, identities: &[&Identity]) {
+    let all = async {
+        for identity in identities {
+            certificates.obtained(identity).await;
+        }
+    };
+    let all_but_refused = async {
+        loop {
+            sleep(REFUSED_FOR).await;
+            let mut awaited = identities.iter();
+            if !awaited.any(|identity| certificates.is_awaited(identity)) {
+                return;
             }
-        };
-        let all_but_refused = async {
-            loop {
-                sleep(REFUSED_FOR).await;
-                let mut awaited = pods.iter();
-                if !awaited.any(|pod| certificates.is_awaited(&pod.identity)) {
-                    return;
-                }
-                tracing::warn!("not taking over yet: certificates are missing");
-            }
-        };
-        tokio::select! {
-            () = all => {}
-            () = all_but_refused => {
-                tracing::warn!("taking over although the CA refuses certificates of some pods");
-            }
+            tracing::warn!("not taking over yet: certificates are missing");
+        }
+    };
+    tokio::select! {
+        () = all => {}
+        () = all_but_refused => {
+            tracing::warn!("taking over although the CA refuses certificates of some pods");
         }
     }
 }
@@ -127,5 +134,57 @@ pub(crate) async fn succeeded(keeper: &Keeper, served: &Served, limit: Duration)
         _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}
         () = idle => {}
         () = tokio::time::sleep_until(until.into()) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_testkit::{FakeCa, Pki, until};
+    use ambit_tls::CertificatesOptions;
+
+    use super::*;
+
+    fn start() -> (FakeCa, Certificates, [Identity; 2]) {
+        let ca = FakeCa::new(Arc::new(Pki::new()), Duration::from_secs(3600));
+        let certificates =
+            Certificates::start(Arc::new(ca.clone()), CertificatesOptions::default());
+        let identities = ["web", "db"].map(|name| Identity::new("td", "ns", name));
+        (ca, certificates, identities)
+    }
+
+    /// Whether it has come to an end within this time.
+    async fn within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
+        let limit = Duration::from_secs(seconds);
+        tokio::time::timeout(limit, waiting).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ca_that_cannot_be_reached_is_waited_for() {
+        let (ca, certificates, [web, db]) = start();
+        ca.fail(1_000);
+        for identity in [&web, &db] {
+            certificates.prefetch(identity);
+        }
+        let both = [&web, &db];
+        let waiting = at_hand(&certificates, &both);
+        tokio::pin!(waiting);
+        assert!(!within(300, &mut waiting).await);
+        ca.recover();
+        assert!(within(200, &mut waiting).await);
+        for identity in [&web, &db] {
+            assert!(certificates.peek(identity).is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_identity_that_the_ca_refuses_does_not_hold_up_the_others() {
+        let (ca, certificates, [web, db]) = start();
+        certificates.prefetch(&web);
+        until("the one", || certificates.peek(&web).is_some()).await;
+        ca.refuse(1_000);
+        certificates.prefetch(&db);
+        assert!(!within(9, at_hand(&certificates, &[&web, &db])).await);
+        assert!(within(11, at_hand(&certificates, &[&web, &db])).await);
+        assert!(certificates.peek(&db).is_none());
     }
 }

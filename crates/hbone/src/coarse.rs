@@ -18,7 +18,6 @@ use tokio_util::io::poll_read_buf;
 
 use crate::scratch::SCRATCH;
 
-const READ: usize = SCRATCH;
 /// Buffers kept for the thread's next reads.
 const KEPT: usize = 2;
 
@@ -61,14 +60,14 @@ impl<IO> Coarse<IO> {
 
 fn take() -> BytesMut {
     FREE.with_borrow_mut(Vec::pop)
-        .unwrap_or_else(|| BytesMut::with_capacity(READ))
+        .unwrap_or_else(|| BytesMut::with_capacity(SCRATCH))
 }
 
 fn give_back(mut buffer: BytesMut) {
     buffer.clear();
     FREE.with_borrow_mut(|free| {
         // Handing out moves the start; a buffer that lost much of its room is not worth keeping.
-        if free.len() < KEPT && buffer.try_reclaim(READ) {
+        if free.len() < KEPT && buffer.try_reclaim(SCRATCH) {
             free.push(buffer);
         }
     });
@@ -89,7 +88,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Coarse<IO> {
             return Poll::Ready(Err(crate::tls::revoked()));
         }
         if held.is_empty() {
-            if out.remaining() >= READ {
+            if out.remaining() >= SCRATCH {
                 return Pin::new(io).poll_read(cx, out);
             }
             let mut buffer = take();
@@ -165,7 +164,7 @@ mod tests {
                 break;
             }
             got.extend_from_slice(&piece[..n]);
-            assert!(coarse.held.is_empty() || coarse.held.capacity() <= READ);
+            assert!(coarse.held.is_empty() || coarse.held.capacity() <= SCRATCH);
         }
         assert!(got == sent);
         assert_eq!(

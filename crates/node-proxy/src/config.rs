@@ -360,6 +360,7 @@ fn tuning(env: &Env) -> Result<Tuning, ConfigError> {
             .flag("USER_TIMEOUT_ENABLED")?
             .unwrap_or(false)
             .then(|| time + interval.saturating_mul(retries)),
+        near: false,
     })
 }
 

@@ -17,7 +17,7 @@ use ambit_hbone::{
 };
 use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
-use ambit_sys::socket::{self, SocketError};
+use ambit_sys::socket::{self, SocketError, Tuning};
 use ambit_telemetry::{Direction, log_denied};
 use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, StatusCode};
@@ -164,7 +164,12 @@ pub(crate) async fn handle(accepted: Accepted) {
         return;
     };
     if shard.pod.is_near(peer.ip()) {
-        ambit_sys::socket::set_near(&stream);
+        let near = Tuning {
+            near: true,
+            ..Tuning::default()
+        };
+        // Fails only when the peer is gone, which the handshake finds out.
+        let _gone = socket::tune(&stream, &near);
     }
     let mut drain = shard.pod.drain_watcher();
     let stream = tokio::select! {

@@ -193,12 +193,15 @@ impl Pod {
         let config = &proxy.config;
         let dns = DnsSockets::open(config, &netns, &mut inherited)?;
         let mut spoofs = true;
+        let tuning_of = |port| Tuning {
+            near: port == OUTBOUND_PORT,
+            ..config.tuning
+        };
         let spec_of = |port| ListenSpec {
             ipv6: config.ipv6_enabled,
             reuse_port: config.inpod_port_reuse || workers > 1,
             transparent: config.original_source,
-            tuning: config.tuning,
-            near: port == OUTBOUND_PORT,
+            tuning: tuning_of(port),
             ..ListenSpec::of_pod(port, config.packet_mark)
         };
         let mut inherited = Inherited::sort(inherited);
@@ -208,7 +211,7 @@ impl Pod {
                 listener,
                 transparent,
             } = if let Some(listener) = inherited.take(port) {
-                socket::adopt(listener, &config.tuning)?
+                socket::adopt(listener, &tuning_of(port))?
             } else {
                 socket::listen(Some(&netns), &spec_of(port))?
             };
@@ -362,7 +365,8 @@ impl Pod {
         Some(self.local(None)).filter(|local| local.is_known)
     }
 
-    /// Whether an address is a pod's of this node, as far as the mesh tells.
+    /// Whether an address is known to be a pod's of this node. Where the mesh's table takes everything for
+    /// local, because no node is named, nothing is.
     pub fn is_near(&self, ip: IpAddr) -> bool {
         let config = &self.proxy.config;
         let table = self.proxy.state.table();
@@ -377,8 +381,10 @@ impl Pod {
         OutboundSpec {
             mark: config.packet_mark,
             source: None,
-            tuning: config.tuning,
-            near: self.is_near(destination),
+            tuning: Tuning {
+                near: self.is_near(destination),
+                ..config.tuning
+            },
         }
     }
 
@@ -388,8 +394,10 @@ impl Pod {
         OutboundSpec {
             mark: self.proxy.config.packet_mark,
             source,
-            tuning: Tuning::default(),
-            near: true,
+            tuning: Tuning {
+                near: true,
+                ..Tuning::default()
+            },
         }
     }
 

@@ -51,6 +51,8 @@ pub struct Tuning {
     pub keepalive: Option<Keepalive>,
     /// How long sent bytes may stay unacknowledged; `None` is the kernel's own limit.
     pub user_timeout: Option<Duration>,
+    /// Both ends are on this machine: nothing is paced.
+    pub near: bool,
 }
 
 /// A listener to be opened on the wildcard address.
@@ -72,8 +74,6 @@ pub struct ListenSpec {
     pub backlog: i32,
     /// Options that accepted connections inherit.
     pub tuning: Tuning,
-    /// All who connect are on this machine.
-    pub near: bool,
 }
 
 impl ListenSpec {
@@ -90,7 +90,6 @@ impl ListenSpec {
             // openings wait here.
             backlog: 4096,
             tuning: Tuning::default(),
-            near: false,
         }
     }
 }
@@ -193,9 +192,6 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
         }
     };
     tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
-    if spec.near {
-        set_near(&socket);
-    }
     let ip = match (domain == Domain::IPV6, spec.loopback) {
         (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -268,8 +264,6 @@ pub struct OutboundSpec {
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
-    /// The destination is on this machine.
-    pub near: bool,
 }
 
 /// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
@@ -296,21 +290,10 @@ pub fn outbound(
         tracing::warn!(%source, %error, "cannot keep the client's address");
     }
     tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
-    if spec.near {
-        set_near(&socket);
-    }
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
-/// Says that all a socket sends stays on this machine. Listeners pass it on to what they accept. A help, no
-/// need: a kernel that refuses is left alone.
-pub fn set_near(socket: impl std::os::fd::AsFd) {
-    if let Err(error) = SockRef::from(&socket).set_tcp_congestion(NEAR) {
-        tracing::debug!(%error, "no congestion control of its own for the machine");
-    }
-}
-
-/// Prepares an accepted connection: no delay, keepalive, user timeout.
+/// Prepares an accepted connection beyond what it has from its listener.
 ///
 /// # Errors
 /// When the kernel refuses an option, as it does when the peer is already gone.
@@ -329,6 +312,12 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     }
     if tuning.user_timeout.is_some() {
         socket.set_tcp_user_timeout(tuning.user_timeout)?;
+    }
+    if tuning.near {
+        // A help, no need: a kernel that refuses is left alone.
+        if let Err(error) = socket.set_tcp_congestion(NEAR) {
+            tracing::debug!(%error, "no congestion control of its own for the machine");
+        }
     }
     Ok(())
 }
@@ -431,6 +420,7 @@ mod tests {
                 retries: 9,
             }),
             user_timeout: Some(Duration::from_secs(30)),
+            near: false,
         };
         tune(&accepted, &tuning).unwrap();
         assert_eq!(original_dst(&accepted).unwrap(), target);
@@ -438,8 +428,12 @@ mod tests {
 
     #[tokio::test]
     async fn what_stays_on_the_machine_is_sent_unpaced() {
+        let tuned = |near| Tuning {
+            near,
+            ..Tuning::default()
+        };
         let near = ListenSpec {
-            near: true,
+            tuning: tuned(true),
             ..spec()
         };
         let listener = listen(None, &near).unwrap().listener;
@@ -456,7 +450,7 @@ mod tests {
         let systems = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
         for (near, expected) in [(true, "reno"), (false, systems.trim())] {
             let spec = OutboundSpec {
-                near,
+                tuning: tuned(near),
                 ..Default::default()
             };
             let socket = outbound(None, target, &spec).unwrap();

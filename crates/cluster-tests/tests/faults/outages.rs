@@ -126,6 +126,12 @@ fn root_of(mesh: &Mesh) -> String {
     String::from_utf8(pem.0.clone()).unwrap()
 }
 
+/// Whether these are the certificates in it, and no others.
+fn holds(text: &str, roots: &[&str]) -> bool {
+    roots.iter().all(|root| text.contains(root.trim()))
+        && text.matches("BEGIN CERTIFICATE").count() == roots.len()
+}
+
 /// Every namespace has these roots.
 fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     until("the roots are in the namespace", || {
@@ -137,8 +143,7 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
             "configmap/istio-ca-root-cert",
             "--output=jsonpath={.data.root-cert\\.pem}",
         ]);
-        roots.iter().all(|root| text.contains(root.trim()))
-            && text.matches("BEGIN CERTIFICATE").count() == roots.len()
+        holds(&text, roots)
     });
 }
 
@@ -155,9 +160,10 @@ fn renew(mesh: &Mesh, roots: &[&str]) {
         std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
     };
     let know = |pid: u32| {
-        let text = read(pid, "root/var/run/secrets/istio/root-cert.pem");
-        roots.iter().all(|root| text.contains(root.trim()))
-            && text.matches("BEGIN CERTIFICATE").count() == roots.len()
+        holds(
+            &read(pid, "root/var/run/secrets/istio/root-cert.pem"),
+            roots,
+        )
     };
     for node in mesh.cluster().nodes() {
         until(

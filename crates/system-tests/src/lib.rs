@@ -269,6 +269,35 @@ impl Mesh {
         );
     }
 
+    /// What a node's proxy says of itself.
+    pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
+        let admin = SocketAddr::from(([127, 0, 0, 1], 15000));
+        let place = Place::Node(node.to_owned());
+        let mut stream = self.client.dial(place, admin).unwrap();
+        stream
+            .write_all(b"GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    /// Waits until a node's proxy has heard from the control plane by what protocol a pod takes connections.
+    pub fn until_known_as(&self, node: &str, pod: &str, protocol: &str) {
+        let (namespace, name) = pod.split_once('/').expect("namespace/name");
+        until(&format!("{node}'s proxy knows {pod} by {protocol}"), || {
+            let dump = self.proxy_dump(node);
+            let workloads = dump.get("workloads").and_then(|all| all.as_array());
+            let mut workloads = workloads.into_iter().flatten();
+            workloads.any(|workload| {
+                workload["namespace"] == namespace
+                    && workload["name"] == name
+                    && workload["protocol"] == protocol
+            })
+        });
+    }
+
     /// The node proxies' access log, all nodes.
     pub fn access_log(&self) -> String {
         let log = LogSource::Daemon {

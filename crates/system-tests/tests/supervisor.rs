@@ -3,12 +3,11 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
-    clippy::panic,
     reason = "a test fails by panicking"
 )]
 
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::ErrorKind,
     net::SocketAddr,
     sync::{
         Mutex,
@@ -18,8 +17,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Conversation, LogSource, Mesh, Options, PAIR, Place, Replacement, assert_only_tls, find,
-    options, until,
+    Conversation, LogSource, Mesh, Options, PAIR, Replacement, assert_only_tls, find, options,
+    until,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -214,20 +213,6 @@ spec:
     assert!(spent.iter().all(|ms| *ms < 500.0), "{spent:?}");
 }
 
-/// What a node's proxy says of itself.
-fn proxy_dump(mesh: &Mesh, node: &str) -> serde_json::Value {
-    let admin = SocketAddr::from(([127, 0, 0, 1], 15000));
-    let place = Place::Node(node.to_owned());
-    let mut stream = mesh.client().dial(place, admin).unwrap();
-    stream
-        .write_all(b"GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
-}
-
 #[test]
 fn connections_from_before_the_capture_are_listed_or_closed() {
     for close in [false, true] {
@@ -246,7 +231,7 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         }
         from_before.say("still in clear").unwrap();
         let list = || {
-            let dump = proxy_dump(&mesh, "node-1");
+            let dump = mesh.proxy_dump("node-1");
             let state = dump["workloadState"].as_object().unwrap().clone();
             let of = |pod: &serde_json::Value| pod["info"]["namespace"] == "legacy";
             let pod = state.values().find(|pod| of(pod)).cloned();

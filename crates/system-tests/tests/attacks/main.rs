@@ -1,0 +1,9 @@
+//! What an adversary tries against a mesh in the lab, and what must not come of it. One module a
+//! property; each states it at its top.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests"
+)]

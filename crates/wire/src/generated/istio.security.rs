@@ -23,7 +23,7 @@ pub struct Rule {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Clause {
-    #[prost(message, repeated, tag = "1")]
+    #[prost(message, repeated, tag = "2")]
     pub matches: ::prost::alloc::vec::Vec<Match>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -14,7 +14,6 @@ use std::{
 };
 
 use ambit_model::Reason;
-use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, response};
 use tokio::{
@@ -22,7 +21,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{Settings, Tunnel, pinger::Pinger, tls::HandshakeError};
+use crate::{Settings, Tunnel, piece::Piece, pinger::Pinger, tls::HandshakeError};
 
 /// A connection that could not be set up. Shared by all who waited for it.
 #[derive(Debug, thiserror::Error)]
@@ -204,7 +203,7 @@ impl Drop for Lease {
 /// An HBONE connection on which tunnels can be opened. The connection closes when this and all its
 /// tunnels are gone.
 pub struct ClientConnection {
-    send: SendRequest<Bytes>,
+    send: SendRequest<Piece>,
     shared: Arc<Shared>,
     max_streams: usize,
 }
@@ -251,14 +250,23 @@ impl ClientConnection {
     }
 
     /// Reserves a place for one tunnel.
-    pub(crate) fn lease(&self) -> (SendRequest<Bytes>, Lease) {
+    pub(crate) fn lease(&self) -> (SendRequest<Piece>, Lease) {
         (self.send.clone(), Lease::take(&self.shared))
+    }
+}
+
+/// However a connection's driver ends, by a panic too, it takes no more tunnels.
+struct Retire(Arc<Shared>);
+
+impl Drop for Retire {
+    fn drop(&mut self) {
+        self.0.retired.store(true, Ordering::Relaxed);
     }
 }
 
 /// Runs a connection's protocol; to be spawned. Ends with the connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
-    connection: h2::client::Connection<IO, Bytes>,
+    connection: h2::client::Connection<IO, Piece>,
     pinger: Pinger,
     shared: Arc<Shared>,
     idle_release: Duration,
@@ -276,6 +284,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so
     /// long that its owner should let go of it.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
+        let _retire = Retire(self.shared.clone());
         let result = poll_fn(|cx| {
             let Self {
                 connection,
@@ -297,7 +306,6 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 .map_err(io::Error::other)
         })
         .await;
-        self.shared.retired.store(true, Ordering::Relaxed);
         if let Err(error) = result {
             tracing::debug!(%error, "an HBONE connection ended");
         }
@@ -319,6 +327,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_response_headers)
         .initial_max_send_streams(settings.max_streams)
+        .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.send_buffer)
         .enable_push(false);
     let limit = settings.handshake_timeout;
@@ -350,7 +359,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
 
 /// Opens one tunnel to `authority` on a leased place.
 pub(crate) async fn open_tunnel(
-    (mut send, lease): (SendRequest<Bytes>, Lease),
+    (mut send, lease): (SendRequest<Piece>, Lease),
     authority: Uri,
     headers: HeaderMap,
 ) -> Result<(Tunnel, response::Parts), TunnelError> {

@@ -7,6 +7,7 @@
 
 pub mod client;
 mod coarse;
+mod piece;
 mod pinger;
 pub mod pool;
 pub mod relay;
@@ -19,7 +20,7 @@ mod tunnel;
 pub use client::{ClientConnection, DialError, TunnelError};
 pub use pinger::PingTimeout;
 pub use pool::{Pool, PoolKey};
-pub use relay::{Ended, Meter, RelayError, relay_plain, relay_tunnel};
+pub use relay::{Meter, RelayError, relay_plain, relay_tunnel};
 pub use server::{Incoming, ServeError};
 pub use settings::Settings;
 pub use tunnel::{Tunnel, TunnelIo};

@@ -22,9 +22,10 @@ use tokio::{
 use crate::{
     ClientConnection, DialError, Settings, Tunnel, TunnelError,
     client::{self, Driver, Http2Error, Lease},
+    piece::Piece,
 };
 
-type Place = (h2::client::SendRequest<bytes::Bytes>, Lease);
+type Place = (h2::client::SendRequest<Piece>, Lease);
 type Outcome = Result<(), Arc<DialError>>;
 
 /// What tunnels must have in common to share a connection.

@@ -3,25 +3,38 @@
 //! Both directions of a connection live in one task. Each ends by itself: an end of data is passed
 //! on as such (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are
 //! read only when the previous ones have been taken, and receive-window credit goes back to the
-//! peer only as the application takes its bytes, so nothing grows with a slow reader.
+//! peer only as the application takes its bytes, so nothing grows with a slow reader beyond that window.
+//!
+//! A side that breaks (a reset, a connection that dies) is never passed on as an end of data. What it
+//! had sent before is delivered as TCP would, within [`LAST_BYTES`]; then the tunnel is reset, and the
+//! caller resets its sockets, as it does for every relay that does not end with `Ok`.
 
 use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
+    time::Duration,
 };
 
-use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Sleep, sleep},
+};
 
-use crate::{Tunnel, scratch};
+use crate::Tunnel;
 
 mod download;
+mod frames;
+mod one_way;
 mod upload;
 
 use download::Download;
+use one_way::OneWay;
 use upload::Upload;
+
+/// How long the delivery of what a side sent before it broke may take.
+const LAST_BYTES: Duration = Duration::from_secs(5);
 
 /// Where the bytes that passed are counted, as they pass.
 pub trait Meter {
@@ -72,19 +85,80 @@ impl RelayError {
     }
 }
 
-/// How one direction ended.
+/// How one direction is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+enum Over {
     /// With an end of data, passed on.
     Clean,
-    /// The other side went away without one; there was nobody to pass it on to.
-    Gone,
+    /// Its source broke, and all that came from it has been passed on. There is nobody for the other
+    /// direction's bytes.
+    SourceBroke,
+    /// Its sink broke. What that had sent before may still have to be passed on, in the other direction.
+    SinkBroke,
 }
 
-/// Copies between an application's socket and a tunnel until both directions have ended.
+/// How far a connection has ended.
+#[derive(Debug, Default)]
+struct Ends {
+    up: bool,
+    down: bool,
+    /// What broke first: the cause of whatever breaks then.
+    broken: Option<Box<RelayError>>,
+    patience: Patience,
+}
+
+impl Ends {
+    fn up(&mut self, over: Over) {
+        self.up = true;
+        self.down |= over == Over::SourceBroke;
+    }
+
+    fn down(&mut self, over: Over) {
+        self.down = true;
+        self.up |= over == Over::SourceBroke;
+    }
+
+    /// Something broke; the connection will be reset.
+    fn broke(&mut self, error: RelayError) {
+        self.broken.get_or_insert_with(|| Box::new(error));
+    }
+
+    fn source_broke(&mut self, error: RelayError) -> Poll<Over> {
+        self.broke(error);
+        Poll::Ready(Over::SourceBroke)
+    }
+
+    fn sink_broke(&mut self, error: RelayError) -> Poll<Over> {
+        self.broke(error);
+        Poll::Ready(Over::SinkBroke)
+    }
+
+    /// Ready when both directions are over, or the rest of a broken connection takes too long.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
+        let over = self.up && self.down;
+        if over || self.broken.is_some() && self.patience.poll(cx).is_ready() {
+            return Poll::Ready(self.broken.take().map_or(Ok(()), |error| Err(*error)));
+        }
+        Poll::Pending
+    }
+}
+
+/// Waits [`LAST_BYTES`] from its first poll on.
+#[derive(Debug, Default)]
+struct Patience(Option<Pin<Box<Sleep>>>);
+
+impl Patience {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep(LAST_BYTES)));
+        timer.as_mut().poll(cx)
+    }
+}
+
+/// Copies between an application's socket and a tunnel until both directions have ended. If either
+/// breaks, the tunnel is reset; the socket is left to the caller.
 ///
 /// # Errors
-/// When the tunnel breaks, or the socket in a way that is not a peer simply going away.
+/// When the tunnel or the socket breaks.
 pub async fn relay_tunnel<A, M>(
     app: &mut A,
     tunnel: &mut Tunnel,
@@ -96,31 +170,36 @@ where
 {
     let mut upload = Upload::default();
     let mut download = Download::default();
-    let (mut up, mut down) = (None, None);
-    poll_fn(|cx| {
-        if down.is_none()
-            && let Poll::Ready(end) = download.poll(cx, app, &mut tunnel.recv, &meter)
+    let mut ends = Ends::default();
+    let result = poll_fn(|cx| {
+        if !ends.down
+            && let Poll::Ready(over) = download.poll(cx, app, &mut tunnel.recv, &mut ends, &meter)
         {
-            down = Some(end?);
+            ends.down(over);
         }
-        if up.is_none()
-            && let Poll::Ready(end) = upload.poll(cx, app, &mut tunnel.send, down.is_some(), &meter)
+        if !ends.up
+            && let Poll::Ready(over) = upload.poll(cx, app, tunnel, &mut ends, &meter)
         {
-            up = Some(end?);
+            ends.up(over);
         }
-        if up.is_some() && down.is_some() {
-            Poll::Ready(Ok(()))
-        } else {
-            Poll::Pending
-        }
+        ends.poll(cx)
     })
-    .await
+    .await;
+    if result.is_err() {
+        poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
+            Poll::Pending => ends.patience.poll(cx),
+            sent => sent,
+        })
+        .await;
+        tunnel.reset();
+    }
+    result
 }
 
 /// Copies between two sockets until both directions have ended.
 ///
 /// # Errors
-/// When a socket fails in a way that is not a peer simply going away.
+/// When a socket breaks.
 pub async fn relay_plain<A, B, M>(app: &mut A, peer: &mut B, meter: M) -> Result<(), RelayError>
 where
     A: AsyncRead + AsyncWrite + Unpin,
@@ -129,96 +208,22 @@ where
 {
     let mut upload = OneWay::default();
     let mut download = OneWay::default();
+    let mut ends = Ends::default();
     poll_fn(|cx| {
-        let up = upload.poll(cx, app, peer, |n| meter.app_sent(n))?;
-        let down = download.poll(cx, peer, app, |n| meter.app_received(n))?;
-        if up.is_ready() && down.is_ready() {
-            Poll::Ready(Ok(()))
-        } else {
-            Poll::Pending
+        if !ends.up
+            && let Poll::Ready(over) = upload.poll(cx, app, peer, &mut ends, |n| meter.app_sent(n))
+        {
+            ends.up(over);
         }
+        if !ends.down
+            && let Poll::Ready(over) =
+                download.poll(cx, peer, app, &mut ends, |n| meter.app_received(n))
+        {
+            ends.down(over);
+        }
+        ends.poll(cx)
     })
     .await
-}
-
-/// One direction between sockets.
-#[derive(Debug, Default)]
-struct OneWay {
-    /// Read but not taken yet.
-    pending: Bytes,
-    state: OneWayState,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum OneWayState {
-    #[default]
-    Open,
-    Ending,
-    Done,
-}
-
-impl OneWay {
-    fn poll<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &mut R,
-        to: &mut W,
-        count: impl Fn(u64),
-    ) -> Poll<Result<(), RelayError>> {
-        loop {
-            if self.state == OneWayState::Done {
-                return Poll::Ready(Ok(()));
-            }
-            if self.state == OneWayState::Ending {
-                // A peer that is gone needs no end of data.
-                let _gone = ready!(Pin::new(&mut *to).poll_shutdown(cx));
-                self.state = OneWayState::Done;
-                continue;
-            }
-            if !self.pending.is_empty() {
-                match ready!(Pin::new(&mut *to).poll_write(cx, &self.pending)) {
-                    Ok(0) => return self.failed(io::ErrorKind::WriteZero.into(), RelayError::Send),
-                    Ok(n) => drop(self.pending.split_to(n)),
-                    Err(error) => return self.failed(error, RelayError::Send),
-                }
-                continue;
-            }
-            let mut write_failed = false;
-            let passed = scratch::poll_pass(from, cx, |cx, bytes| {
-                let result = ready!(Pin::new(&mut *to).poll_write(cx, bytes));
-                write_failed = result.is_err();
-                Poll::Ready(result)
-            });
-            match ready!(passed) {
-                Ok(None) => self.state = OneWayState::Ending,
-                Ok(Some((n, rest))) => {
-                    count(n as u64);
-                    self.pending = rest;
-                }
-                Err(error) if write_failed => return self.failed(error, RelayError::Send),
-                Err(error) => {
-                    if !is_gone(&error) {
-                        return Poll::Ready(Err(RelayError::Receive(error)));
-                    }
-                    self.state = OneWayState::Ending;
-                }
-            }
-        }
-    }
-
-    fn failed(
-        &mut self,
-        error: io::Error,
-        side: fn(io::Error) -> RelayError,
-    ) -> Poll<Result<(), RelayError>> {
-        self.state = OneWayState::Done;
-        self.pending = Bytes::new();
-        Poll::Ready(if is_gone(&error) {
-            Ok(())
-        } else {
-            Err(side(error))
-        })
-    }
 }
 
 /// Errors that only say that a peer went away, which every TCP peer may do at any time.
@@ -231,16 +236,6 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe
     )
-}
-
-/// Stream resets that mean "no more", not "broken" (the contract's reading).
-pub(crate) fn is_quiet(error: &h2::Error) -> bool {
-    error.is_reset()
-        && error.is_remote()
-        && matches!(
-            error.reason(),
-            Some(h2::Reason::NO_ERROR | h2::Reason::CANCEL | h2::Reason::CONNECT_ERROR)
-        )
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::{
 };
 
 use ambit_codec::{Authority, ParseAuthorityError};
-use bytes::Bytes;
 use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio::{
@@ -18,6 +17,7 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
+    piece::Piece,
     pinger::{PingTimeout, Pinger},
 };
 
@@ -42,7 +42,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Incoming {
     request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Piece>,
 }
 
 /// A request that cannot be a tunnel's.
@@ -96,9 +96,22 @@ impl Incoming {
         let _gone = self.respond.send_response(response, true);
     }
 
-    /// Whether the peer still waits for the answer.
-    pub fn poll_gone(&mut self, cx: &mut std::task::Context<'_>) -> Poll<()> {
-        self.respond.poll_reset(cx).map(|_reason| ())
+    /// Runs `work` unless the peer takes the request back, or goes away: what is done for a request is
+    /// not to outlive it.
+    ///
+    /// # Errors
+    /// How the request ended.
+    pub async fn unless_gone<T>(
+        &mut self,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, h2::Error> {
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(gone) = self.respond.poll_reset(cx) {
+                return Poll::Ready(Err(gone.map_or_else(|error| error, Into::into)));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        })
+        .await
     }
 
     /// Answers 200: the tunnel stands.
@@ -138,9 +151,11 @@ where
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_request_headers)
         .max_concurrent_streams(settings.max_peer_streams)
+        .max_pending_accept_reset_streams(settings.max_streams)
+        .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.send_buffer);
     let limit = settings.handshake_timeout;
-    let mut connection = timeout(limit, builder.handshake::<_, Bytes>(io))
+    let mut connection = timeout(limit, builder.handshake::<_, Piece>(io))
         .await
         .map_err(|_| ServeError::HandshakeTimeout(limit))?
         .map_err(ServeError::Handshake)?;
@@ -176,3 +191,6 @@ where
     })
     .await
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,27 +10,34 @@ use bytes::{Buf, Bytes};
 use h2::{RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::client::Lease;
+use crate::{
+    client::Lease,
+    piece::{Piece, Unsent},
+};
 
-/// An established tunnel. Dropping it before both directions have ended resets the stream.
+/// An established tunnel. Dropping it before both directions have ended resets the stream too, but as
+/// cancelled, which some peers take for an end of data: see [`Self::reset`].
 #[derive(Debug)]
 pub struct Tunnel {
-    pub(crate) send: SendStream<Bytes>,
+    pub(crate) send: SendStream<Piece>,
     pub(crate) recv: RecvStream,
+    pub(crate) unsent: Unsent,
     /// The place on a pooled connection; none at the server's side.
     _lease: Option<Lease>,
 }
 
 impl Tunnel {
-    pub(crate) fn new(send: SendStream<Bytes>, recv: RecvStream, lease: Option<Lease>) -> Self {
+    pub(crate) fn new(send: SendStream<Piece>, recv: RecvStream, lease: Option<Lease>) -> Self {
         Self {
             send,
             recv,
+            unsent: Unsent::default(),
             _lease: lease,
         }
     }
 
-    /// Resets the stream, telling the peer that the connection behind it broke.
+    /// Tells the peer that the connection behind the tunnel broke (RFC 9113, section 8.5). What is
+    /// still waiting to be sent is not sent any more.
     pub fn reset(&mut self) {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
     }
@@ -80,7 +87,7 @@ impl AsyncWrite for TunnelIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let send = &mut self.get_mut().tunnel.send;
+        let Tunnel { send, unsent, .. } = &mut self.get_mut().tunnel;
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
@@ -97,7 +104,8 @@ impl AsyncWrite for TunnelIo {
         };
         let n = capacity.min(buf.len());
         let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
-        send.send_data(piece, false).map_err(io::Error::other)?;
+        send.send_data(Piece::new(piece, unsent), false)
+            .map_err(io::Error::other)?;
         Poll::Ready(Ok(n))
     }
 
@@ -107,7 +115,8 @@ impl AsyncWrite for TunnelIo {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ended = self.get_mut().tunnel.send.send_data(Bytes::new(), true);
+        let Tunnel { send, unsent, .. } = &mut self.get_mut().tunnel;
+        let ended = send.send_data(Piece::new(Bytes::new(), unsent), true);
         Poll::Ready(ended.map_err(io::Error::other))
     }
 }

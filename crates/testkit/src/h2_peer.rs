@@ -75,6 +75,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         self.connection.graceful_shutdown();
     }
 
+    /// Ends the connection at once, saying why.
+    pub async fn abort(mut self, reason: Reason) {
+        self.connection.abrupt_shutdown(reason);
+        while self.connection.accept().await.is_some() {}
+    }
+
     /// Drives the connection until the client closes it; a further request is unexpected.
     pub async fn serve_rest(mut self) {
         if let Some(tunnel) = self.next().await {

@@ -6,30 +6,35 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use tokio::io::AsyncWrite;
 
-use super::{Ended, Meter, RelayError, is_gone, is_quiet};
+use super::{Ends, Meter, Over, RelayError, frames::Frames};
 
 /// Frames that one write takes.
 const GATHER: usize = 4;
 
 /// Copies from a stream to a socket, several frames a write.
+///
+/// All that comes is taken out of HTTP/2 at once, where many small frames would cost much more than
+/// their bytes, and more than it allows a connection. The stream's window is what bounds it.
 #[derive(Debug, Default)]
 pub(super) struct Download {
-    /// Received but not written yet, oldest first.
-    frames: [Bytes; GATHER],
-    count: usize,
-    state: State,
+    /// Received but not written yet.
+    frames: Frames,
+    last: Last,
 }
 
+/// What comes after the frames received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum Last {
+    /// Others.
     #[default]
-    Open,
-    /// No more frames will come.
-    Ending,
+    Nothing,
+    /// The end of data.
+    End,
+    /// Nothing more: the stream broke.
+    Break,
 }
 
 impl Download {
@@ -38,54 +43,43 @@ impl Download {
         cx: &mut Context<'_>,
         app: &mut W,
         recv: &mut RecvStream,
+        ends: &mut Ends,
         meter: &M,
-    ) -> Poll<Result<Ended, RelayError>> {
-        loop {
-            let waiting = self.gather(cx, recv)?;
-            if self.count > 0 {
-                match ready!(self.poll_write(cx, app)) {
-                    Ok(n) => {
-                        meter.app_received(n as u64);
-                        // Fails only for more than was received.
-                        let _credited = recv.flow_control().release_capacity(n);
-                    }
-                    Err(error) if is_gone(&error) => return Poll::Ready(Ok(Ended::Gone)),
-                    Err(error) => return Poll::Ready(Err(RelayError::Send(error))),
+    ) -> Poll<Over> {
+        self.gather(cx, recv, ends);
+        while !self.frames.is_empty() {
+            match ready!(self.poll_write(cx, app)) {
+                Ok(n) => {
+                    meter.app_received(n as u64);
+                    // Fails only for more than was received.
+                    let _credited = recv.flow_control().release_capacity(n);
                 }
-                continue;
+                Err(error) => return ends.sink_broke(RelayError::Send(error)),
             }
-            if self.state == State::Ending {
-                return Poll::Ready(match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
-                    Ok(()) => Ok(Ended::Clean),
-                    Err(_gone) => Ok(Ended::Gone),
-                });
-            }
-            if waiting {
-                return Poll::Pending;
-            }
+        }
+        match self.last {
+            Last::Nothing => Poll::Pending,
+            Last::Break => Poll::Ready(Over::SourceBroke),
+            Last::End => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
+                Ok(()) => Poll::Ready(Over::Clean),
+                Err(error) => ends.sink_broke(RelayError::Send(error)),
+            },
         }
     }
 
-    /// Takes the frames that are there. True when the next one has to be waited for.
-    fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream) -> Result<bool, RelayError> {
-        while self.state == State::Open {
-            let Some(slot) = self.frames.get_mut(self.count) else {
-                return Ok(false);
-            };
+    /// Takes the frames that are there.
+    fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
+        while self.last == Last::Nothing {
             match recv.poll_data(cx) {
-                Poll::Pending => return Ok(true),
-                Poll::Ready(Some(Ok(frame))) => {
-                    if !frame.is_empty() {
-                        *slot = frame;
-                        self.count += 1;
-                    }
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
+                Poll::Ready(Some(Err(error))) => {
+                    ends.broke(RelayError::Tunnel(error));
+                    self.last = Last::Break;
                 }
-                Poll::Ready(Some(Err(error))) if is_quiet(&error) => self.state = State::Ending,
-                Poll::Ready(Some(Err(error))) => return Err(RelayError::Tunnel(error)),
-                Poll::Ready(None) => self.state = State::Ending,
+                Poll::Ready(None) => self.last = Last::End,
             }
         }
-        Ok(false)
     }
 
     fn poll_write<W: AsyncWrite + Unpin>(
@@ -93,38 +87,15 @@ impl Download {
         cx: &mut Context<'_>,
         app: &mut W,
     ) -> Poll<io::Result<usize>> {
-        let n = if self.count == 1 {
-            let only = self.frames.first().map(Bytes::as_ref).unwrap_or_default();
-            ready!(Pin::new(app).poll_write(cx, only))?
-        } else {
-            let mut slices = [IoSlice::new(&[]); GATHER];
-            for (slice, frame) in slices.iter_mut().zip(self.frames.iter().take(self.count)) {
-                *slice = IoSlice::new(frame);
-            }
-            let slices = slices.get(..self.count).unwrap_or_default();
-            ready!(Pin::new(app).poll_write_vectored(cx, slices))?
+        let mut slices = [IoSlice::new(&[]); GATHER];
+        let n = match self.frames.slices(&mut slices) {
+            [only] => ready!(Pin::new(app).poll_write(cx, only))?,
+            several => ready!(Pin::new(app).poll_write_vectored(cx, several))?,
         };
         if n == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
-        self.advance(n);
+        self.frames.advance(n);
         Poll::Ready(Ok(n))
-    }
-
-    /// Forgets the first `n` bytes.
-    fn advance(&mut self, mut n: usize) {
-        let mut done = 0;
-        for frame in self.frames.iter_mut().take(self.count) {
-            let part = n.min(frame.len());
-            frame.advance(part);
-            n -= part;
-            if !frame.is_empty() {
-                break;
-            }
-            *frame = Bytes::new();
-            done += 1;
-        }
-        self.frames.rotate_left(done);
-        self.count -= done;
     }
 }

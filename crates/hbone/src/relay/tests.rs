@@ -8,6 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use super::*;
 use crate::{Settings, client, server};
 
+mod breaks;
+
 /// A tunnel between two relays: an application's pipe at each end.
 async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {
     let (near, far) = tokio::io::duplex(1 << 20);

@@ -1,16 +1,17 @@
 //! From the application's socket into the tunnel.
 
-use std::{
-    io,
-    task::{Context, Poll, ready},
-};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use h2::SendStream;
+use h2::{Reason, SendStream};
 use tokio::io::AsyncRead;
 
-use super::{Ended, Meter, RelayError, is_gone, is_quiet};
-use crate::scratch::{self, SCRATCH};
+use super::{Ends, Meter, Over, RelayError};
+use crate::{
+    Tunnel,
+    piece::Piece,
+    scratch::{self, SCRATCH},
+};
 
 /// The first reads; grows while reads come back full, shrinks when they do not.
 const SMALL: usize = 16 << 10;
@@ -40,21 +41,24 @@ impl Upload {
         &mut self,
         cx: &mut Context<'_>,
         app: &mut R,
-        send: &mut SendStream<Bytes>,
-        other_ended: bool,
+        tunnel: &mut Tunnel,
+        ends: &mut Ends,
         meter: &M,
-    ) -> Poll<Result<Ended, RelayError>> {
+    ) -> Poll<Over> {
         loop {
-            if !self.pending.is_empty()
-                && let Some(end) = ready!(self.poll_send(cx, send))?
-            {
-                return Poll::Ready(Ok(end));
+            if !self.pending.is_empty() && ready!(self.poll_send(cx, tunnel)).is_err() {
+                return closed(cx, &mut tunnel.send, ends);
+            }
+            if self.eof && ends.broken.is_some() {
+                // A socket that was reset may show an end of data.
+                return Poll::Ready(Over::Clean);
             }
             if self.eof {
-                return Poll::Ready(match send.send_data(Bytes::new(), true) {
-                    Ok(()) => Ok(Ended::Clean),
-                    Err(error) => ended(error),
-                });
+                let end = Piece::new(Bytes::new(), &tunnel.unsent);
+                return match tunnel.send.send_data(end, true) {
+                    Ok(()) => Poll::Ready(Over::Clean),
+                    Err(_closed) => closed(cx, &mut tunnel.send, ends),
+                };
             }
             match scratch::poll_read(app, cx, self.chunk) {
                 Poll::Ready(Ok(bytes)) if bytes.is_empty() => self.eof = true,
@@ -63,45 +67,37 @@ impl Upload {
                     self.chunk = next_chunk(self.chunk, bytes.len());
                     self.pending = bytes;
                 }
-                Poll::Ready(Err(error)) if is_gone(&error) => self.eof = true,
-                Poll::Ready(Err(error)) => {
-                    return Poll::Ready(Err(RelayError::Receive(error)));
-                }
+                Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
                 // With the other direction over nobody else notices that the peer has gone.
-                Poll::Pending if other_ended => {
-                    return match ready!(send.poll_reset(cx)) {
-                        Ok(_reason) => Poll::Ready(Ok(Ended::Gone)),
-                        Err(error) => Poll::Ready(ended(error)),
-                    };
+                Poll::Pending if ends.down => {
+                    // Whichever way it is closed.
+                    let _reset = ready!(tunnel.send.poll_reset(cx));
+                    return closed(cx, &mut tunnel.send, ends);
                 }
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// Hands the pending bytes to HTTP/2 as its windows allow. `Some` when the stream is closed.
-    fn poll_send(
-        &mut self,
-        cx: &mut Context<'_>,
-        send: &mut SendStream<Bytes>,
-    ) -> Poll<Result<Option<Ended>, RelayError>> {
+    /// Hands the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
+    fn poll_send(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Poll<Result<(), Closed>> {
+        let Tunnel { send, unsent, .. } = tunnel;
         send.reserve_capacity(self.pending.len());
         while !self.pending.is_empty() {
             let capacity = send.capacity();
             if capacity == 0 {
                 match ready!(send.poll_capacity(cx)) {
                     Some(Ok(_)) => {}
-                    Some(Err(error)) => return Poll::Ready(ended(error).map(Some)),
-                    None => return Poll::Ready(Ok(Some(Ended::Gone))),
+                    Some(Err(_)) | None => return Poll::Ready(Err(Closed)),
                 }
                 continue;
             }
             let piece = self.pending.split_to(capacity.min(self.pending.len()));
-            if let Err(error) = send.send_data(piece, false) {
-                return Poll::Ready(ended(error).map(Some));
+            if send.send_data(Piece::new(piece, unsent), false).is_err() {
+                return Poll::Ready(Err(Closed));
             }
         }
-        Poll::Ready(Ok(None))
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -115,18 +111,20 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
     }
 }
 
-/// An error on the stream's sending side. The peer closing the stream is its end, not a failure;
-/// neither is a stream that is closed already (`user error`), which the receiving side reports.
-fn ended(error: h2::Error) -> Result<Ended, RelayError> {
-    if is_quiet(&error) || error.is_io() && error.get_io().is_some_and(is_gone_io) {
-        return Ok(Ended::Gone);
-    }
-    if error.is_reset() || error.is_go_away() || error.is_io() {
-        return Err(RelayError::Tunnel(error));
-    }
-    Ok(Ended::Gone)
-}
+/// The stream takes no more bytes.
+struct Closed;
 
-fn is_gone_io(error: &io::Error) -> bool {
-    is_gone(error)
+/// What it means that the stream takes no more bytes.
+fn closed(cx: &mut Context<'_>, send: &mut SendStream<Piece>, ends: &mut Ends) -> Poll<Over> {
+    let error = match send.poll_reset(cx) {
+        // A server that has answered in full wants no more (RFC 9113, section 8.1). Its answer is not
+        // truncated, so our socket is closed as usual; the kernel resets what still comes.
+        Poll::Ready(Ok(Reason::NO_ERROR)) if ends.down && ends.broken.is_none() => {
+            return Poll::Ready(Over::Clean);
+        }
+        Poll::Ready(Ok(reason)) => reason.into(),
+        Poll::Ready(Err(error)) => error,
+        Poll::Pending => Reason::STREAM_CLOSED.into(),
+    };
+    ends.sink_broke(RelayError::Tunnel(error))
 }

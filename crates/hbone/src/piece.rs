@@ -1,0 +1,102 @@
+//! What is handed to HTTP/2 to be sent, and how one learns that it has been.
+//!
+//! A reset drops whatever of its stream is still waiting to be sent. Who resets a stream because the
+//! connection behind it broke must therefore wait until the bytes from before have left.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes};
+use futures_util::task::AtomicWaker;
+
+/// Counts the pieces of one stream that HTTP/2 still has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unsent(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    pieces: AtomicUsize,
+    waiting: AtomicWaker,
+}
+
+impl Unsent {
+    /// Ready once nothing is waiting to be sent.
+    pub(crate) fn poll_none(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.waiting.register(cx.waker());
+        if self.0.pieces.load(Ordering::Acquire) == 0 {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+/// Bytes on their way through HTTP/2, which drops them when they are sent, or never will be.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    bytes: Bytes,
+    unsent: Unsent,
+}
+
+impl Piece {
+    pub(crate) fn new(bytes: Bytes, unsent: &Unsent) -> Self {
+        unsent.0.pieces.fetch_add(1, Ordering::Relaxed);
+        Self {
+            bytes,
+            unsent: unsent.clone(),
+        }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if self.unsent.0.pieces.fetch_sub(1, Ordering::Release) == 1 {
+            self.unsent.0.waiting.wake();
+        }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.bytes.advance(n);
+    }
+
+    fn copy_to_bytes(&mut self, n: usize) -> Bytes {
+        self.bytes.copy_to_bytes(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_unsent_when_the_last_piece_is_dropped() {
+        let unsent = Unsent::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(unsent.poll_none(&mut cx).is_ready());
+        let first = Piece::new(Bytes::from_static(b"one"), &unsent);
+        let mut second = Piece::new(Bytes::from_static(b"two"), &unsent);
+        drop(first);
+        second.advance(2);
+        assert_eq!(second.chunk(), b"o");
+        assert!(unsent.poll_none(&mut cx).is_pending());
+        drop(second);
+        assert!(unsent.poll_none(&mut cx).is_ready());
+    }
+}

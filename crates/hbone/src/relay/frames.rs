@@ -1,0 +1,112 @@
+//! Frames that wait to be written, the oldest first. Small ones that pile up are put together, so that what
+//! waits costs little more than its bytes.
+
+use std::{collections::VecDeque, io::IoSlice};
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// Frames below this are put together.
+const SMALL: usize = 512;
+/// As long as so few wait, nothing is copied.
+const FEW: usize = 4;
+/// Into pieces of up to this.
+const TOGETHER: usize = 16 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    whole: VecDeque<Bytes>,
+    /// Small ones, behind all whole ones.
+    small: BytesMut,
+}
+
+impl Frames {
+    pub(super) fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.small.is_empty()
+    }
+
+    pub(super) fn push(&mut self, frame: Bytes) {
+        if frame.is_empty() {
+            return;
+        }
+        let is_small = frame.len() < SMALL && self.whole.len() >= FEW;
+        if !self.small.is_empty() && (!is_small || self.small.len() + frame.len() > TOGETHER) {
+            self.whole.push_back(self.small.split().freeze());
+        }
+        if is_small {
+            self.small.extend_from_slice(&frame);
+        } else {
+            self.whole.push_back(frame);
+        }
+    }
+
+    /// The first ones, as many as fit into `slices`.
+    pub(super) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
+        let small = (!self.small.is_empty()).then_some(self.small.as_ref());
+        let all = self.whole.iter().map(Bytes::as_ref).chain(small);
+        let mut count = 0;
+        for (slice, frame) in slices.iter_mut().zip(all) {
+            *slice = IoSlice::new(frame);
+            count += 1;
+        }
+        slices.get(..count).unwrap_or_default()
+    }
+
+    /// Forgets the first `n` bytes.
+    pub(super) fn advance(&mut self, mut n: usize) {
+        while let Some(first) = self.whole.front_mut() {
+            let part = n.min(first.len());
+            first.advance(part);
+            n -= part;
+            if !first.is_empty() {
+                return;
+            }
+            self.whole.pop_front();
+        }
+        self.small.advance(n.min(self.small.len()));
+        if self.is_empty() && self.whole.capacity() > FEW {
+            // Idle connections hold no memory for what once piled up.
+            *self = Self::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the next write would take.
+    fn next(frames: &Frames) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); 4];
+        let next = frames.slices(&mut slices);
+        next.iter().flat_map(|slice| slice.to_vec()).collect()
+    }
+
+    #[test]
+    fn bytes_come_out_in_order_and_small_frames_cost_their_bytes() {
+        let mut frames = Frames::default();
+        let mut pushed = Vec::new();
+        let mut got = Vec::new();
+        for round in 0_u8..3 {
+            for i in 0..20_000_usize {
+                let size = if i % 5_000 == 7 { 3_000 } else { i % 9 };
+                let frame = vec![round.wrapping_add(u8::try_from(i % 251).unwrap()); size];
+                pushed.extend_from_slice(&frame);
+                frames.push(frame.into());
+            }
+            assert!(frames.whole.len() < 40, "{}", frames.whole.len());
+            for _ in 0..1000 {
+                let first = next(&frames);
+                let n = first.len().min(61);
+                got.extend_from_slice(first.get(..n).unwrap());
+                frames.advance(n);
+            }
+        }
+        while !frames.is_empty() {
+            let first = next(&frames);
+            frames.advance(first.len());
+            got.extend(first);
+        }
+        assert!(got == pushed);
+        assert!(frames.whole.capacity() <= FEW && frames.small.capacity() == 0);
+    }
+}

@@ -1,0 +1,73 @@
+//! From one socket to another.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{Ends, Over, RelayError};
+use crate::scratch;
+
+/// One direction between sockets.
+#[derive(Debug, Default)]
+pub(super) struct OneWay {
+    /// Read but not taken yet.
+    pending: Bytes,
+    /// The end of data has been read.
+    eof: bool,
+}
+
+impl OneWay {
+    pub(super) fn poll<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut R,
+        to: &mut W,
+        ends: &mut Ends,
+        count: impl Fn(u64),
+    ) -> Poll<Over> {
+        loop {
+            if !self.pending.is_empty() {
+                match ready!(Pin::new(&mut *to).poll_write(cx, &self.pending)) {
+                    Ok(0) => return ends.sink_broke(unsent(io::ErrorKind::WriteZero.into())),
+                    Ok(n) => drop(self.pending.split_to(n)),
+                    Err(error) => return ends.sink_broke(unsent(error)),
+                }
+                continue;
+            }
+            if self.eof && ends.broken.is_some() {
+                // A socket that was reset may show an end of data.
+                return Poll::Ready(Over::Clean);
+            }
+            if self.eof {
+                return match ready!(Pin::new(&mut *to).poll_shutdown(cx)) {
+                    Ok(()) => Poll::Ready(Over::Clean),
+                    Err(error) => ends.sink_broke(unsent(error)),
+                };
+            }
+            let mut write_failed = false;
+            let passed = scratch::poll_pass(from, cx, |cx, bytes| {
+                let result = ready!(Pin::new(&mut *to).poll_write(cx, bytes));
+                write_failed = result.is_err();
+                Poll::Ready(result)
+            });
+            match ready!(passed) {
+                Ok(None) => self.eof = true,
+                Ok(Some((n, rest))) => {
+                    count(n as u64);
+                    self.pending = rest;
+                }
+                Err(error) if write_failed => return ends.sink_broke(unsent(error)),
+                Err(error) => return ends.source_broke(RelayError::Receive(error)),
+            }
+        }
+    }
+}
+
+fn unsent(error: io::Error) -> RelayError {
+    RelayError::Send(error)
+}

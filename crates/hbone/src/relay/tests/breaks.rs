@@ -1,0 +1,240 @@
+//! What breaks is passed on as a break, after what came before it.
+
+use std::task::Waker;
+
+use ambit_testkit::h2_peer::{H2Peer, OpenTunnel};
+use bytes::Bytes;
+use h2::Reason;
+use tokio::{io::ReadBuf, task::JoinHandle};
+
+use super::*;
+
+const AUTHORITY: &str = "10.0.0.2:80";
+
+/// A relay of `app` to a scripted server, which has accepted the tunnel. Gives `app` back, still open.
+async fn relaying<A>(
+    app: A,
+) -> (
+    H2Peer<DuplexStream>,
+    OpenTunnel,
+    JoinHandle<(A, Result<(), RelayError>)>,
+)
+where
+    A: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    relaying_over(1 << 20, Duration::ZERO, app).await
+}
+
+async fn relaying_over<A>(
+    pipe: usize,
+    pause: Duration,
+    mut app: A,
+) -> (
+    H2Peer<DuplexStream>,
+    OpenTunnel,
+    JoinHandle<(A, Result<(), RelayError>)>,
+)
+where
+    A: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (near, far) = tokio::io::duplex(pipe);
+    let relay = ambit_rt::spawn("relay", async move {
+        let (connection, driver) = client::handshake(near, &Settings::default()).await.unwrap();
+        ambit_rt::spawn("driver", driver.run(|| {}));
+        let authority = Uri::from_static(AUTHORITY);
+        let opened = connection.tunnel(authority, HeaderMap::new()).await;
+        let (mut tunnel, _) = opened.unwrap();
+        tokio::time::sleep(pause).await;
+        let result = relay_tunnel(&mut app, &mut tunnel, ()).await;
+        // The connection outlives its tunnel.
+        ambit_rt::spawn("connection", async move {
+            std::future::pending::<()>().await;
+            drop(connection);
+        });
+        (app, result)
+    });
+    let mut peer = H2Peer::accept(far, 100).await;
+    let open = peer.expect_connect(AUTHORITY).await.accept();
+    (peer, open, relay)
+}
+
+/// Whether there is nothing to read, neither bytes nor an end.
+fn is_silent(pipe: &mut DuplexStream) -> bool {
+    let mut buffer = [0; 16];
+    let mut buffer = ReadBuf::new(&mut buffer);
+    Pin::new(pipe)
+        .poll_read(&mut Context::from_waker(Waker::noop()), &mut buffer)
+        .is_pending()
+}
+
+/// What an application sent before its connection was reset.
+struct Crashed(&'static [u8]);
+
+impl AsyncRead for Crashed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let n = self.0.len().min(buffer.remaining());
+        if n == 0 {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        let (now, later) = self.0.split_at(n);
+        buffer.put_slice(now);
+        self.0 = later;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Crashed {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+        _bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_reset_is_no_end_of_data_whatever_the_code() {
+    for reason in [
+        Reason::NO_ERROR,
+        Reason::CANCEL,
+        Reason::CONNECT_ERROR,
+        Reason::INTERNAL_ERROR,
+        Reason::REFUSED_STREAM,
+    ] {
+        let (mut app, side) = tokio::io::duplex(1 << 16);
+        let (mut peer, mut open, relay) = relaying(side).await;
+        open.send(b"part", false);
+        let mut got = [0; 4];
+        peer.while_doing(app.read_exact(&mut got)).await.unwrap();
+        open.reset(reason);
+        let (_side, result) = peer.while_doing(relay).await.unwrap();
+        assert!(matches!(result, Err(RelayError::Tunnel(_))), "{reason}");
+        assert!(is_silent(&mut app), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_or_is_given_up_is_no_end_of_data() {
+    for goaway in [false, true] {
+        let (mut app, side) = tokio::io::duplex(1 << 16);
+        let (mut peer, mut open, relay) = relaying(side).await;
+        open.send(b"part", false);
+        let mut got = [0; 4];
+        peer.while_doing(app.read_exact(&mut got)).await.unwrap();
+        if goaway {
+            peer.abort(Reason::INTERNAL_ERROR).await;
+        } else {
+            drop(peer);
+        }
+        let (_side, result) = relay.await.unwrap();
+        assert!(matches!(result, Err(RelayError::Tunnel(_))), "{result:?}");
+        assert!(is_silent(&mut app));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_full_stays_one_when_the_server_wants_no_more() {
+    let (mut app, side) = tokio::io::duplex(1 << 16);
+    let (mut peer, mut open, relay) = relaying(side).await;
+    open.send(b"all", true);
+    let mut got = Vec::new();
+    peer.while_doing(app.read_to_end(&mut got)).await.unwrap();
+    assert_eq!(got, b"all");
+    open.reset(Reason::NO_ERROR);
+    let (_side, result) = peer.while_doing(relay).await.unwrap();
+    result.unwrap();
+}
+
+#[tokio::test]
+async fn a_crash_is_told_as_a_connect_error_after_all_that_was_sent() {
+    static SENT: [u8; 300_000] = [7; 300_000];
+    // More than the peer's window.
+    let (mut peer, mut open, relay) = relaying(Crashed(&SENT)).await;
+    let error = peer
+        .while_doing(async {
+            open.expect_data(&SENT).await;
+            open.body.data().await.unwrap().unwrap_err()
+        })
+        .await;
+    assert_eq!(error.reason(), Some(Reason::CONNECT_ERROR));
+    let (_app, result) = peer.while_doing(relay).await.unwrap();
+    assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_stands_still_is_not_waited_for_for_ever() {
+    static SENT: [u8; 50_000] = [7; 50_000];
+    // Within the peer's window, but the connection takes no more than 4 kB.
+    let second = Duration::from_secs(1);
+    let (mut peer, _open, relay) = relaying_over(4096, 2 * second, Crashed(&SENT)).await;
+    peer.while_doing(tokio::time::sleep(second)).await;
+    let (_app, result) = relay.await.unwrap();
+    assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_application_that_does_not_read_is_not_waited_for_for_ever() {
+    let (_app, side) = tokio::io::duplex(1000);
+    let (mut peer, mut open, relay) = relaying(side).await;
+    open.send
+        .send_data(Bytes::from(vec![7; 10_000]), false)
+        .unwrap();
+    peer.while_doing(tokio::time::sleep(Duration::from_secs(1)))
+        .await;
+    open.reset(Reason::CONNECT_ERROR);
+    let (_side, result) = peer.while_doing(relay).await.unwrap();
+    assert!(matches!(result, Err(RelayError::Tunnel(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn what_a_socket_had_sent_is_passed_on_when_writing_to_it_fails() {
+    struct Answered(&'static [u8]);
+    impl AsyncRead for Answered {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            // As Linux does once the error has been told to a writer: what is left, and an end.
+            buffer.put_slice(std::mem::take(&mut self.0));
+            Poll::Ready(Ok(()))
+        }
+    }
+    impl AsyncWrite for Answered {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+            _bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+    let (mut client, mut side) = tokio::io::duplex(1 << 16);
+    client.write_all(b"a long request").await.unwrap();
+    let mut server = Answered(b"too long");
+    let result = relay_plain(&mut side, &mut server, ()).await;
+    assert!(matches!(result, Err(RelayError::Send(_))), "{result:?}");
+    let mut got = [0; 8];
+    client.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"too long");
+    assert!(is_silent(&mut client), "no end of data");
+}

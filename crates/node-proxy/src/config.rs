@@ -10,6 +10,8 @@ use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::{Keepalive, Transparent, Tuning};
 use serde::Serialize;
 
+use crate::under_way::SetupLimits;
+
 mod mesh;
 #[cfg(test)]
 mod tests;
@@ -147,6 +149,9 @@ pub struct Config {
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
     /// closed instead of going on in clear until they end.
     pub close_clear_connections: bool,
+    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: how many handshakes and connections to
+    /// one pod may be under way at once.
+    pub setup_limits: SetupLimits,
     /// Worker threads.
     pub num_worker_threads: usize,
     /// `LOCALHOST_APP_TUNNEL`.
@@ -231,6 +236,7 @@ impl Config {
             ),
             unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
             close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
+            setup_limits: setup_limits(env)?,
             num_worker_threads: threads::workers(env, mesh.concurrency)?,
             localhost_app_tunnel: env.flag("LOCALHOST_APP_TUNNEL")?.unwrap_or(true),
             response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
@@ -361,6 +367,18 @@ fn tuning(env: &Env) -> Result<Tuning, ConfigError> {
             .unwrap_or(false)
             .then(|| time + interval.saturating_mul(retries)),
         near: false,
+        resets: false,
+    })
+}
+
+fn setup_limits(env: &Env) -> Result<SetupLimits, ConfigError> {
+    let defaults = SetupLimits::default();
+    let number = |name: &'static str, default| {
+        Ok::<_, EnvError>(env.parse(name, "a number")?.unwrap_or(default))
+    };
+    Ok(SetupLimits {
+        source: number("AMBIT_MAX_SETUPS_PER_SOURCE", defaults.source)?,
+        pod: number("AMBIT_MAX_SETUPS_PER_POD", defaults.pod)?,
     })
 }
 

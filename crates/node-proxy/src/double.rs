@@ -38,11 +38,10 @@ impl InnerError {
     }
 }
 
-/// An established inner tunnel; the task that drives its connection ends with it.
+/// An established inner tunnel. Its connection ends with it, in order: the far end is told how.
 #[derive(Debug)]
 pub(crate) struct Inner {
     tunnel: Tunnel,
-    _driver: ambit_rt::AbortOnDrop<()>,
 }
 
 impl Inner {
@@ -71,20 +70,14 @@ impl Inner {
         let (connection, driver) = client::handshake(stream, settings)
             .await
             .map_err(|source| DialError::Http2 { addr, source })?;
-        let driver = ambit_rt::spawn_abortable("inner hbone connection", driver.run(|| {}));
+        drop(ambit_rt::spawn("inner hbone connection", driver.run(|| {})));
         let (tunnel, answer) = connection.tunnel(authority, headers).await?;
         let described = answer
             .headers
             .get("baggage")
             .and_then(|baggage| Baggage::parse(baggage.as_bytes()).ok());
         tracing::debug!(?described, "the far end of the inner tunnel");
-        Ok((
-            Self {
-                tunnel,
-                _driver: driver,
-            },
-            far,
-        ))
+        Ok((Self { tunnel }, far))
     }
 
     /// Copies until both directions have ended.
@@ -94,5 +87,10 @@ impl Inner {
         meter: M,
     ) -> Result<(), RelayError> {
         relay_tunnel(app, &mut self.tunnel, meter).await
+    }
+
+    /// See [`Tunnel::reset`].
+    pub(crate) fn reset(&mut self) {
+        self.tunnel.reset();
     }
 }

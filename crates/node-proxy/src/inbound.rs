@@ -25,11 +25,15 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
 use crate::{
     connections::{Cut, Shown, Tracked},
-    outbound::{CONNECT_TIMEOUT, abort},
+    outbound::CONNECT_TIMEOUT,
     pod::{Local, Pod},
     report::{Report, chain},
     shard::{Accepted, Shard},
+    under_way::{Full, Place},
 };
+
+/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
+const LAST_RESETS: Duration = Duration::from_millis(500);
 
 const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
@@ -114,6 +118,8 @@ enum StreamError {
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
     Cut(#[from] Cut),
+    #[error(transparent)]
+    Full(#[from] Full),
 }
 
 impl StreamError {
@@ -127,6 +133,7 @@ impl StreamError {
             | Self::UnknownWorkload
             | Self::Route(_)
             | Self::NotFromWaypoint
+            | Self::Full(_)
             | Self::App(_) => Reason::Connect,
         }
     }
@@ -163,6 +170,10 @@ pub(crate) async fn handle(accepted: Accepted) {
     let Ok(local) = stream.local_addr().map(canonical_socket) else {
         return;
     };
+    let place = match shard.pod.under_way.begin(peer.ip()) {
+        Ok(place) => place,
+        Err(full) => return note_full(&shard.pod, peer, local, full),
+    };
     if shard.pod.is_near(peer.ip()) {
         let near = Tuning {
             near: true,
@@ -183,6 +194,7 @@ pub(crate) async fn handle(accepted: Accepted) {
             return;
         }
     };
+    drop(place);
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
     let settings = &shard.pod.proxy.config.http2;
     let client = Arc::new(Client {
@@ -202,11 +214,14 @@ pub(crate) async fn handle(accepted: Accepted) {
             serve_tunnel(client.clone(), incoming, open),
         );
     });
-    tokio::select! {
-        result = serving => if let Err(error) = result {
-            tracing::debug!(%peer, error = chain(&error), "an HBONE connection to the pod ended");
-        },
-        () = drain.cut() => {}
+    let mut serving = pin!(serving);
+    let served = tokio::select! {
+        served = &mut serving => served,
+        // The tunnels are cut too: this is to tell their peers.
+        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
+    };
+    if let Err(error) = served {
+        tracing::debug!(%peer, error = chain(&error), "an HBONE connection to the pod ended");
     }
 }
 
@@ -248,21 +263,27 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: ambit_rt::O
         .unless_cut(pin!(relay_tunnel(app, tunnel, &*report)))
         .await;
     let error = match result {
-        Ok(Ok(())) => return,
+        Ok(Ok(())) => return socket::end_in_order(app),
         Ok(Err(error)) => StreamError::from(error),
         Err(cut) => StreamError::from(cut),
     };
     report.failed(&error, error.reason());
-    abort(app);
+    tunnel.reset();
 }
 
 async fn set_up(
     client: Arc<Client>,
-    incoming: Incoming,
+    mut incoming: Incoming,
     open: ambit_rt::OpenWork,
 ) -> Option<Established> {
     let pod = &client.shard.pod;
-    let (request, local) = match early(&client, &incoming).await {
+    let early = early(&client, incoming.target());
+    let early = incoming.unless_gone(pin!(early)).await;
+    let Early {
+        request,
+        local,
+        place: _place,
+    } = match early.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(early) => early,
         Err(error) => {
             log_denied(
@@ -299,8 +320,11 @@ async fn set_up(
         protocol: "HBONE",
     };
     let mut tracked = pod.connections.inbound(shown, who.clone());
-    let connecting = reach_app(&client, &local, &request.route, &who);
+    let connecting = pin!(reach_app(&client, &local, &request.route, &who));
+    let connecting = incoming.unless_gone(connecting);
     let connected = tracked.unless_cut(pin!(connecting)).await;
+    let connected =
+        connected.map(|given| given.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))));
     let error: StreamError = match connected {
         Ok(Ok(app)) => match incoming.accept(answer(&client, &local)) {
             Ok(tunnel) => {
@@ -332,10 +356,22 @@ struct Request {
     route: InboundRoute,
 }
 
+struct Early {
+    request: Request,
+    local: Arc<Local>,
+    place: Place,
+}
+
 /// What can be said of a request before the pod's policies are asked.
-async fn early(client: &Client, incoming: &Incoming) -> Result<(Request, Arc<Local>), StreamError> {
+async fn early(
+    client: &Client,
+    target: Result<Authority, IncomingError>,
+) -> Result<Early, StreamError> {
     let pod = &client.shard.pod;
-    let authority = incoming.target()?;
+    let authority = target?;
+    let place = pod.under_way.begin(client.peer.ip()).inspect_err(|full| {
+        pod.proxy.metrics.setup_refused(full.limit());
+    })?;
     let text = authority.to_string();
     let target = match authority {
         Authority::Ip(addr) => ConnectTarget::Addr(addr),
@@ -355,13 +391,20 @@ async fn early(client: &Client, incoming: &Incoming) -> Result<(Request, Arc<Loc
         localhost_app_tunnel: pod.proxy.config.localhost_app_tunnel,
     };
     let route = pod.proxy.state.inbound(&request).await?;
-    Ok((
-        Request {
+    Ok(Early {
+        request: Request {
             authority: text,
             route,
         },
         local,
-    ))
+        place,
+    })
+}
+
+/// A connection was refused because too much is under way.
+pub(crate) fn note_full(pod: &Pod, peer: SocketAddr, local: SocketAddr, full: Full) {
+    pod.proxy.metrics.setup_refused(full.limit());
+    log_denied(peer, local, Direction::Inbound, &chain(&full));
 }
 
 async fn reach_app(

@@ -31,4 +31,5 @@ mod rollout;
 mod shard;
 pub mod state;
 pub mod supervisor;
+pub mod under_way;
 pub mod workers;

@@ -98,6 +98,25 @@ pub(crate) enum Far {
     Inner(Box<crate::double::Inner>),
 }
 
+impl Far {
+    /// Both directions, from and to `near`, have ended: their sockets are not to be reset any more.
+    pub(crate) fn end_in_order(&self, near: &TcpStream) {
+        socket::end_in_order(near);
+        if let Self::Plain(far) = self {
+            socket::end_in_order(far);
+        }
+    }
+
+    /// The connection broke, or is cut. Sockets are reset when they are dropped.
+    pub(crate) fn reset(&mut self) {
+        match self {
+            Self::Plain(_) => {}
+            Self::Tunnel(tunnel) => tunnel.reset(),
+            Self::Inner(inner) => inner.reset(),
+        }
+    }
+}
+
 /// What remains of a connection once it is set up.
 struct Established {
     app: TcpStream,
@@ -129,19 +148,13 @@ pub(crate) async fn handle(accepted: Accepted) {
             }
         }))
         .await;
-    let result = match result {
-        Ok(Ok(())) => return,
+    let error = match result {
+        Ok(Ok(())) => return far.end_in_order(app),
         Ok(Err(error)) => OutboundError::from(error),
         Err(cut) => OutboundError::from(cut),
     };
-    report.failed(&result, result.reason());
-    abort(app);
-}
-
-/// Makes the application see that its connection broke rather than ended.
-pub(crate) fn abort(app: &TcpStream) {
-    // Only refused for sockets that are gone.
-    let _gone = app.set_zero_linger();
+    report.failed(&error, error.reason());
+    far.reset();
 }
 
 async fn set_up(accepted: Accepted) -> Option<Established> {
@@ -184,12 +197,10 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
         }
         Ok(Err(error)) => {
             report.failed(&error, error.reason());
-            abort(&stream);
             None
         }
         Err(cut) => {
             report.failed(&cut, cut.reason());
-            abort(&stream);
             None
         }
     }
@@ -269,7 +280,7 @@ async fn connect_plain(
 ) -> Result<Far, OutboundError> {
     shown.connected_to(addr.to_string(), "TCP");
     let failed = |source| OutboundError::Connect { addr, source };
-    let socket = socket::outbound(Some(&pod.netns), addr, &pod.outbound_spec(addr.ip()))
+    let socket = socket::outbound(Some(&pod.netns), addr, &pod.plain_spec(addr.ip()))
         .map_err(|error| failed(error.into()))?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
         Ok(Ok(stream)) => Ok(Far::Plain(stream)),

@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 
 use crate::{
     connections::{Cut, Shown, Tracked},
-    inbound::{AppError, Denied, connect_app, note_source},
-    outbound::{Far, OutboundError, abort, tunnel, tunnel_headers},
+    inbound::{AppError, Denied, connect_app, note_full, note_source},
+    outbound::{Far, OutboundError, tunnel, tunnel_headers},
     report::{Report, chain},
     shard::Accepted,
 };
@@ -78,15 +78,12 @@ pub(crate) async fn handle(accepted: Accepted) {
         }))
         .await;
     let error = match result {
-        Ok(Ok(())) => return,
+        Ok(Ok(())) => return far.end_in_order(client),
         Ok(Err(error)) => PlaintextError::from(error),
         Err(cut) => PlaintextError::from(cut),
     };
     report.failed(&error, error.reason());
-    abort(client);
-    if let Far::Plain(app) = far {
-        abort(app);
-    }
+    far.reset();
 }
 
 async fn set_up(accepted: Accepted) -> Option<Established> {
@@ -113,10 +110,16 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
             return None;
         }
     };
+    let _place = match pod.under_way.begin(peer.ip()) {
+        Ok(place) => place,
+        Err(full) => {
+            note_full(pod, peer, dst, full);
+            return None;
+        }
+    };
     let Some(local) = pod.known_local().await else {
         let error = "failed to fetch information about local workload";
         log_denied(peer, dst, Direction::Inbound, error);
-        abort(&stream);
         return None;
     };
     let mut report = Report::inbound(&pod.proxy.metrics, &local, peer, dst);
@@ -156,7 +159,6 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
         Err(cut) => cut.into(),
     };
     report.failed(&error, error.reason());
-    abort(&stream);
     None
 }
 

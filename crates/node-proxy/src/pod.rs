@@ -36,6 +36,7 @@ use crate::{
     dns_capture::DnsSockets,
     gate::Gate,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
+    under_way::UnderWay,
 };
 
 /// What all pods' proxies share.
@@ -167,6 +168,8 @@ pub struct Pod {
     pub proxy: Arc<Proxy>,
     /// What is open.
     pub connections: Connections,
+    /// What is being set up.
+    pub under_way: UnderWay,
     /// Its listeners' numbers, whichever process has them.
     listeners: HashSet<u64>,
     /// Another proxy's listeners take the connections from now on: ours are emptied and closed.
@@ -195,6 +198,8 @@ impl Pod {
         let mut spoofs = true;
         let tuning_of = |port| Tuning {
             near: port == OUTBOUND_PORT,
+            // Of the two that applications' connections come to.
+            resets: port != HBONE_PORT,
             ..config.tuning
         };
         let spec_of = |port| ListenSpec {
@@ -299,6 +304,7 @@ impl Pod {
             netns,
             spoofs,
             connections: Connections::default(),
+            under_way: UnderWay::new(proxy.config.setup_limits),
             listeners: inodes,
             surrendered: AtomicBool::new(false),
             drain,
@@ -375,7 +381,7 @@ impl Pod {
             && !config.local_node.is_empty()
     }
 
-    /// What sockets towards `destination`, outside the pod, need.
+    /// What sockets of proxies' own connections to `destination`, outside the pod, need.
     pub fn outbound_spec(&self, destination: IpAddr) -> OutboundSpec {
         let config = &self.proxy.config;
         OutboundSpec {
@@ -388,6 +394,13 @@ impl Pod {
         }
     }
 
+    /// What sockets of the application's own connections to `destination`, outside the pod, need.
+    pub fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
+        let mut spec = self.outbound_spec(destination);
+        spec.tuning.resets = true;
+        spec
+    }
+
     /// What sockets towards the pod's own application need; `source` is an address to spoof. An
     /// application that dies is told by the kernel at once: no probes.
     pub fn app_spec(&self, source: Option<IpAddr>) -> OutboundSpec {
@@ -396,6 +409,7 @@ impl Pod {
             source,
             tuning: Tuning {
                 near: true,
+                resets: true,
                 ..Tuning::default()
             },
         }

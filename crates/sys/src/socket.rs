@@ -53,6 +53,9 @@ pub struct Tuning {
     pub user_timeout: Option<Duration>,
     /// Both ends are on this machine: nothing is paced.
     pub near: bool,
+    /// However the connection is closed, by the kernel too when the process is killed, its peer gets a
+    /// reset and what is not sent yet is dropped, unless [`end_in_order`] was called.
+    pub resets: bool,
 }
 
 /// A listener to be opened on the wildcard address.
@@ -301,8 +304,18 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
+/// Closing a connection that was made with [`Tuning::resets`] is an end of data from now on, and what is
+/// not sent yet is sent. To be called when the peer has got an end of data, or is to get one.
+pub fn end_in_order(stream: &TcpStream) {
+    // Fails only for what is no socket.
+    let _never = SockRef::from(stream).set_linger(None);
+}
+
 fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    if tuning.resets {
+        socket.set_linger(Some(Duration::ZERO))?;
+    }
     if let Some(keepalive) = &tuning.keepalive {
         let params = TcpKeepalive::new()
             .with_time(keepalive.time)
@@ -421,6 +434,7 @@ mod tests {
             }),
             user_timeout: Some(Duration::from_secs(30)),
             near: false,
+            resets: false,
         };
         tune(&accepted, &tuning).unwrap();
         assert_eq!(original_dst(&accepted).unwrap(), target);

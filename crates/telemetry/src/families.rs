@@ -35,6 +35,11 @@ struct TerminationLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct UrlLabels {
     url: String,
 }
@@ -82,6 +87,7 @@ pub struct Metrics {
     on_demand_dns: Family<OnDemandDnsLabels, Counter>,
     crl_rejections: Family<Reporter, Counter>,
     crl_untracked: Family<Reporter, Counter>,
+    setups_refused: Family<LimitLabels, Counter>,
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
     xds_bytes: Family<UrlLabels, Counter>,
@@ -141,6 +147,11 @@ impl Metrics {
             "istio_crl_untracked_connections",
             "The total number of connections that revocation cannot close (unstable)",
             self.crl_untracked.clone(),
+        );
+        registry.register(
+            "ambit_setups_refused",
+            "The total number of connections to pods refused because too many were being set up",
+            self.setups_refused.clone(),
         );
     }
 
@@ -246,6 +257,13 @@ impl Metrics {
     /// A connection could not be followed for revocation.
     pub fn crl_untracked(&self, reporter: Reporter) {
         self.crl_untracked.get_or_create(&reporter).inc();
+    }
+
+    /// A connection to a pod was refused, because of a limit of what is being set up at once.
+    pub fn setup_refused(&self, limit: &'static str) {
+        self.setups_refused
+            .get_or_create(&LimitLabels { limit })
+            .inc();
     }
 
     /// An xDS stream ended.

@@ -4,15 +4,15 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_hbone::{TunnelError, client, tls};
 use ambit_model::Identity;
-use ambit_sys::socket::{self, OutboundSpec};
+use ambit_sys::socket::{self, ListenSpec, OutboundSpec, Transparent};
 use ambit_testkit::{Pki, build};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{LONG, Mesh, PodHost, rest};
+use crate::fixture::{LONG, Mesh, PodHost, line, rest};
 
 /// A connection from a namespace as our own proxy would make it: with the mark, to the HBONE port.
 async fn to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
@@ -218,4 +218,93 @@ async fn a_handshake_that_stands_still_is_given_up() {
     let began = std::time::Instant::now();
     assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
     assert!(began.elapsed() < Duration::from_secs(15));
+}
+
+/// An application that takes no connections: the queue of its listener is full.
+async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>) {
+    let spec = ListenSpec {
+        backlog: 1,
+        transparent: Transparent::Off,
+        ..ListenSpec::of_pod(port, None)
+    };
+    let listener = socket::listen(Some(server.netns()), &spec)
+        .unwrap()
+        .listener;
+    let to = SocketAddr::new(server.ip, port);
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        waiting.push(server.connect(to).await.unwrap());
+    }
+    (TcpListener::from_std(listener).unwrap(), waiting)
+}
+
+#[tokio::test]
+async fn a_request_that_is_taken_back_is_not_carried_out() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8081);
+    let (listener, waiting) = full_queue(&server, 8080).await;
+    let me = build::identity("ns", "client");
+    let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    let connections = &server.pod.as_ref().unwrap().connections;
+    let asked: Vec<_> = (0..50)
+        .map(|_| connection.tunnel(Uri::from_static("10.9.0.2:8080"), HeaderMap::new()))
+        .collect();
+    // They are sent as they are first polled; none is answered.
+    let mut asked = futures_util::future::join_all(asked);
+    tokio::select! {
+        _answered = &mut asked => panic!("the application does not answer"),
+        () = ambit_testkit::until("all are being dialled", || connections.len() == 50) => {}
+    }
+    drop(asked);
+    ambit_testkit::until("nothing is dialled for them", || connections.is_empty()).await;
+    // The application takes what waits: openings that were given up are not among it.
+    for _ in &waiting {
+        listener.accept().await.unwrap();
+    }
+    assert_eq!(status(&connection, "10.9.0.2:8081").await, StatusCode::OK);
+    drop(waiting);
+    let more = futures_util::FutureExt::now_or_never(listener.accept());
+    assert!(more.is_none(), "the application was called: {more:?}");
+}
+
+#[tokio::test]
+async fn what_one_source_has_under_way_is_limited_and_others_are_served() {
+    let limits = [("AMBIT_MAX_SETUPS_PER_SOURCE", "8")];
+    let mut mesh = Mesh::with_env(&limits).await;
+    let client = mesh.pod("client", "10.9.0.1").await;
+    let other = mesh.captured(0, "other", "10.9.0.3").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(8081);
+    let (_listener, _waiting) = full_queue(&server, 8080).await;
+    let me = build::identity("ns", "client");
+    let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    let authority = Uri::from_static("10.9.0.2:8080");
+    let asked: Vec<_> = (0..20)
+        .map(|_| Box::pin(connection.tunnel(authority.clone(), HeaderMap::new())))
+        .collect();
+    let mut refused = 0;
+    let mut left = asked;
+    while refused < 12 {
+        let (answer, _, rest) = futures_util::future::select_all(left).await;
+        let Err(TunnelError::Status(StatusCode::SERVICE_UNAVAILABLE)) = answer else {
+            panic!("not refused for the limit: {answer:?}");
+        };
+        refused += 1;
+        left = rest;
+    }
+    let metrics = mesh.nodes[1].metrics();
+    let counted = "ambit_setups_refused_total{limit=\"source\"} 12";
+    assert!(metrics.contains(counted), "{metrics}");
+    let mut served = other
+        .connect(SocketAddr::new(server.ip, 8081))
+        .await
+        .unwrap();
+    assert_eq!(line(&mut served).await.unwrap(), "10.9.0.3");
+    // The places are free again as soon as the requests are taken back.
+    drop(left);
+    let connections = &server.pod.as_ref().unwrap().connections;
+    ambit_testkit::until("only the other is left", || connections.len() == 1).await;
+    assert_eq!(status(&connection, "10.9.0.2:8081").await, StatusCode::OK);
 }

@@ -15,5 +15,6 @@ mod fixture;
 mod flows;
 mod hostile;
 mod policy;
+mod resets;
 mod revocation;
 mod waypoint;

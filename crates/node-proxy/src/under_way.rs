@@ -1,0 +1,136 @@
+//! How much may be being set up for a pod's peers at once: handshakes, and connections to the application.
+//!
+//! What is established costs its peer as much as us; what is being set up costs only us, for up to as many
+//! seconds as an application takes that does not answer. So each source, and all together, have a limit.
+//! It is high: whoever stays below some hundred at once, which take milliseconds, never meets it.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+/// The limits of one pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SetupLimits {
+    /// From one address.
+    pub source: usize,
+    /// From all together.
+    pub pod: usize,
+}
+
+impl Default for SetupLimits {
+    fn default() -> Self {
+        Self {
+            source: 1024,
+            pod: 4096,
+        }
+    }
+}
+
+/// Which limit was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Full {
+    /// See [`SetupLimits::source`].
+    #[error(
+        "{0} connections from this address are being set up already: see AMBIT_MAX_SETUPS_PER_SOURCE"
+    )]
+    Source(usize),
+    /// See [`SetupLimits::pod`].
+    #[error("{0} connections to the pod are being set up already: see AMBIT_MAX_SETUPS_PER_POD")]
+    Pod(usize),
+}
+
+impl Full {
+    /// Its name in metrics.
+    pub fn limit(self) -> &'static str {
+        match self {
+            Self::Source(_) => "source",
+            Self::Pod(_) => "pod",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: usize,
+    by_source: HashMap<IpAddr, usize>,
+}
+
+/// See the module. Clones share it.
+#[derive(Clone, Debug)]
+pub struct UnderWay {
+    counts: Arc<Mutex<Counts>>,
+    limits: SetupLimits,
+}
+
+/// One place; given back when dropped.
+#[derive(Debug)]
+pub struct Place {
+    counts: Arc<Mutex<Counts>>,
+    source: IpAddr,
+}
+
+impl UnderWay {
+    /// Nothing is under way.
+    pub fn new(limits: SetupLimits) -> Self {
+        Self {
+            counts: Arc::default(),
+            limits,
+        }
+    }
+
+    /// Takes a place for something from `source`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn begin(&self, source: IpAddr) -> Result<Place, Full> {
+        let mut counts = self.counts.lock();
+        if counts.all >= self.limits.pod {
+            return Err(Full::Pod(counts.all));
+        }
+        let of_source = counts.by_source.entry(source).or_default();
+        if *of_source >= self.limits.source {
+            return Err(Full::Source(*of_source));
+        }
+        *of_source += 1;
+        counts.all += 1;
+        Ok(Place {
+            counts: self.counts.clone(),
+            source,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        counts.all -= 1;
+        if let Some(of_source) = counts.by_source.get_mut(&self.source) {
+            *of_source -= 1;
+            if *of_source == 0 {
+                counts.by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_source_cannot_take_the_places_of_others() {
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        let under_way = UnderWay::new(SetupLimits { source: 2, pod: 3 });
+        let first = under_way.begin(ip(1)).unwrap();
+        let second = under_way.begin(ip(1)).unwrap();
+        assert_eq!(under_way.begin(ip(1)).unwrap_err(), Full::Source(2));
+        let third = under_way.begin(ip(2)).unwrap();
+        assert_eq!(under_way.begin(ip(3)).unwrap_err(), Full::Pod(3));
+        drop(first);
+        drop(under_way.begin(ip(1)).unwrap());
+        drop((second, third));
+        assert!(under_way.counts.lock().by_source.is_empty());
+    }
+}

@@ -1,0 +1,254 @@
+//! What breaks is never taken for complete: a reset arrives as a reset, whatever way it came, and what was
+//! sent before it arrives too.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use ambit_model::Action;
+use ambit_node_proxy::state::Update;
+use ambit_testkit::build;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::fixture::{LONG, Mesh, PodHost, line};
+
+const PORT: u16 = 8080;
+
+/// Closes as a program does that crashes with unread bytes: by a reset.
+fn crash(stream: TcpStream) {
+    stream.set_zero_linger().unwrap();
+    drop(stream);
+}
+
+/// Reads until the connection breaks. An end of data, which would pass for a complete answer, fails.
+pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let reading = tokio::time::timeout(LONG, stream.read_to_end(&mut bytes));
+    match reading.await.unwrap_or_else(|_| panic!("{what}: no end")) {
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{what}"),
+        Ok(_) => panic!("{what}: an end of data after {} bytes", bytes.len()),
+    }
+    bytes
+}
+
+/// A way through the mesh.
+struct Path<'a> {
+    name: &'static str,
+    client: &'a PodHost,
+    to: SocketAddr,
+    listener: &'a TcpListener,
+}
+
+impl Path<'_> {
+    async fn open(&self) -> (TcpStream, TcpStream) {
+        let mut near = self.client.connect(self.to).await.unwrap();
+        let (mut far, _) = tokio::time::timeout(LONG, self.listener.accept())
+            .await
+            .expect("nobody comes")
+            .unwrap();
+        // It stands on all its way.
+        far.write_u8(0).await.unwrap();
+        near.read_u8().await.unwrap();
+        (near, far)
+    }
+}
+
+/// Every way that resets can take, in both directions.
+async fn each_reset_arrives(path: &Path<'_>) {
+    let name = path.name;
+    for from_server in [true, false] {
+        // Nothing sent before.
+        let (near, far) = path.open().await;
+        let (first, mut second) = if from_server {
+            (far, near)
+        } else {
+            (near, far)
+        };
+        crash(first);
+        let got = until_reset(&mut second, name).await;
+        assert!(got.is_empty(), "{name}");
+
+        // A part of an answer.
+        let (near, far) = path.open().await;
+        let (mut first, mut second) = if from_server {
+            (far, near)
+        } else {
+            (near, far)
+        };
+        first.write_all(&[7; 1000]).await.unwrap();
+        crash(first);
+        assert_eq!(until_reset(&mut second, name).await, [7; 1000], "{name}");
+
+        // The other side has ended its data already, and waits for the rest.
+        let (near, far) = path.open().await;
+        let (mut first, mut second) = if from_server {
+            (far, near)
+        } else {
+            (near, far)
+        };
+        second.shutdown().await.unwrap();
+        assert_eq!(first.read(&mut [0; 1]).await.unwrap(), 0, "{name}");
+        first.write_all(&[8; 1000]).await.unwrap();
+        crash(first);
+        assert_eq!(until_reset(&mut second, name).await, [8; 1000], "{name}");
+
+        // Who breaks has ended its own data, and is being sent to.
+        let (near, far) = path.open().await;
+        let (mut first, mut second) = if from_server {
+            (far, near)
+        } else {
+            (near, far)
+        };
+        first.write_all(b"complete").await.unwrap();
+        first.shutdown().await.unwrap();
+        let mut got = [0; 9];
+        second.read_exact(&mut got[..8]).await.unwrap();
+        assert_eq!(second.read(&mut got).await.unwrap(), 0, "{name}");
+        crash(first);
+        let sending = async {
+            while second.write_all(&[9; 4096]).await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LONG, sending)
+            .await
+            .unwrap_or_else(|_| panic!("{name}: the sender is never told"));
+    }
+}
+
+#[tokio::test]
+async fn a_reset_arrives_as_one_through_every_kind_of_path() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    let neighbour = mesh.captured(0, "neighbour", "10.9.0.4").await;
+    let listeners = [&server, &outside, &neighbour].map(|pod| pod.listen(PORT));
+    let ways = [
+        ("through two proxies", &client, &server, 0),
+        ("in plaintext to a captured pod", &outside, &server, 0),
+        ("from a captured pod in plaintext", &client, &outside, 1),
+        ("on one node", &client, &neighbour, 2),
+    ];
+    for (name, client, server, listener) in ways {
+        each_reset_arrives(&Path {
+            name,
+            client,
+            to: SocketAddr::new(server.ip, PORT),
+            listener: &listeners[listener],
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_sent_before_a_reset_arrives_however_much_it_was() {
+    const SIZE: usize = 300_000;
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let listener = server.listen(PORT);
+    let path = Path {
+        name: "much",
+        client: &client,
+        to: SocketAddr::new(server.ip, PORT),
+        listener: &listener,
+    };
+    for from_server in [true, false] {
+        let (near, far) = path.open().await;
+        let (mut first, mut second) = if from_server {
+            (far, near)
+        } else {
+            (near, far)
+        };
+        let reading = async {
+            let mut got = vec![0; SIZE];
+            second.read_exact(&mut got).await.unwrap();
+            // Seen by the other side only now: before, the kernel would drop what it has not sent.
+            second.write_all(b"x").await.unwrap();
+            until_reset(&mut second, path.name).await
+        };
+        let sending = async {
+            first.write_all(&vec![5; SIZE]).await.unwrap();
+            first.read_u8().await.unwrap();
+            first.write_all(b"tail").await.unwrap();
+            crash(first);
+        };
+        let (rest, ()) = tokio::join!(reading, sending);
+        assert_eq!(rest, b"tail");
+    }
+}
+
+#[tokio::test]
+async fn what_a_policy_or_a_drain_cuts_is_reset_at_both_ends() {
+    for drained in [false, true] {
+        let mut mesh = Mesh::new().await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let outside = mesh.pod("outside", "10.9.0.3").await;
+        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        let listener = server.listen(PORT);
+        let mut open = Vec::new();
+        for client in [&client, &outside] {
+            let path = Path {
+                name: "cut",
+                client,
+                to: SocketAddr::new(server.ip, PORT),
+                listener: &listener,
+            };
+            let (mut near, mut far) = path.open().await;
+            far.write_all(b"a part").await.unwrap();
+            let mut got = [0; 6];
+            near.read_exact(&mut got).await.unwrap();
+            open.push((near, far));
+        }
+        let pod = server.pod.clone().unwrap();
+        if drained {
+            let drain = pod.finish(Some(Duration::from_millis(100)));
+            tokio::time::timeout(LONG, drain)
+                .await
+                .expect("it never ends");
+        } else {
+            let nobody = build::from_principal("*");
+            mesh.tell(Update::Policy(build::policy("p", Action::Deny, nobody)));
+            let anonymous = build::policy("q", Action::Allow, build::from_principal("*"));
+            mesh.tell(Update::Policy(anonymous));
+        }
+        for (mut near, mut far) in open {
+            assert!(until_reset(&mut near, "the client").await.is_empty());
+            assert!(until_reset(&mut far, "the server").await.is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_stopped_leaves_resets_at_both_ends() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    server.echo(PORT);
+    let listener = server.listen(PORT + 1);
+    for stopped in [1, 0] {
+        let mut near = client
+            .connect(SocketAddr::new(server.ip, PORT))
+            .await
+            .unwrap();
+        assert_eq!(line(&mut near).await.unwrap(), "10.9.0.1");
+        let path = Path {
+            name: "stopped",
+            client: &client,
+            to: SocketAddr::new(server.ip, PORT + 1),
+            listener: &listener,
+        };
+        let (mut other, mut far) = path.open().await;
+        let pods = [&client, &server];
+        pods[stopped].pod.as_ref().unwrap().stop_now();
+        until_reset(&mut near, "the client").await;
+        until_reset(&mut other, "the other client").await;
+        until_reset(&mut far, "the server").await;
+        if stopped == 1 {
+            // Whoever comes next is refused, which is a reset too.
+            return;
+        }
+    }
+}

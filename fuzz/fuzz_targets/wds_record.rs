@@ -6,5 +6,10 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     drop(AddressRecord::decode(data));
-    drop(decode::authorization(data));
+    AddressRecord::unknown_fields(data);
+    // What is not understood always has something to stand in for it.
+    if let Err(refused) = decode::policy("ns/name", data) {
+        assert!(refused.stand_in.not_understood.is_some());
+        assert_eq!(refused.stand_in.key().to_string(), "ns/name");
+    }
 });

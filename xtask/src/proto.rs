@@ -1,6 +1,9 @@
 //! Generates `crates/wire/src/generated` from `crates/wire/proto`. The result is checked in, so that
 //! building Ambit needs neither protoc nor this generator (feature `gen`).
 
+#[cfg(feature = "gen")]
+mod schema;
+
 #[cfg(not(feature = "gen"))]
 pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     let mut cargo = std::process::Command::new(env!("CARGO"));
@@ -48,6 +51,7 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     ]
     .map(|name| wire.join("proto").join(format!("{name}.proto")));
     let descriptors = protox::compile(&files, [wire.join("proto")])?;
+    std::fs::write(out.join("schema.rs"), schema::render(&descriptors)?)?;
     let mut prost = prost_build::Config::new();
     // Sorted, so that the same record has the same bytes, and so the same version, everywhere.
     prost

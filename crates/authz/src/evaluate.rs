@@ -88,7 +88,9 @@ pub enum Why {
     Denied,
     /// There are ALLOW policies and none matches.
     NoneAllowed,
-    /// The destination names a policy that is not known.
+    /// A policy that is not understood in full covers the destination: why it is not.
+    NotUnderstood(ArcStr),
+    /// The destination names a policy that is not known, and no policy that is known denies.
     MissingPolicy(ArcStr),
 }
 
@@ -123,6 +125,16 @@ impl fmt::Display for Decision {
             (Why::Allowed, None) => f.write_str("allowed"),
             (Why::NoPolicies, _) => f.write_str("allowed: no policy applies"),
             (Why::NoAllowPolicies, _) => f.write_str("allowed: no allow policies apply"),
+            (Why::NotUnderstood(why), policy) => {
+                f.write_str("denied: policy ")?;
+                if let Some(policy) = policy {
+                    write!(f, "{policy} ")?;
+                }
+                write!(
+                    f,
+                    "is not understood ({why}), so it denies everything it covers"
+                )
+            }
             (Why::MissingPolicy(name), _) => {
                 write!(
                     f,
@@ -146,11 +158,12 @@ impl PolicySet {
             return Decision::new(true, None, Why::NoPolicies);
         }
         let mut selected: Vec<&Authorization> = Vec::with_capacity(names.len());
+        let mut missing = None;
         for name in names {
             match self.by_name(name) {
                 Some(policy) => selected.push(policy),
                 None if self.missing() == MissingPolicies::Ignore => {}
-                None => return Decision::new(false, None, Why::MissingPolicy(name.clone())),
+                None => missing = missing.or(Some(name)),
             }
         }
         let peer = Peer::new(connection);
@@ -171,15 +184,20 @@ impl PolicySet {
                 .map(|policy| policy.key());
             in_buckets.chain(named).min()
         };
-        let mut decision = decide(&matching, || {
-            buckets
-                .iter()
-                .flatten()
-                .any(|bucket| bucket.has_enforced_allow())
-                || selected
+        let denied = self.denied(matching(Action::Deny, false));
+        let mut decision = match (denied, missing) {
+            (Some(denied), _) => denied,
+            (None, Some(name)) => Decision::new(false, None, Why::MissingPolicy(name.clone())),
+            (None, None) => decide(&matching, || {
+                buckets
                     .iter()
-                    .any(|p| p.action == Action::Allow && !p.dry_run)
-        });
+                    .flatten()
+                    .any(|bucket| bucket.has_enforced_allow())
+                    || selected
+                        .iter()
+                        .any(|p| p.action == Action::Allow && !p.dry_run)
+            }),
+        };
         if decision.why == Why::NoAllowPolicies && self.nothing_applies(&buckets, &selected) {
             decision.why = Why::NoPolicies;
         }
@@ -191,18 +209,25 @@ impl PolicySet {
         decision
     }
 
+    fn denied(&self, policy: Option<PolicyKey>) -> Option<Decision> {
+        let policy = policy?;
+        let known = self.by_key(&policy);
+        let why = known
+            .and_then(|known| known.not_understood.clone())
+            .map_or(Why::Denied, Why::NotUnderstood);
+        Some(Decision::new(false, Some(policy), why))
+    }
+
     fn nothing_applies(&self, buckets: &[Option<&Bucket>; 2], selected: &[&Authorization]) -> bool {
         selected.is_empty() && buckets.iter().flatten().all(|bucket| bucket.is_empty())
     }
 }
 
+/// The decision on what no policy denies.
 fn decide(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,
 ) -> Decision {
-    if let Some(policy) = matching(Action::Deny, false) {
-        return Decision::new(false, Some(policy), Why::Denied);
-    }
     if !has_allow() {
         return Decision::new(true, None, Why::NoAllowPolicies);
     }

@@ -116,10 +116,7 @@ impl PolicySet {
 
     /// [`Self::remove`] by its name on the wire (`namespace/name`).
     pub fn remove_named(&mut self, name: &str) -> Affects {
-        match parse_key(name) {
-            Some(key) => self.remove(&key),
-            None => Affects::Nobody,
-        }
+        self.remove(&PolicyKey::of_record(name))
     }
 
     /// All policies, by name.
@@ -139,7 +136,19 @@ impl PolicySet {
 
     /// A policy by its name on the wire (`namespace/name`).
     pub fn by_name(&self, name: &str) -> Option<&Arc<Authorization>> {
-        self.by_key.get(&parse_key(name)?)
+        self.by_key(&PolicyKey::of_record(name))
+    }
+
+    /// How many stand in for a policy that is not understood in full.
+    pub fn not_understood(&self) -> usize {
+        let policies = self.by_key.values();
+        policies
+            .filter(|policy| policy.not_understood.is_some())
+            .count()
+    }
+
+    pub(crate) fn by_key(&self, key: &PolicyKey) -> Option<&Arc<Authorization>> {
+        self.by_key.get(key)
     }
 
     pub(crate) fn missing(&self) -> MissingPolicies {
@@ -224,12 +233,4 @@ fn affects(policy: &Authorization) -> Affects {
 fn is_named(name: &str, policy: &Authorization) -> bool {
     name.split_once('/')
         .is_some_and(|(namespace, name)| policy.namespace == namespace && policy.name == name)
-}
-
-fn parse_key(name: &str) -> Option<PolicyKey> {
-    let (namespace, name) = name.split_once('/')?;
-    Some(PolicyKey {
-        namespace: namespace.into(),
-        name: name.into(),
-    })
 }

@@ -23,6 +23,7 @@ fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization 
         action,
         rules,
         dry_run: false,
+        not_understood: None,
     }
 }
 
@@ -320,6 +321,57 @@ fn a_named_policy_that_is_not_known_refuses_unless_told_otherwise() {
 }
 
 #[test]
+fn a_denial_that_is_known_counts_before_what_is_missing() {
+    let destination = Workload {
+        authorization_policies: vec!["ns/coming".into()],
+        ..destination()
+    };
+    let policies = vec![
+        policy("no-a", Action::Deny, when(principal("a"))),
+        policy("only-b", Action::Allow, when(principal("b"))),
+    ];
+    let why = |who| set(policies.clone()).evaluate(&destination, &from(who)).why;
+    assert_eq!(why("a"), Why::Denied);
+    // The missing one may be the ALLOW that admits it.
+    for who in ["b", "c"] {
+        assert_eq!(why(who), Why::MissingPolicy("ns/coming".into()));
+    }
+}
+
+#[test]
+fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
+    let stand_in = |scope, dry_run| {
+        Authorization::stand_in(key("odd"), scope, dry_run, "field 99 is unknown".into())
+    };
+    let decide =
+        |policy, destination: &Workload| set(vec![policy]).evaluate(destination, &from("a"));
+    let elsewhere = Workload {
+        namespace: "other".into(),
+        ..destination()
+    };
+    let naming = Workload {
+        authorization_policies: vec!["ns/odd".into()],
+        ..elsewhere.clone()
+    };
+    let decision = decide(stand_in(Scope::Namespace, false), &destination());
+    assert_eq!(
+        decision.why,
+        Why::NotUnderstood("field 99 is unknown".into())
+    );
+    assert!(!decision.allowed);
+    assert_eq!(
+        decision.to_string(),
+        "denied: policy ns/odd is not understood (field 99 is unknown), so it denies everything it covers"
+    );
+    assert!(decide(stand_in(Scope::Namespace, false), &elsewhere).allowed);
+    assert!(!decide(stand_in(Scope::Global, false), &elsewhere).allowed);
+    let selected = stand_in(Scope::WorkloadSelector, false);
+    assert!(decide(selected.clone(), &destination()).allowed);
+    assert!(!decide(selected, &naming).allowed);
+    assert!(decide(stand_in(Scope::Global, true), &destination()).allowed);
+}
+
+#[test]
 fn dry_run_policies_report_and_decide_nothing() {
     let dry = |name, action| Authorization {
         dry_run: true,
@@ -497,6 +549,7 @@ prop_compose! {
             action: if deny { Action::Deny } else { Action::Allow },
             rules,
             dry_run,
+            not_understood: None,
         }
     }
 }

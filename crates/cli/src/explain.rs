@@ -324,6 +324,7 @@ fn reason(why: &Why) -> &'static str {
         Why::Allowed => "an ALLOW policy matches",
         Why::Denied => "a DENY policy matches",
         Why::NoneAllowed => "ALLOW policies apply, none of them matches",
+        Why::NotUnderstood(_) => "a policy that is not understood denies all that it covers",
         Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
     }
 }

@@ -811,6 +811,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
         .unwrap(),
         node: first(ADDRESS_TYPE_URL).node.unwrap(),
         on_demand: false,
+        not_understood: ambit_xds::NotUnderstoodPolicies::Deny,
     };
     let client = ambit_xds::Client::new(options(&plane), Told(sender), None);
     let client = ambit_rt::spawn_abortable("client", client.run());

@@ -127,6 +127,7 @@ fn values_of_every_form_are_rendered_alike() {
             "cni.env.A=1,ztunnel.env.B=true,pilot.env.C=x y",
             "cni.resources=null,ztunnel.tolerations=null",
             "ztunnel.terminationGracePeriodSeconds=86400,ztunnel.unenrolledDrain=10m",
+            "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
             "ztunnel.dnsConfig.nameservers={1.1.1.1}",
             "pilot.replicaCount=3,pilot.trustedNodeAccounts={a/b,c/d}",
         ],

@@ -18,6 +18,17 @@ pub struct PolicyKey {
     pub name: ArcStr,
 }
 
+impl PolicyKey {
+    /// Reads the name of a policy's record. One without a slash is a name in no namespace.
+    pub fn of_record(name: &str) -> Self {
+        let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
 impl fmt::Display for PolicyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -62,9 +73,33 @@ pub struct Authorization {
     pub rules: Vec<Rule>,
     /// Only logged.
     pub dry_run: bool,
+    /// Set on what stands in for a policy that is not understood in full: why it is not. Such a policy
+    /// refuses every connection in its scope.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_understood: Option<ArcStr>,
 }
 
 impl Authorization {
+    /// What stands in for a policy that is not understood in full: it refuses every connection in its
+    /// scope, unless it was to decide nothing anyhow.
+    pub fn stand_in(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Self {
+        Self {
+            name: key.name,
+            namespace: key.namespace,
+            scope,
+            action: Action::Deny,
+            rules: vec![Rule::new()],
+            dry_run,
+            not_understood: Some(why),
+        }
+    }
+
+    /// Whether a clause has no match at all: the contract never has that, and its meaning would be
+    /// anybody's guess.
+    pub fn has_empty_clause(&self) -> bool {
+        self.rules.iter().flatten().any(Vec::is_empty)
+    }
+
     /// Its name on the wire.
     pub fn key(&self) -> PolicyKey {
         PolicyKey {
@@ -77,7 +112,7 @@ impl Authorization {
 /// All clauses must match; none at all matches everything.
 pub type Rule = Vec<Clause>;
 
-/// One match suffices; none at all matches everything.
+/// One match suffices. The contract has none without matches, see [`Authorization::has_empty_clause`].
 pub type Clause = Vec<Match>;
 
 /// All fields that are set must match; a match without any is skipped.

@@ -38,8 +38,12 @@ use crate::{
     local_xds,
     pod::{Pod, Proxy},
     pods::{Enrolment, Served},
+    policy_metrics::PolicyCollector,
     rollout::{Turn, succeeded},
-    state::{AddressDemand, IdentityEvent, SharedState, StateConfig, follow_identities},
+    state::{
+        AddressDemand, IdentityEvent, NotUnderstoodPolicies, SharedState, StateConfig,
+        follow_identities,
+    },
     workers::Workers,
 };
 
@@ -117,6 +121,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let deadline = config.self_termination_deadline;
 
     let (state, demands) = shared_state(&config);
+    registry.register_collector(Box::new(PolicyCollector(state.clone())));
     let static_config = load_local(&config, &state)?;
     let (mesh, vault) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
     let certificates = certificates(env, &config, vault.clone())?;
@@ -239,6 +244,11 @@ fn shared_state(config: &Config) -> (SharedState, Option<mpsc::Receiver<AddressD
             ambit_authz::MissingPolicies::Ignore
         } else {
             ambit_authz::MissingPolicies::Refuse
+        },
+        not_understood: if config.keep_last_good_policy {
+            NotUnderstoodPolicies::KeepLastGood
+        } else {
+            NotUnderstoodPolicies::Deny
         },
     };
     if config.xds_on_demand {
@@ -379,6 +389,10 @@ impl<F: Fn() + Send + Sync + 'static> Handler for Follower<F> {
             .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
+    fn unknown_fields(&self, type_url: &str, count: u64) {
+        self.metrics.unknown_fields(type_url, count);
+    }
+
     fn ended(&self, ending: Ending) {
         self.metrics.xds_terminated(match ending {
             Ending::ConnectFailed => XdsTermination::ConnectionError,
@@ -410,6 +424,7 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
         headers: CallHeaders::from_env(env, "XDS_HEADER_", token(config), &config.cluster_id)?,
         node: node.to_wire(env)?,
         on_demand: config.xds_on_demand,
+        not_understood: follower.state.config().not_understood,
     };
     let kept = follower.kept.clone();
     let mut client = ambit_xds::Client::new(options, follower, demands);

@@ -163,6 +163,12 @@ pub struct Config {
     /// `AMBIT_MISSING_POLICY_ALLOW`: a workload that names an unknown policy is served as if it did
     /// not name it (Istio's behaviour), instead of refused.
     pub missing_policy_allow: bool,
+    /// `AMBIT_MISSING_POLICY_GRACE`: how long connections that are open may go on when the workload
+    /// comes to name an unknown policy; new ones are refused at once.
+    pub missing_policy_grace: Duration,
+    /// `AMBIT_KEEP_LAST_GOOD_POLICY`: the last good version of a policy stays in force when one comes
+    /// that is not understood in full, instead of a deny-all.
+    pub keep_last_good_policy: bool,
     /// `CRL_PATH`.
     pub crl_path: Option<PathBuf>,
     /// Admin server's port, on the loopback address.
@@ -242,6 +248,10 @@ impl Config {
             response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
             authz_policy_info_logging: env.flag("AUTHZ_POLICY_INFO_LOGGING")?.unwrap_or(false),
             missing_policy_allow: env.flag("AMBIT_MISSING_POLICY_ALLOW")?.unwrap_or(false),
+            missing_policy_grace: env
+                .duration("AMBIT_MISSING_POLICY_GRACE")?
+                .unwrap_or(Duration::from_secs(10)),
+            keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
             crl_path: env
                 .get("CRL_PATH")
                 .filter(|path| !path.is_empty())

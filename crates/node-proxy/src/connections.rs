@@ -20,6 +20,9 @@ pub enum Cut {
     /// A policy, or what policies select by, changed, and it may not go on.
     #[error("connection closed due to policy change")]
     Policy,
+    /// The pod's record names a policy that has not become known in time.
+    #[error("connection closed: a policy that the workload names is still not known")]
+    MissingPolicy,
     /// The deadline of a drain passed, or the pod's proxy was stopped at once.
     #[error("connection closed due to connection drain")]
     Drain,
@@ -29,7 +32,7 @@ impl Cut {
     /// The low-cardinality cause.
     pub fn reason(self) -> Reason {
         match self {
-            Self::Policy => Reason::Deny,
+            Self::Policy | Self::MissingPolicy => Reason::Deny,
             Self::Drain => Reason::Connect,
         }
     }
@@ -138,24 +141,29 @@ impl Connections {
         self.len() == 0
     }
 
-    /// Cuts those connections to the pod that `allowed` does not allow any more. Returns how many.
-    pub fn recheck(&self, mut allowed: impl FnMut(&Peer) -> bool) -> usize {
-        self.cut_where(Cut::Policy, |entry| {
-            entry.peer.as_ref().is_some_and(|peer| !allowed(peer))
-        })
+    /// Cuts those connections to the pod for which `verdict` has a reason. Returns how many.
+    pub fn recheck(&self, mut verdict: impl FnMut(&Peer) -> Option<Cut>) -> usize {
+        self.cut_where(|entry| verdict(entry.peer.as_ref()?))
     }
 
     /// Cuts all. Returns how many.
     pub fn cut_all(&self, why: Cut) -> usize {
-        self.cut_where(why, |_| true)
+        self.cut_where(|_| Some(why))
     }
 
-    fn cut_where(&self, why: Cut, mut which: impl FnMut(&Entry) -> bool) -> usize {
-        let mut inner = self.0.lock();
-        let cut: Vec<_> = inner.entries.extract_if(|_, entry| which(entry)).collect();
-        drop(inner);
+    fn cut_where(&self, mut why: impl FnMut(&Entry) -> Option<Cut>) -> usize {
+        let mut reasons = Vec::new();
+        let cut: Vec<Entry> = {
+            let mut inner = self.0.lock();
+            let ended = inner.entries.extract_if(|_, entry| {
+                let why = why(entry);
+                reasons.extend(why);
+                why.is_some()
+            });
+            ended.map(|(_, entry)| entry).collect()
+        };
         let count = cut.len();
-        for (_, entry) in cut {
+        for (entry, why) in cut.into_iter().zip(reasons) {
             // One that is just ending by itself does not listen any more.
             let _ended = entry.cut.send(why);
         }
@@ -258,7 +266,8 @@ mod tests {
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
         let mut outgoing = list.outbound(shown(3));
-        assert_eq!(list.recheck(|peer| peer.destination.port() == 80), 1);
+        let verdict = |peer: &Peer| (peer.destination.port() != 80).then_some(Cut::Policy);
+        assert_eq!(list.recheck(verdict), 1);
         let pending = std::future::pending::<()>();
         assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));
         assert_eq!(allowed.unless_cut(pin!(async { 1 })).await, Ok(1));

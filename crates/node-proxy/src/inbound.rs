@@ -47,11 +47,21 @@ pub(crate) enum Denied {
     NoneAllowed,
     #[error("connection closed due to policy rejection: policy {0} of the workload is not known")]
     Missing(String),
+    #[error("connection closed due to policy rejection: policy {policy} is not understood: {why}")]
+    NotUnderstood { policy: String, why: String },
+    #[error("the workload is gone")]
+    Gone,
 }
 
 impl Denied {
-    /// Asks the policies.
-    pub(crate) fn check(pod: &Pod, local: &Local, peer: &Peer) -> Result<(), Self> {
+    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names
+    /// policies too, is the one of now: a change before is seen here, and one after by the list. Returns
+    /// the record.
+    pub(crate) fn check(pod: &Pod, peer: &Peer) -> Result<Arc<Local>, Self> {
+        let local = pod.local(None);
+        if !local.is_known {
+            return Err(Self::Gone);
+        }
         let decision = pod.proxy.state.authorize(&local.workload, peer);
         for dry in &decision.dry_run {
             tracing::info!(target: "rbac", pod = %pod.name, policy = ?dry, "dry-run policy matches");
@@ -66,9 +76,13 @@ impl Denied {
             );
         }
         if decision.allowed {
-            return Ok(());
+            return Ok(local);
         }
         Err(match (decision.why, decision.decided_by) {
+            (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
+                policy: policy.to_string(),
+                why: why.to_string(),
+            },
             (Why::MissingPolicy(name), _) => Self::Missing(name.to_string()),
             (_, Some(policy)) => Self::By(policy.to_string()),
             (_, None) => Self::NoneAllowed,
@@ -142,7 +156,7 @@ impl StreamError {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
             Self::Denied(_) | Self::NotFromWaypoint => StatusCode::UNAUTHORIZED,
-            Self::Cut(Cut::Policy) => StatusCode::UNAUTHORIZED,
+            Self::Cut(Cut::Policy | Cut::MissingPolicy) => StatusCode::UNAUTHORIZED,
             Self::Route(error) => {
                 StatusCode::from_u16(error.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
             }
@@ -320,7 +334,7 @@ async fn set_up(
         protocol: "HBONE",
     };
     let mut tracked = pod.connections.inbound(shown, who.clone());
-    let connecting = pin!(reach_app(&client, &local, &request.route, &who));
+    let connecting = pin!(reach_app(&client, &request.route, &who));
     let connecting = incoming.unless_gone(connecting);
     let connected = tracked.unless_cut(pin!(connecting)).await;
     let connected =
@@ -409,14 +423,13 @@ pub(crate) fn note_full(pod: &Pod, peer: SocketAddr, local: SocketAddr, full: Fu
 
 async fn reach_app(
     client: &Client,
-    local: &Local,
     route: &InboundRoute,
     who: &Peer,
 ) -> Result<TcpStream, StreamError> {
     let pod = &client.shard.pod;
-    Denied::check(pod, local, who)?;
+    let local = Denied::check(pod, who)?;
     // The sender's own proxy knows the waypoint and would have gone through it.
-    if must_come_from_waypoint(pod, local, client.identity.as_ref(), route.authorize) {
+    if must_come_from_waypoint(pod, &local, client.identity.as_ref(), route.authorize) {
         return Err(StreamError::NotFromWaypoint);
     }
     let source = route.proxy_header.is_none().then(|| client.peer.ip());
@@ -528,3 +541,6 @@ fn note_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderM
         report.service(service);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,9 @@
 //! `LOCAL_XDS_PATH` and `LOCAL_XDS`: workloads, services and policies from a file or a variable.
 //!
-//! Istio's node proxy format; unknown fields are refused with their place. A file is followed: each
-//! change is applied as the difference to what the file said before, and one that cannot be read
-//! leaves everything as it is.
+//! Istio's node proxy format; unknown fields are refused with their place, but for policies: one that is
+//! not understood in full is taken as from the control plane, see [`NotUnderstoodPolicies`]. A file is
+//! followed: each change is applied as the difference to what the file said before, and one that cannot
+//! be read leaves everything as it is.
 
 use std::{
     collections::BTreeSet,
@@ -11,10 +12,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_model::{ArcStr, Authorization, Service, Workload};
+use ambit_model::{ArcStr, Authorization, PolicyKey, Scope, Service, Workload};
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::state::{SharedState, Update};
+use crate::state::{NotUnderstoodPolicies, SharedState, Update};
 
 /// How often a followed file is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -29,6 +31,76 @@ pub struct LocalMesh {
     pub services: Vec<Service>,
     /// As `/config_dump` prints them.
     pub policies: Vec<Authorization>,
+}
+
+/// A file with policies that may not be what they should be.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct WithOddPolicies {
+    workloads: Vec<Workload>,
+    services: Vec<Service>,
+    policies: Vec<Value>,
+}
+
+impl LocalMesh {
+    fn read(text: &str) -> Result<Self, Box<serde_saphyr::Error>> {
+        let error = match serde_saphyr::from_str::<Self>(text) {
+            Ok(mut mesh) => {
+                for policy in &mut mesh.policies {
+                    if policy.has_empty_clause() {
+                        let (key, scope, dry_run) = (policy.key(), policy.scope, policy.dry_run);
+                        *policy = stand_in(key, scope, dry_run, "a clause without matches".into());
+                    }
+                }
+                return Ok(mesh);
+            }
+            Err(error) => error,
+        };
+        // Without their types, names such as `no` must stay texts.
+        let options = serde_saphyr::options! { strict_booleans: true };
+        let Ok(odd) = serde_saphyr::from_str_with_options::<WithOddPolicies>(text, options) else {
+            return Err(Box::new(error));
+        };
+        Ok(Self {
+            workloads: odd.workloads,
+            services: odd.services,
+            policies: odd.policies.into_iter().map(policy).collect(),
+        })
+    }
+}
+
+/// A policy, or what stands in for one that is not understood in full.
+fn policy(from: Value) -> Authorization {
+    let text = |field: &str| match from.get(field) {
+        None | Some(Value::Null) => ArcStr::new(),
+        Some(Value::String(text)) => text.into(),
+        Some(other) => other.to_string().into(),
+    };
+    let key = PolicyKey {
+        namespace: text("namespace"),
+        name: text("name"),
+    };
+    // Where the scope cannot be read it is the policy's namespace, and without one the mesh.
+    let said = from
+        .get("scope")
+        .map_or(Ok(Scope::default()), Scope::deserialize);
+    let scope = match said.unwrap_or(Scope::Namespace) {
+        Scope::Namespace if key.namespace.is_empty() => Scope::Global,
+        scope => scope,
+    };
+    let dry_run = from.get("dryRun").and_then(Value::as_bool) == Some(true);
+    match Authorization::deserialize(from) {
+        Ok(policy) if policy.has_empty_clause() => {
+            stand_in(key, scope, dry_run, "a clause without matches".into())
+        }
+        Ok(policy) => policy,
+        Err(error) => stand_in(key, scope, dry_run, error.to_string().into()),
+    }
+}
+
+fn stand_in(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Authorization {
+    tracing::error!(policy = %key, ?scope, dry_run, error = %why, "policy not understood");
+    Authorization::stand_in(key, scope, dry_run, why)
 }
 
 /// Why a file cannot be used.
@@ -60,8 +132,7 @@ pub enum LocalMeshError {
 
 /// Reads the text of a file or of `LOCAL_XDS`.
 pub fn parse(text: &str) -> Result<LocalMesh, LocalMeshError> {
-    let mut mesh: LocalMesh =
-        serde_saphyr::from_str(text).map_err(|source| LocalMeshError::Parse(Box::new(source)))?;
+    let mut mesh = LocalMesh::read(text).map_err(LocalMeshError::Parse)?;
     let nameless = |list, index, field| Err(LocalMeshError::Nameless { list, index, field });
     if let Some(index) = mesh
         .workloads
@@ -112,7 +183,12 @@ impl LocalMesh {
     /// Puts everything into the state that `before` also had, and takes out what it no longer says.
     pub fn replace(&self, before: &Self, state: &SharedState) {
         let mut updates: Vec<Update> = Vec::new();
-        updates.extend(self.policies.iter().cloned().map(Update::Policy));
+        let in_force = |policy: &&Authorization| {
+            policy.not_understood.is_none()
+                || state.config().not_understood == NotUnderstoodPolicies::Deny
+        };
+        let policies = self.policies.iter().filter(in_force).cloned();
+        updates.extend(policies.map(Update::Policy));
         updates.extend(
             self.services
                 .iter()
@@ -212,6 +288,57 @@ policies:
             mesh.policies[0].rules[0][0][0].not_destination_ports,
             [9999]
         );
+    }
+
+    #[test]
+    fn a_policy_that_is_not_understood_denies_all_in_its_scope_until_it_is_mended() {
+        const GOOD: &str = "policies: [{namespace: n, name: p, scope: Namespace, rules: [[[{notDestinationPorts: [1]}]]]}]";
+        let odd = |policy: &str| parse(&format!("policies: [{policy}]")).unwrap();
+        for (policy, scope) in [
+            (
+                "{namespace: n, name: p, scope: Namespace, colour: red}",
+                Scope::Namespace,
+            ),
+            ("{namespace: n, name: p, scope: Galaxy}", Scope::Namespace),
+            ("{namespace: n, name: p, rules: [[[]]]}", Scope::Global),
+            ("{name: p, scope: Galaxy}", Scope::Global),
+            (
+                "{namespace: n, name: p, scope: WorkloadSelector, rules: [[[{sourceIps: [1.2.3]}]]]}",
+                Scope::WorkloadSelector,
+            ),
+        ] {
+            let read = &odd(policy).policies[0];
+            assert!(read.not_understood.is_some(), "{policy}");
+            assert_eq!(
+                (read.scope, &read.rules[..]),
+                (scope, &[vec![]][..]),
+                "{policy}"
+            );
+        }
+        let dry = odd("{namespace: n, name: p, dryRun: true, colour: red}");
+        assert!(dry.policies[0].dry_run);
+
+        let odd = odd("{namespace: n, name: p, scope: Namespace, colour: red}");
+        let good = parse(GOOD).unwrap();
+        let now = |state: &SharedState| state.policies().by_name("n/p").cloned();
+        let state = SharedState::new(StateConfig::default());
+        good.apply_to(&state);
+        odd.replace(&good, &state);
+        assert_eq!(state.policies().not_understood(), 1);
+        good.replace(&odd, &state);
+        assert_eq!(*now(&state).unwrap(), good.policies[0]);
+        LocalMesh::default().replace(&good, &state);
+        assert_eq!(now(&state), None);
+
+        let state = SharedState::new(StateConfig {
+            not_understood: NotUnderstoodPolicies::KeepLastGood,
+            ..StateConfig::default()
+        });
+        good.apply_to(&state);
+        odd.replace(&good, &state);
+        assert_eq!(*now(&state).unwrap(), good.policies[0]);
+        LocalMesh::default().replace(&odd, &state);
+        assert_eq!(now(&state), None);
     }
 
     #[test]

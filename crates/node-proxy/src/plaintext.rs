@@ -137,7 +137,7 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
     };
     let mut tracked = pod.connections.inbound(shown, who.clone());
     let connecting = async {
-        Denied::check(pod, &local, &who)?;
+        let local = Denied::check(pod, &who)?;
         if let Some(far) = hairpin(&shard, &local, peer, dst).await? {
             return Ok(far);
         }

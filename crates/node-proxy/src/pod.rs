@@ -35,6 +35,7 @@ use crate::{
     connections::{Connections, Cut},
     dns_capture::DnsSockets,
     gate::Gate,
+    standing::Standing,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
     under_way::UnderWay,
 };
@@ -318,6 +319,13 @@ impl Pod {
         })
     }
 
+    /// A pod that nothing is served for.
+    #[cfg(test)]
+    pub(crate) fn idle(proxy: Arc<Proxy>, name: PodName) -> Arc<Self> {
+        let netns = Netns::current().unwrap();
+        Self::with(proxy, "".into(), name, Vec::new(), netns, false, &[])
+    }
+
     /// The enrolment told more of the pod.
     pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
         let mut cache = self.cache.lock();
@@ -471,21 +479,33 @@ impl Pod {
     /// proxy is gone.
     pub async fn enforce_changes(self: Arc<Self>) {
         let mut changes = self.cache.lock().changes.clone();
+        let mut standing = Standing::new(self.proxy.config.missing_policy_grace);
         let pod = Arc::downgrade(&self);
         drop(self);
-        while changes.changed().await.is_ok() {
+        loop {
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = sleep_until(standing.deadline()) => {}
+            }
             let Some(pod) = pod.upgrade() else { return };
             let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
                 // The record is gone: nothing new is let in; what was allowed stays until it ends.
                 continue;
             };
             let state = &pod.proxy.state;
-            let cut = pod
-                .connections
-                .recheck(|peer| state.authorize(&workload, peer).allowed);
+            let cut = standing.recheck(&pod.connections, Instant::now(), |peer| {
+                state.authorize(&workload, peer)
+            });
             if cut > 0 {
                 tracing::info!(pod = %pod.name, connections = cut, "policy change closed connections");
             }
         }
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }

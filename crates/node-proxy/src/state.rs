@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-pub use ambit_xds::{AddressDemand, Update};
+pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
 pub use follow::{IdentityEvent, follow_identities};
 pub use on_demand::DEMANDS_WAITING;
 
@@ -51,6 +51,8 @@ pub struct StateConfig {
     pub preferred_service_namespace: Option<ArcStr>,
     /// What a workload that names an unknown policy means.
     pub missing_policies: MissingPolicies,
+    /// What a policy that is not understood in full means.
+    pub not_understood: NotUnderstoodPolicies,
 }
 
 impl Default for StateConfig {
@@ -62,6 +64,7 @@ impl Default for StateConfig {
             trust_domain: arcstr::literal!("cluster.local"),
             preferred_service_namespace: None,
             missing_policies: MissingPolicies::Refuse,
+            not_understood: NotUnderstoodPolicies::Deny,
         }
     }
 }

@@ -91,6 +91,7 @@ pub struct Metrics {
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
     xds_bytes: Family<UrlLabels, Counter>,
+    unknown_fields: Family<UrlLabels, Counter>,
     dns_requests: Family<DnsLabels, Counter>,
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
@@ -179,6 +180,11 @@ impl Metrics {
             "istio_xds_message_bytes",
             "Total number of bytes received in xDS messages",
             self.xds_bytes.clone(),
+        );
+        registry.register(
+            "ambit_xds_unknown_fields",
+            "Total number of fields of received records that were ignored, being unknown",
+            self.unknown_fields.clone(),
         );
     }
 
@@ -280,6 +286,14 @@ impl Metrics {
         };
         self.xds_messages.get_or_create(&labels).inc();
         self.xds_bytes.get_or_create(&labels).inc_by(bytes);
+    }
+
+    /// A record of a type has so many fields that are not known.
+    pub fn unknown_fields(&self, type_url: &str, count: u64) {
+        let labels = UrlLabels {
+            url: type_url.to_owned(),
+        };
+        self.unknown_fields.get_or_create(&labels).inc_by(count);
     }
 
     /// A DNS request arrived.

@@ -84,6 +84,7 @@ pub fn policy(name: &str, action: Action, matching: Match) -> Authorization {
         action,
         rules: vec![vec![vec![matching]]],
         dry_run: false,
+        not_understood: None,
     }
 }
 

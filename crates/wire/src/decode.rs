@@ -2,7 +2,8 @@
 //!
 //! A record that cannot be understood in full is refused as a whole, with the field and the reason:
 //! leaving a part out would widen or narrow a policy, or send traffic elsewhere. Unknown extensions
-//! are the exception the contract makes. Addresses come out canonical.
+//! are the exception the contract makes, in workloads and services only. Fields of these that are
+//! unknown are ignored and counted; in a policy they refuse it. Addresses come out canonical.
 
 mod delta;
 mod policy;
@@ -18,6 +19,11 @@ use ipnet::IpNet;
 use prost::Message;
 
 use crate::workload as wire;
+
+pub use crate::unknown::UnknownField;
+pub use policy::{NotUnderstood, policy};
+
+use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
 
 pub use delta::{DELTA_PATH, DeltaCodec, LeanDeltaResponse, LeanResource};
 
@@ -52,6 +58,14 @@ enum Refusal {
     LegacyTunnel,
     #[error("a match without a value")]
     EmptyMatch,
+    #[error("is empty")]
+    Empty,
+    #[error("field {0} is unknown")]
+    UnknownField(u32),
+    #[error("the extension {0:?} is unknown")]
+    Extension(String),
+    #[error("names {0}, not the policy that it was sent as")]
+    OtherPolicy(model::PolicyKey),
 }
 
 impl DecodeError {
@@ -85,6 +99,15 @@ impl AddressRecord {
             .map_err(|source| DecodeError::new("address", Refusal::Malformed(source)))?
             .try_into()
     }
+
+    /// How many fields an `istio.workload.Address` has that this build does not know. What they say is
+    /// ignored.
+    pub fn unknown_fields(bytes: &[u8]) -> u64 {
+        let mut count = 0;
+        let walked = ISTIO_WORKLOAD_ADDRESS.unknown_fields(bytes, &mut |_| count += 1);
+        // Bytes that are not protobuf are refused by `decode`.
+        walked.map_or(0, |()| count)
+    }
 }
 
 impl TryFrom<wire::Address> for AddressRecord {
@@ -105,11 +128,24 @@ impl TryFrom<wire::Address> for AddressRecord {
     }
 }
 
-/// Reads an `istio.security.Authorization`.
+/// Reads an `istio.security.Authorization`, all of it: one with a field that this build does not know is
+/// refused.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
-    crate::security::Authorization::decode(bytes)
-        .map_err(|source| DecodeError::new("authorization", Refusal::Malformed(source)))?
-        .try_into()
+    let malformed = |source| DecodeError::new("authorization", Refusal::Malformed(source));
+    let policy = crate::security::Authorization::decode(bytes).map_err(malformed)?;
+    let mut unknown = None;
+    ISTIO_SECURITY_AUTHORIZATION
+        .unknown_fields(bytes, &mut |field| {
+            unknown.get_or_insert(field);
+        })
+        .map_err(malformed)?;
+    match unknown {
+        Some(field) => Err(DecodeError::new(
+            field.message,
+            Refusal::UnknownField(field.number),
+        )),
+        None => policy.try_into(),
+    }
 }
 
 // === parts that several records have ===

@@ -2,7 +2,8 @@
 //!
 //! What is known is kept while disconnected and told to the server on reconnect, which then sends
 //! only what changed meanwhile and what is gone. A refused resource keeps the version of the last
-//! good one: the server sees that it must send it again, and we still hear when it is removed.
+//! good one: the server sees that it must send it again, and we still hear when it is removed. One in
+//! whose place something else was put has a version that no server gives.
 
 use std::{
     collections::VecDeque,
@@ -18,6 +19,9 @@ use crate::{Ending, backoff::Backoff, known::Known};
 const ABSENT_FOR: Duration = Duration::from_secs(30);
 /// Negative answers that are remembered at a time.
 const ABSENT_LIMIT: usize = 4096;
+/// The version of a resource in whose place something else was put: the server sends it again, even if
+/// it is the last good one.
+const REPLACED: &str = "not-understood";
 /// Text of a NACK: longer ones are cut, servers only log it.
 const NACK_LIMIT: usize = 4096;
 
@@ -197,6 +201,7 @@ impl Client {
             nonce,
             answered: Vec::new(),
             rejected: 0,
+            replaced: 0,
             error: String::new(),
         }
     }
@@ -248,6 +253,7 @@ pub struct Push<'a> {
     nonce: String,
     answered: Vec<ArcStr>,
     rejected: usize,
+    replaced: usize,
     error: String,
 }
 
@@ -263,7 +269,7 @@ impl Push<'_> {
         state.is_some_and(|state| !state.config.on_demand)
     }
 
-    /// Whether any of it was refused so far.
+    /// Whether any of it was refused so far without anything in its place.
     pub fn is_refused(&self) -> bool {
         self.rejected > 0
     }
@@ -290,13 +296,27 @@ impl Push<'_> {
     /// A resource was refused. Whoever waits for it is woken: more will not come.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
-        if self.error.len() < NACK_LIMIT {
-            let separator = if self.error.is_empty() { "" } else { "; " };
-            self.error.push_str(&format!("{separator}{name}: {reason}"));
-        }
+        self.note(name, reason);
         let Some(state) = self.state() else { return };
         if let Some((name, _)) = state.demands.names.remove_entry(name) {
             self.answered.push(name);
+        }
+    }
+
+    /// A resource was refused and something else put in its place until a good one comes: the push is
+    /// refused, and yet nothing is lacking.
+    pub fn replaced(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
+        self.replaced += 1;
+        self.note(name, reason);
+        if let Some(state) = self.state() {
+            state.known.insert(name.clone(), REPLACED);
+        }
+    }
+
+    fn note(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+        if self.error.len() < NACK_LIMIT {
+            let separator = if self.error.is_empty() { "" } else { "; " };
+            self.error.push_str(&format!("{separator}{name}: {reason}"));
         }
     }
 
@@ -311,11 +331,12 @@ impl Push<'_> {
 
     /// Answers the push.
     pub fn finish(mut self) -> Vec<Effect> {
-        let nacked = self.rejected > 0;
+        let refused = self.rejected + self.replaced;
+        let complete = self.rejected == 0;
         let mut effects = Vec::new();
         let mut unsubscribe = Vec::new();
         if let Some(state) = self.state() {
-            state.synced |= !nacked;
+            state.synced |= complete;
             unsubscribe = state.demands.evict();
         }
         let Self {
@@ -324,8 +345,8 @@ impl Push<'_> {
             type_url,
             nonce,
             answered,
-            rejected,
             mut error,
+            ..
         } = self;
         if error.len() >= NACK_LIMIT {
             let end = (0..=NACK_LIMIT)
@@ -333,12 +354,12 @@ impl Push<'_> {
                 .find(|at| error.is_char_boundary(*at))
                 .unwrap_or(0);
             error.truncate(end);
-            error.push_str(&format!("… ({rejected} resources in all)"));
+            error.push_str(&format!("… ({refused} resources in all)"));
         }
         effects.push(Effect::Send(Request {
             type_url: type_url.clone(),
             nonce: Some(nonce),
-            error: nacked.then_some(error),
+            error: (refused > 0).then_some(error),
             ..Request::default()
         }));
         if !unsubscribe.is_empty() {

@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    Handler, Kept,
+    Handler, Kept, NotUnderstoodPolicies,
     intake::{self, ADDRESSES, take_in, types},
     stream::{self, Responses},
 };
@@ -35,6 +35,8 @@ pub struct ClientOptions {
     pub node: Node,
     /// Ask for WDS records one by one (`XDS_ON_DEMAND`).
     pub on_demand: bool,
+    /// What a policy that is not understood in full means.
+    pub not_understood: NotUnderstoodPolicies,
 }
 
 /// A WDS record somebody waits for.
@@ -114,7 +116,14 @@ impl<H: Handler> Client<H> {
     /// Takes in what a client before this one [kept](Handler::keep) of a type until it was complete and
     /// since, before [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, kept: impl Iterator<Item = Kept>) {
-        let effects = intake::restore(&mut self.machine, &self.handler, type_url, kept);
+        let not_understood = self.options.not_understood;
+        let effects = intake::restore(
+            &mut self.machine,
+            &self.handler,
+            not_understood,
+            type_url,
+            kept,
+        );
         // There is nobody to answer.
         if effects.contains(&Effect::Ready) {
             self.handler.ready();
@@ -210,7 +219,9 @@ impl<H: Handler> Client<H> {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
                     self.handler.received(&response.type_url, bytes);
-                    let effects = take_in(&mut self.machine, &self.handler, response).await;
+                    let not_understood = self.options.not_understood;
+                    let effects =
+                        take_in(&mut self.machine, &self.handler, not_understood, response).await;
                     self.carry_out(effects, Some(requests)).await;
                 }
                 demand = next(&mut self.demands) => {

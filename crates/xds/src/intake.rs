@@ -1,10 +1,14 @@
 //! Taking in a push: resources are decoded one at a time and handed over in small batches.
+//!
+//! A resource that is not understood is refused and its last good version stays; but for a policy, where
+//! what stays may permit what the new version was sent to forbid: a deny-all takes its place at once,
+//! see [`NotUnderstoodPolicies`].
 
 use std::time::Instant;
 
 use ambit_model::{ArcStr, Authorization, Service, Workload};
 use ambit_wire::{
-    decode::{self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource},
+    decode::{self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource, NotUnderstood},
     encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
 };
 use ambit_xds_core::{Effect, Ending, Kind, Push, TypeConfig};
@@ -34,6 +38,17 @@ pub(crate) fn types(on_demand: bool) -> Vec<TypeConfig> {
     ]
 }
 
+/// What a policy that is not understood in full means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NotUnderstoodPolicies {
+    /// Every connection in its scope is refused, until a version comes that is understood or the policy
+    /// is removed.
+    #[default]
+    Deny,
+    /// Its last good version stays in force; if there was none, nothing is.
+    KeepLastGood,
+}
+
 /// One change of what the control plane tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
@@ -41,7 +56,8 @@ pub enum Update {
     Workload(Box<Workload>),
     /// A service is there, or is different.
     Service(Box<Service>),
-    /// A policy is there, or is different.
+    /// A policy is there, or is different; or something stands in for it
+    /// ([`Authorization::not_understood`]).
     Policy(Authorization),
     /// A workload or service is gone: its name in WDS.
     AddressGone(ArcStr),
@@ -80,6 +96,9 @@ pub trait Handler: Send + 'static {
     /// Everything that is followed as a whole has been received once, without a refusal.
     fn ready(&self) {}
 
+    /// A workload or service has so many fields that this build does not know; they are ignored.
+    fn unknown_fields(&self, _type_url: &str, _count: u64) {}
+
     /// A message of a type came, with so many bytes (`istio_xds_message_*`).
     fn received(&self, _type_url: &str, _bytes: usize) {}
 
@@ -91,6 +110,7 @@ pub trait Handler: Send + 'static {
 pub(crate) async fn take_in<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
+    not_understood: NotUnderstoodPolicies,
     response: LeanDeltaResponse,
 ) -> Vec<Effect> {
     let LeanDeltaResponse {
@@ -101,7 +121,7 @@ pub(crate) async fn take_in<H: Handler>(
     } = response;
     let push = client.begin_push(&type_url, nonce);
     let keep = push.is_whole().then_some(type_url.as_str());
-    let mut batch = Batch::new(push, handler, keep);
+    let mut batch = Batch::new(push, handler, not_understood, keep);
     let kind = batch.push.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
         batch.resource(kind, index, bytes);
@@ -126,10 +146,12 @@ pub(crate) async fn take_in<H: Handler>(
 pub(crate) fn restore<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
+    not_understood: NotUnderstoodPolicies,
     type_url: &str,
     kept: impl Iterator<Item = Kept>,
 ) -> Vec<Effect> {
-    let mut batch = Batch::new(client.begin_push(type_url, String::new()), handler, None);
+    let push = client.begin_push(type_url, String::new());
+    let mut batch = Batch::new(push, handler, not_understood, None);
     let kind = batch.push.kind();
     let now = Instant::now();
     for (index, kept) in kept.enumerate() {
@@ -154,19 +176,36 @@ fn tell_known<H: Handler>(kind: Option<Kind>, handler: &H) {
 struct Batch<'a, H> {
     push: Push<'a>,
     handler: &'a H,
+    not_understood: NotUnderstoodPolicies,
     updates: Vec<Update>,
-    accepted: Vec<(ArcStr, LeanResource, Bytes)>,
+    taken: Vec<Taken>,
     /// The type, if what comes is to be kept.
     keep: Option<&'a str>,
 }
 
+/// A resource whose update is on its way to the handler.
+struct Taken {
+    name: ArcStr,
+    resource: LeanResource,
+    /// As it came.
+    bytes: Bytes,
+    /// Why something stands in for it.
+    replaced: Option<DecodeError>,
+}
+
 impl<'a, H: Handler> Batch<'a, H> {
-    fn new(push: Push<'a>, handler: &'a H, keep: Option<&'a str>) -> Self {
+    fn new(
+        push: Push<'a>,
+        handler: &'a H,
+        not_understood: NotUnderstoodPolicies,
+        keep: Option<&'a str>,
+    ) -> Self {
         Self {
             push,
             handler,
+            not_understood,
             updates: Vec::with_capacity(BATCH),
-            accepted: Vec::new(),
+            taken: Vec::new(),
             keep,
         }
     }
@@ -177,27 +216,48 @@ impl<'a, H: Handler> Batch<'a, H> {
             Err(error) => return self.rejected(&format!("resource {index}"), &error),
         };
         let name = ArcStr::from(resource.name.as_str());
-        match read(kind, &name, &resource) {
-            Ok(Some(update)) => {
-                self.updates.push(update);
-                self.accepted.push((name, resource, bytes));
-            }
-            Ok(None) => {}
-            Err(error) => self.rejected(&name, &error),
-        }
+        let (update, replaced) = match kind {
+            Some(ADDRESSES) => match address(&name, &resource) {
+                Ok((update, unknown)) => {
+                    if unknown > 0 {
+                        self.handler.unknown_fields(ADDRESS_TYPE_URL, unknown);
+                    }
+                    (update, None)
+                }
+                Err(error) => return self.rejected(&name, &error),
+            },
+            Some(POLICIES) => match decode::policy(&name, &resource.value()) {
+                Ok(policy) => (Update::Policy(policy), None),
+                Err(NotUnderstood { error, stand_in }) => match self.not_understood {
+                    NotUnderstoodPolicies::KeepLastGood => return self.rejected(&name, &error),
+                    NotUnderstoodPolicies::Deny => {
+                        log_stand_in(&stand_in);
+                        (Update::Policy(*stand_in), Some(error))
+                    }
+                },
+            },
+            _ => return,
+        };
+        self.updates.push(update);
+        self.taken.push(Taken {
+            name,
+            resource,
+            bytes,
+            replaced,
+        });
         if self.updates.len() >= BATCH {
             self.flush();
         }
     }
 
     fn rejected(&mut self, name: &str, error: &DecodeError) {
-        tracing::warn!(name, %error, "resource refused, the last good one stays");
+        tracing::warn!(name, %error, "resource refused, its last good version stays");
         self.push.rejected(name, error);
     }
 
     fn removed(&mut self, kind: Option<Kind>, name: ArcStr, now: Instant) {
         // In the order of the push.
-        self.flush_accepted();
+        self.flush_taken();
         self.push.removed(&name, now);
         if let Some(type_url) = self.keep {
             self.handler
@@ -218,13 +278,23 @@ impl<'a, H: Handler> Batch<'a, H> {
             self.handler.apply(&mut self.updates);
             self.updates.clear();
         }
-        self.flush_accepted();
+        self.flush_taken();
     }
 
-    fn flush_accepted(&mut self) {
-        for (name, resource, bytes) in self.accepted.drain(..) {
-            self.push
-                .accepted(&name, &resource.version, &resource.aliases);
+    fn flush_taken(&mut self) {
+        for taken in self.taken.drain(..) {
+            let Taken {
+                name,
+                resource,
+                bytes,
+                replaced,
+            } = taken;
+            match replaced {
+                None => self
+                    .push
+                    .accepted(&name, &resource.version, &resource.aliases),
+                Some(error) => self.push.replaced(&name, &error),
+            }
             if let Some(type_url) = self.keep {
                 self.handler.keep(type_url, &name, &Kept::Resource(bytes));
             }
@@ -232,24 +302,29 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 }
 
-/// Decodes by the stream's type; the resource's own type URL is not looked at.
-fn read(
-    kind: Option<Kind>,
-    name: &ArcStr,
-    resource: &LeanResource,
-) -> Result<Option<Update>, DecodeError> {
-    Ok(match kind {
-        Some(ADDRESSES) => Some(match AddressRecord::decode(&resource.value())? {
-            AddressRecord::Workload(mut workload) => {
-                if workload.uid == *name {
-                    // One text for the table and for the names that are known.
-                    workload.uid = name.clone();
-                }
-                Update::Workload(workload)
+/// Says what a stand-in does from now on.
+fn log_stand_in(policy: &Authorization) {
+    let (name, scope, error) = (policy.key(), policy.scope, policy.not_understood.as_deref());
+    if policy.dry_run {
+        tracing::error!(policy = %name, ?scope, error, "dry-run policy not understood, it denies nothing");
+    } else {
+        tracing::error!(policy = %name, ?scope, error, "policy not understood, it denies every connection in its scope");
+    }
+}
+
+/// Decodes by the stream's type; the resource's own type URL is not looked at. With the number of fields
+/// that are not known.
+fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), DecodeError> {
+    let value = resource.value();
+    let update = match AddressRecord::decode(&value)? {
+        AddressRecord::Workload(mut workload) => {
+            if workload.uid == *name {
+                // One text for the table and for the names that are known.
+                workload.uid = name.clone();
             }
-            AddressRecord::Service(service) => Update::Service(service),
-        }),
-        Some(POLICIES) => Some(Update::Policy(decode::authorization(&resource.value())?)),
-        _ => None,
-    })
+            Update::Workload(workload)
+        }
+        AddressRecord::Service(service) => Update::Service(service),
+    };
+    Ok((update, AddressRecord::unknown_fields(&value)))
 }

@@ -1,5 +1,7 @@
 //! The client against a scripted control plane on a loopback socket.
 
+mod not_understood;
+
 use std::{
     pin::Pin,
     sync::{Arc, Mutex},
@@ -140,6 +142,7 @@ struct Recorder(Arc<Recorded>);
 struct Recorded {
     updates: Mutex<Vec<Update>>,
     received: Mutex<Vec<(String, usize)>>,
+    unknown: Mutex<Vec<(String, u64)>>,
     kept: Mutex<Vec<(String, Kept)>>,
     complete: Mutex<Vec<String>>,
     endings: watch::Sender<Vec<Ending>>,
@@ -164,6 +167,11 @@ impl Handler for Recorder {
         if complete {
             self.0.complete.lock().unwrap().push(type_url.to_owned());
         }
+    }
+
+    fn unknown_fields(&self, type_url: &str, count: u64) {
+        let counted = (type_url.to_owned(), count);
+        self.0.unknown.lock().unwrap().push(counted);
     }
 
     fn received(&self, type_url: &str, bytes: usize) {
@@ -203,6 +211,7 @@ fn options(address: &str, headers: CallHeaders, on_demand: bool) -> ClientOption
             ..Node::default()
         },
         on_demand,
+        not_understood: NotUnderstoodPolicies::Deny,
     }
 }
 

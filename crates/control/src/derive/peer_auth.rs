@@ -188,6 +188,7 @@ impl PeerAuthInput {
             action: Action::Deny,
             rules,
             dry_run: false,
+            not_understood: None,
         })
     }
 }
@@ -205,6 +206,7 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
         action: Action::Deny,
         rules: vec![vec![vec![plaintext]]],
         dry_run: false,
+        not_understood: None,
     }
 }
 

@@ -110,6 +110,7 @@ impl PolicyInput {
             action,
             rules,
             dry_run,
+            not_understood: None,
         };
         Ok((
             Self {
@@ -150,6 +151,7 @@ impl PolicyInput {
             // A rule without clauses matches everything.
             rules: vec![Vec::new()],
             dry_run: false,
+            not_understood: None,
         };
         Some(Self {
             sent: Some(sent),

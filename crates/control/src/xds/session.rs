@@ -3,6 +3,9 @@
 //! Pure: requests and store changes in, pushes out. A client is never sent the next push of a type
 //! before it has answered the last one, so a slow client costs nothing but a cursor; what changes
 //! meanwhile reaches it in one push. Requests for single records are answered at once.
+//!
+//! A policy that is gone is removed at a client only after it has answered all pushes of workloads up to
+//! then: one that still names the policy would refuse its connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -136,6 +139,10 @@ struct Subscription {
     known: HashMap<ArcStr, String>,
     /// Revision up to which it was told.
     cursor: u64,
+    /// Revision that the last push brought it to.
+    sent_up_to: u64,
+    /// Revision up to which it has answered all pushes.
+    answered_up_to: u64,
     sent: String,
     acknowledged: String,
     outstanding: bool,
@@ -150,6 +157,9 @@ pub struct Session {
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
+    /// Policies that are gone and not yet removed at the client: with the revision that workloads must
+    /// have been answered up to.
+    policies_gone: Vec<(u64, Arc<Batch>)>,
 }
 
 impl Session {
@@ -160,6 +170,7 @@ impl Session {
             seed,
             pushes: 0,
             subscriptions: BTreeMap::new(),
+            policies_gone: Vec::new(),
         }
     }
 
@@ -184,10 +195,13 @@ impl Session {
             }
         }
         let mut pushes = Vec::new();
-        if is_first {
-            let batch = subscription.begin(kind, request, store, &self.node);
-            pushes.push(self.push(batch, store));
-        } else if let Some(batch) = subscription.resubscribe(kind, request, store) {
+        let answer = if is_first {
+            Some(subscription.begin(kind, request, store, &self.node))
+        } else {
+            subscription.resubscribe(kind, request, store)
+        };
+        if let Some(batch) = answer {
+            let batch = self.without_gone_policies(batch, store);
             pushes.push(self.push(batch, store));
         }
         let names = self
@@ -204,8 +218,6 @@ impl Session {
     /// Tells what changed since the last call, for every type whose last push was answered.
     pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
         let mut pushes = Vec::new();
-        // Policies that go are told last: workloads must have stopped naming them.
-        let mut policies_gone = None;
         let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
         for kind in kinds {
             let Some(subscription) = self.subscriptions.get_mut(&kind) else {
@@ -220,20 +232,64 @@ impl Session {
             }
             let batch = if kind == ResourceType::Authorization {
                 let gone = subscription.step(kind, Part::Gone, store)?;
-                policies_gone = Some(gone).filter(|gone| !gone.is_empty());
+                if !gone.is_empty() {
+                    self.policies_gone.push((store.revision(), gone));
+                }
                 subscription.step(kind, Part::There, store)?
             } else {
                 subscription.changes(kind, store, &self.node)?
             };
             subscription.cursor = store.revision();
-            if !batch.is_empty() {
+            if batch.is_empty() {
+                subscription.answered_up_to = subscription.cursor;
+            } else {
                 pushes.push(self.push(batch, store));
             }
         }
-        if let Some(gone) = policies_gone {
+        if let Some(gone) = self.removable_policies(store) {
             pushes.push(self.push(gone, store));
         }
         Ok(pushes)
+    }
+
+    /// Sets names of policies that are gone aside, for [`Self::removable_policies`].
+    fn without_gone_policies(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
+        let kind = batch.resource_type;
+        if kind != ResourceType::Authorization || batch.removed.is_empty() {
+            return batch;
+        }
+        let gone = Batch::new(kind, Vec::new(), batch.removed.clone());
+        self.policies_gone.push((store.revision(), Arc::new(gone)));
+        Arc::new(Batch::new(kind, batch.resources.clone(), Vec::new()))
+    }
+
+    /// The policies to remove now: those that no workload names any more in what the client has answered.
+    /// A refusal is an answer too, or one bad record would keep a policy in force for good.
+    fn removable_policies(&mut self, store: &Store) -> Option<Arc<Batch>> {
+        const KIND: ResourceType = ResourceType::Authorization;
+        if self.subscriptions.get(&KIND)?.outstanding {
+            return None;
+        }
+        let addresses = self.subscriptions.iter().filter(|(kind, _)| **kind != KIND);
+        let answered = addresses
+            .map(|(_, subscription)| subscription.answered_up_to)
+            .min()
+            .unwrap_or(u64::MAX);
+        let due = |(revision, _): &mut (u64, Arc<Batch>)| *revision <= answered;
+        let due: Vec<_> = self.policies_gone.extract_if(.., due).collect();
+        // One that is back meanwhile has been sent, or will be.
+        let is_back = |name: &ArcStr| store.entry(KIND.collection(), name).is_some();
+        match due.as_slice() {
+            [] => None,
+            [(_, one)] if !one.removed.iter().any(is_back) => Some(Arc::clone(one)),
+            _ => {
+                let names: BTreeSet<&ArcStr> =
+                    due.iter().flat_map(|(_, batch)| &batch.removed).collect();
+                let gone = names.into_iter().filter(|name| !is_back(name)).cloned();
+                let batch = Batch::new(KIND, Vec::new(), gone.collect());
+                (!batch.is_empty()).then(|| Arc::new(batch))
+            }
+        }
     }
 
     /// How it stands.
@@ -259,6 +315,7 @@ impl Session {
         );
         if let Some(subscription) = self.subscriptions.get_mut(&batch.resource_type) {
             subscription.sent.clone_from(&nonce);
+            subscription.sent_up_to = subscription.cursor;
             subscription.outstanding = true;
         }
         Push {
@@ -272,6 +329,7 @@ impl Session {
 impl Subscription {
     fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
         self.outstanding = false;
+        self.answered_up_to = self.sent_up_to;
         match &request.error_detail {
             Some(error) => {
                 outcome.rejected = true;

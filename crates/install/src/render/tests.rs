@@ -112,6 +112,7 @@ fn values_of_every_form_end_where_they_belong() {
         "pilot.trustedNodeAccounts={x/y}",
         "pilot.affinity.nodeAffinity.a=b",
         "ztunnel.unenrolledDrain=10m",
+        "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
         "global.network=net1",
         "global.networkPolicy.enabled=true",
         "global.imagePullSecrets={one,two}",
@@ -132,6 +133,8 @@ fn values_of_every_form_end_where_they_belong() {
     let proxy = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
     let env = proxy["containers"][0]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "AMBIT_UNENROLLED_DRAIN", "value": "10m"})));
+    assert!(env.contains(&json!({"name": "AMBIT_MISSING_POLICY_GRACE", "value": "1m"})));
+    assert!(env.contains(&json!({"name": "AMBIT_KEEP_LAST_GOOD_POLICY", "value": "true"})));
     assert!(env.contains(&json!({"name": "NETWORK", "value": "net1"})));
     let policies = objects
         .iter()

@@ -120,3 +120,81 @@ async fn a_workload_that_begins_to_name_a_policy_has_its_connections_checked_aga
     mesh.tell_workload(workload);
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
+
+/// The pod's record comes before the policy that it names, from a control plane that sends it in that
+/// order; or the policy goes before the record stops naming it.
+#[tokio::test]
+async fn a_policy_that_is_not_known_yet_refuses_new_connections_and_spares_standing_ones() {
+    let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut stream = client.connect(to).await.unwrap();
+    line(&mut stream).await.unwrap();
+    let mut workload = build::workload("server", &["10.9.0.4"]);
+    let admitted = build::from_principal("cluster.local/ns/ns/sa/client");
+    let mut policy = build::policy("selected", Action::Allow, admitted);
+    build::select(&mut workload, &mut policy);
+    mesh.tell_workload(workload);
+    assert!(!is_served(&client, to).await);
+    stream.write_all(b"spared\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "spared");
+
+    mesh.tell(Update::Policy(policy));
+    assert!(is_served(&client, to).await);
+    mesh.tell(Update::PolicyGone("ns/selected".into()));
+    assert!(!is_served(&client, to).await);
+    stream.write_all(b"spared again\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "spared again");
+
+    // What denies is not waited with.
+    let nobody = build::policy(
+        "nobody",
+        Action::Deny,
+        Match {
+            destination_ports: vec![8080],
+            ..Match::default()
+        },
+    );
+    mesh.tell(Update::Policy(nobody));
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn a_policy_that_stays_unknown_ends_standing_connections() {
+    let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "10ms")]).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut stream = client.connect(to).await.unwrap();
+    line(&mut stream).await.unwrap();
+    let workload = build::workload("server", &["10.9.0.4"]);
+    mesh.tell_workload(ambit_model::Workload {
+        authorization_policies: vec!["ns/never".into()],
+        ..workload
+    });
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn a_policy_that_is_not_understood_ends_all_in_its_scope_until_a_good_one_comes() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let admitted = build::from_principal("cluster.local/ns/ns/sa/client");
+    let good = build::policy("p", Action::Allow, admitted);
+    mesh.tell(Update::Policy(good.clone()));
+    let mut stream = client.connect(to).await.unwrap();
+    line(&mut stream).await.unwrap();
+    let (key, scope) = (good.key(), good.scope);
+    let odd = ambit_model::Authorization::stand_in(key, scope, false, "odd".into());
+    mesh.tell(Update::Policy(odd));
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+    assert!(!is_served(&client, to).await);
+    mesh.tell(Update::Policy(good));
+    assert!(is_served(&client, to).await);
+}

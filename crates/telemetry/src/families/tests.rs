@@ -24,6 +24,7 @@ fn every_family_has_the_contracts_name() {
     metrics.crl_untracked(Reporter::Source);
     metrics.xds_terminated(XdsTermination::ConnectionError);
     metrics.xds_message("type.googleapis.com/istio.workload.Address", 10);
+    metrics.unknown_fields("type.googleapis.com/istio.workload.Address", 3);
     metrics.dns_request(&dns);
     metrics.dns_forwarded(&dns, Some(0.002));
     metrics.dns_forwarded(&dns, None);
@@ -38,6 +39,7 @@ fn every_family_has_the_contracts_name() {
         "istio_xds_connection_terminations_total{reason=\"ConnectionError\"} 1",
         "istio_xds_message_total{url=\"type.googleapis.com/istio.workload.Address\"} 1",
         "istio_xds_message_bytes_total{url=\"type.googleapis.com/istio.workload.Address\"} 10",
+        "ambit_xds_unknown_fields_total{url=\"type.googleapis.com/istio.workload.Address\"} 3",
         "istio_dns_requests_total{request_query_type=\"A\",request_protocol=\"udp\",\
          source_canonical_service=\"client\",source_canonical_revision=\"v1\"} 1",
         "istio_dns_upstream_requests_total{",

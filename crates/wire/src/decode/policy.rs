@@ -1,13 +1,66 @@
 //! `istio.security.Authorization`.
 //!
 //! Nothing may be left out here: a source address that is dropped widens an ALLOW, a match without a
-//! value narrows a DENY. Such a policy is refused and the one known before stays.
+//! value narrows a DENY. Such a policy is refused, and comes with what can stand in for it.
 
-use ambit_model as model;
+use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
+use prost::Message;
 
-use super::{DecodeError, Refusal, known, port, prefix};
+use super::{DecodeError, Refusal, authorization, known, port, prefix};
 use crate::security as wire;
+
+/// A policy that is not understood in full.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct NotUnderstood {
+    /// What is not understood.
+    pub error: DecodeError,
+    /// A deny-all with the policy's name and scope, see [`model::Authorization::stand_in`].
+    pub stand_in: Box<model::Authorization>,
+}
+
+/// Reads the policy that was sent under a name (`namespace/name`).
+///
+/// # Errors
+/// When it is not understood in full.
+pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnderstood> {
+    let key = PolicyKey::of_record(name);
+    let read = authorization(bytes).and_then(|policy| match policy.key() {
+        own if own == key => Ok(policy),
+        other => Err(DecodeError::new(
+            "authorization.name",
+            Refusal::OtherPolicy(other),
+        )),
+    });
+    read.map_err(|error| NotUnderstood {
+        stand_in: Box::new(stand_in(key, bytes, error.to_string().into())),
+        error,
+    })
+}
+
+/// What says where a policy applies, and whether it decides at all.
+#[derive(Message)]
+struct Outline {
+    #[prost(int32, tag = "3")]
+    scope: i32,
+    #[prost(bool, tag = "6")]
+    dry_run: bool,
+}
+
+/// Where the scope cannot be read it is the namespace of the policy's name, and without one the mesh.
+fn stand_in(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
+    let outline = Outline::decode(bytes).ok();
+    let said = outline
+        .as_ref()
+        .and_then(|outline| scope(outline.scope).ok());
+    let scope = match said.unwrap_or(model::Scope::Namespace) {
+        model::Scope::Namespace if key.namespace.is_empty() => model::Scope::Global,
+        scope => scope,
+    };
+    let dry_run = outline.is_some_and(|outline| outline.dry_run);
+    model::Authorization::stand_in(key, scope, dry_run, why)
+}
 
 impl TryFrom<wire::Authorization> for model::Authorization {
     type Error = DecodeError;
@@ -16,11 +69,15 @@ impl TryFrom<wire::Authorization> for model::Authorization {
         if from.name.is_empty() {
             return Err(DecodeError::missing("authorization.name"));
         }
+        no_extensions("authorization.extensions", &from.extensions)?;
         let rules = from
             .rules
             .into_iter()
             .map(|rule| {
                 let clause = |clause: wire::Clause| {
+                    if clause.matches.is_empty() {
+                        return Err(DecodeError::new("clause.matches", Refusal::Empty));
+                    }
                     clause.matches.into_iter().map(TryInto::try_into).collect()
                 };
                 rule.clauses.into_iter().map(clause).collect()
@@ -29,18 +86,34 @@ impl TryFrom<wire::Authorization> for model::Authorization {
         Ok(Self {
             name: from.name.into(),
             namespace: from.namespace.into(),
-            scope: match known("authorization.scope", from.scope)? {
-                wire::Scope::Global => model::Scope::Global,
-                wire::Scope::Namespace => model::Scope::Namespace,
-                wire::Scope::WorkloadSelector => model::Scope::WorkloadSelector,
-            },
+            scope: scope(from.scope)?,
             action: match known("authorization.action", from.action)? {
                 wire::Action::Allow => model::Action::Allow,
                 wire::Action::Deny => model::Action::Deny,
             },
             rules,
             dry_run: from.dry_run,
+            not_understood: None,
         })
+    }
+}
+
+fn scope(value: i32) -> Result<model::Scope, DecodeError> {
+    Ok(match known("authorization.scope", value)? {
+        wire::Scope::Global => model::Scope::Global,
+        wire::Scope::Namespace => model::Scope::Namespace,
+        wire::Scope::WorkloadSelector => model::Scope::WorkloadSelector,
+    })
+}
+
+/// An extension of a policy may be a condition.
+fn no_extensions(field: &'static str, extensions: &[wire::Extension]) -> Result<(), DecodeError> {
+    match extensions.first() {
+        Some(extension) => Err(DecodeError::new(
+            field,
+            Refusal::Extension(extension.name.clone()),
+        )),
+        None => Ok(()),
     }
 }
 
@@ -48,13 +121,17 @@ impl TryFrom<wire::Match> for model::Match {
     type Error = DecodeError;
 
     fn try_from(from: wire::Match) -> Result<Self, DecodeError> {
+        no_extensions("match.extensions", &from.extensions)?;
         Ok(Self {
             namespaces: texts("match.namespaces", from.namespaces)?,
             not_namespaces: texts("match.not_namespaces", from.not_namespaces)?,
             principals: texts("match.principals", from.principals)?,
             not_principals: texts("match.not_principals", from.not_principals)?,
-            service_accounts: accounts(from.service_accounts),
-            not_service_accounts: accounts(from.not_service_accounts),
+            service_accounts: accounts("match.service_accounts", from.service_accounts)?,
+            not_service_accounts: accounts(
+                "match.not_service_accounts",
+                from.not_service_accounts,
+            )?,
             source_ips: nets("match.source_ips", &from.source_ips)?,
             not_source_ips: nets("match.not_source_ips", &from.not_source_ips)?,
             destination_ips: nets("match.destination_ips", &from.destination_ips)?,
@@ -76,6 +153,10 @@ fn texts(
     from.into_iter()
         .map(|text| match text.match_type {
             Some(MatchType::Exact(text)) => Ok(model::StringMatch::Exact(text.into())),
+            // Would match every text there is, which the contract says with `presence`.
+            Some(MatchType::Prefix(text) | MatchType::Suffix(text)) if text.is_empty() => {
+                Err(DecodeError::new(field, Refusal::EmptyMatch))
+            }
             Some(MatchType::Prefix(text)) => Ok(model::StringMatch::Prefix(text.into())),
             Some(MatchType::Suffix(text)) => Ok(model::StringMatch::Suffix(text.into())),
             Some(MatchType::Presence(())) => Ok(model::StringMatch::Presence([])),
@@ -94,11 +175,19 @@ fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
     from.into_iter().map(|number| port(field, number)).collect()
 }
 
-fn accounts(from: Vec<wire::ServiceAccountMatch>) -> Vec<model::ServiceAccountMatch> {
+fn accounts(
+    field: &'static str,
+    from: Vec<wire::ServiceAccountMatch>,
+) -> Result<Vec<model::ServiceAccountMatch>, DecodeError> {
     from.into_iter()
-        .map(|account| model::ServiceAccountMatch {
-            namespace: account.namespace.into(),
-            service_account: account.service_account.into(),
+        .map(|account| {
+            if account.namespace.is_empty() || account.service_account.is_empty() {
+                return Err(DecodeError::new(field, Refusal::EmptyMatch));
+            }
+            Ok(model::ServiceAccountMatch {
+                namespace: account.namespace.into(),
+                service_account: account.service_account.into(),
+            })
         })
         .collect()
 }

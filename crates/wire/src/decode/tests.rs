@@ -228,7 +228,7 @@ proptest! {
     #[test]
     fn a_policy_comes_back_as_it_was_sent(
         (name, namespace) in (text(), text()),
-        rules in vec(vec(vec(rbac_match(), 0..3), 0..3), 0..3),
+        rules in vec(vec(vec(rbac_match(), 1..3), 0..3), 0..3),
         flags in any::<[bool; 2]>(),
         scope in 0..3usize,
     ) {
@@ -241,6 +241,7 @@ proptest! {
             action: if flags[0] { model::Action::Allow } else { model::Action::Deny },
             rules,
             dry_run: flags[1],
+            not_understood: None,
         };
         let bytes = security::Authorization::from(&policy).encode_to_vec();
         prop_assert_eq!(authorization(&bytes).unwrap(), policy);
@@ -250,6 +251,8 @@ proptest! {
     fn no_bytes_whatever_panic(bytes in vec(any::<u8>(), 0..200)) {
         drop(AddressRecord::decode(&bytes));
         drop(authorization(&bytes));
+        drop(policy("ns/p", &bytes));
+        AddressRecord::unknown_fields(&bytes);
         drop(LeanDeltaResponse::decode(bytes.as_slice()));
         drop(LeanResource::read(Bytes::from(bytes)));
     }
@@ -412,6 +415,134 @@ fn a_policy_that_would_lose_a_part_is_refused() {
         ..security::Match::default()
     };
     assert_eq!(with(m), "match.destination_ports: 65536 is not a port");
+}
+
+#[test]
+fn what_is_unknown_in_a_policy_is_found_at_any_depth() {
+    /// A field with number 99 and an empty text.
+    const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
+    let nested = |message: &[u8], field: u8| {
+        let length = u8::try_from(message.len()).unwrap();
+        [&[field << 3 | 2, length], message].concat()
+    };
+    let presence = nested(&UNKNOWN, 4);
+    let matching = nested(&presence, 3);
+    let clause = nested(&matching, 2);
+    let rule = nested(&clause, 1);
+    let name = nested(b"p", 1);
+    for (bytes, message) in [
+        (UNKNOWN.to_vec(), "istio.security.Authorization"),
+        (nested(&UNKNOWN, 5), "istio.security.Rule"),
+        (nested(&nested(&UNKNOWN, 1), 5), "istio.security.Clause"),
+        (
+            nested(&nested(&nested(&UNKNOWN, 2), 1), 5),
+            "istio.security.Match",
+        ),
+        (nested(&rule, 5), "google.protobuf.Empty"),
+    ] {
+        let error = authorization(&[&name[..], &bytes].concat()).unwrap_err();
+        assert_eq!(error.to_string(), format!("{message}: field 99 is unknown"));
+    }
+    // The place of `matches` is not the first, which earlier versions of Ambit took it for.
+    let old = [&name[..], &nested(&nested(&nested(&[], 1), 1), 5)].concat();
+    let error = authorization(&old).unwrap_err().to_string();
+    assert_eq!(error, "istio.security.Clause: field 1 is unknown");
+}
+
+#[test]
+fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
+    let sent =
+        |policy: &security::Authorization, tail: &[u8]| [&policy.encode_to_vec(), tail].concat();
+    let of = |scope: i32| security::Authorization {
+        name: "p".into(),
+        namespace: "ns".into(),
+        scope,
+        ..security::Authorization::default()
+    };
+    let stand_in = |name: &str, bytes: &[u8]| {
+        let stand_in = policy(name, bytes).unwrap_err().stand_in;
+        assert_eq!(stand_in.action, model::Action::Deny);
+        assert_eq!(stand_in.rules, [model::Rule::new()]);
+        assert!(stand_in.not_understood.is_some());
+        *stand_in
+    };
+    const UNKNOWN: &[u8] = &[0x9a, 0x06, 0];
+    for (scope, expected) in [
+        (0, model::Scope::Global),
+        (1, model::Scope::Namespace),
+        (2, model::Scope::WorkloadSelector),
+    ] {
+        let stand_in = stand_in("ns/p", &sent(&of(scope), UNKNOWN));
+        assert_eq!((stand_in.scope, stand_in.dry_run), (expected, false));
+        assert_eq!(stand_in.key().to_string(), "ns/p");
+    }
+    // The scope cannot be read, the record is none at all, or it is another policy's.
+    for bytes in [sent(&of(7), &[]), b"\xff".to_vec(), sent(&of(2), b"\x0a")] {
+        assert_eq!(stand_in("ns/p", &bytes).scope, model::Scope::Namespace);
+    }
+    assert_eq!(stand_in("p", b"\xff").scope, model::Scope::Global);
+    let other = stand_in("elsewhere/p", &sent(&of(1), &[]));
+    assert_eq!(other.key().to_string(), "elsewhere/p");
+    assert!(policy("ns/p", &sent(&of(1), &[])).is_ok());
+    let dry = security::Authorization {
+        dry_run: true,
+        ..of(1)
+    };
+    assert!(stand_in("ns/p", &sent(&dry, UNKNOWN)).dry_run);
+}
+
+#[test]
+fn what_the_contract_never_leaves_empty_is_not_understood() {
+    let read = |clause: security::Clause| {
+        let policy = security::Authorization {
+            name: "p".into(),
+            rules: vec![security::Rule {
+                clauses: vec![clause],
+            }],
+            ..security::Authorization::default()
+        };
+        authorization(&policy.encode_to_vec()).map_err(|error| error.to_string())
+    };
+    let with = |m: security::Match| read(security::Clause { matches: vec![m] }).unwrap_err();
+    let none = read(security::Clause::default()).unwrap_err();
+    assert_eq!(none, "clause.matches: is empty");
+    let prefix = security::string_match::MatchType::Prefix(String::new());
+    let m = security::Match {
+        principals: vec![security::StringMatch {
+            match_type: Some(prefix),
+        }],
+        ..security::Match::default()
+    };
+    assert_eq!(with(m), "match.principals: a match without a value");
+    let m = security::Match {
+        service_accounts: vec![security::ServiceAccountMatch::default()],
+        ..security::Match::default()
+    };
+    assert_eq!(with(m), "match.service_accounts: a match without a value");
+    let m = security::Match {
+        extensions: vec![security::Extension {
+            name: "x".into(),
+            config: None,
+        }],
+        ..security::Match::default()
+    };
+    assert!(with(m).contains("extension \"x\" is unknown"));
+    // A match with nothing set is one that never matches: what is left of layer-7 conditions.
+    let empty = security::Clause {
+        matches: vec![security::Match::default()],
+    };
+    assert!(read(empty).unwrap().rules[0][0][0].is_empty());
+}
+
+#[test]
+fn unknown_fields_of_workloads_are_ignored_and_counted() {
+    let mut bytes = wire::Address::from(good()).encode_to_vec();
+    assert_eq!(AddressRecord::unknown_fields(&bytes), 0);
+    let known = AddressRecord::decode(&bytes).unwrap();
+    // Two in the workload, which is merged with what came before, and one beside it.
+    bytes.extend([0x0a, 6, 0x9a, 0x06, 0, 0x98, 0x06, 1, 0x9a, 0x06, 0]);
+    assert_eq!(AddressRecord::unknown_fields(&bytes), 3);
+    assert_eq!(AddressRecord::decode(&bytes).unwrap(), known);
 }
 
 #[test]

@@ -363,13 +363,96 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.changed(&store);
     assert_eq!(
         kinds(&responses),
-        [
-            ResourceType::Authorization,
-            ResourceType::Address,
-            ResourceType::Authorization
-        ]
+        [ResourceType::Authorization, ResourceType::Address]
     );
-    assert_eq!(responses[2].removed_resources, ["shop/p"]);
+    assert_eq!(peer.ack(&responses[0], &store), []);
+    let gone = peer.ack(&responses[1], &store);
+    assert_eq!(removed_policies(&gone), ["shop/p"]);
+}
+
+/// A client that has been told of everything there is and has answered.
+fn settled(store: &Store) -> Peer {
+    let mut peer = Peer::new();
+    for kind in [ResourceType::Address, ResourceType::Authorization] {
+        for response in peer.send(&first(kind), store) {
+            assert_eq!(peer.ack(&response, store), []);
+        }
+    }
+    peer
+}
+
+fn removed_policies(responses: &[DeltaDiscoveryResponse]) -> Vec<&str> {
+    let policies = responses
+        .iter()
+        .filter(|response| response.type_url == AUTHORIZATION_TYPE_URL);
+    let removed = policies.flat_map(|response| &response.removed_resources);
+    removed.map(String::as_str).collect()
+}
+
+#[test]
+fn a_policy_is_removed_only_when_workloads_that_no_longer_name_it_are_answered() {
+    let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
+    let mut peer = settled(&store);
+    // An update of a workload is under way when the policy goes, and with it its name from the workload.
+    store.update(&pod("a", "", 1, None, 2));
+    let first = peer.changed(&store);
+    store.update(&pod("a", "", 1, None, 3));
+    store.update(&no_policy("p"));
+    assert_eq!(peer.changed(&store), []);
+    let second = peer.ack(&first[0], &store);
+    assert_eq!(names(&second[0]), ["c1//Pod/shop/a"]);
+    assert_eq!(removed_policies(&second), [""; 0]);
+    // Later updates do not hold it up.
+    store.update(&pod("b", "", 2, None, 1));
+    let third = peer.ack(&second[0], &store);
+    assert_eq!(removed_policies(&third), ["shop/p"]);
+    for response in &third {
+        assert_eq!(peer.ack(response, &store), []);
+    }
+}
+
+#[test]
+fn a_policy_that_is_back_before_it_was_removed_stays() {
+    let mut store = store(&[
+        pod("a", "", 1, None, 1),
+        policy("p", false),
+        policy("q", false),
+    ]);
+    let mut peer = settled(&store);
+    store.update(&pod("a", "", 1, None, 2));
+    store.update(&no_policy("p"));
+    store.update(&no_policy("q"));
+    let pushed = peer.changed(&store);
+    store.update(&policy("p", true));
+    let back = peer.changed(&store);
+    assert_eq!(names(&back[0]), ["shop/p"]);
+    assert_eq!(peer.ack(&pushed[0], &store), []);
+    let gone = peer.ack(&back[0], &store);
+    assert_eq!(removed_policies(&gone), ["shop/q"]);
+    let known = &peer.known[&ResourceType::Authorization];
+    assert_eq!(known.keys().collect::<Vec<_>>(), ["shop/p"]);
+}
+
+#[test]
+fn a_reconnecting_client_loses_a_policy_after_the_workloads_that_named_it() {
+    let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
+    let known = settled(&store).known;
+    store.update(&pod("a", "", 1, None, 2));
+    store.update(&no_policy("p"));
+    let mut again = Peer::new();
+    let mut begin = |kind: ResourceType| {
+        let request = DeltaDiscoveryRequest {
+            initial_resource_versions: known[&kind].clone().into_iter().collect(),
+            ..first(kind)
+        };
+        again.send(&request, &store)
+    };
+    let addresses = begin(ResourceType::Address);
+    let policies = begin(ResourceType::Authorization);
+    assert_eq!(removed_policies(&policies), [""; 0]);
+    assert_eq!(again.ack(&policies[0], &store), []);
+    let gone = again.ack(&addresses[0], &store);
+    assert_eq!(removed_policies(&gone), ["shop/p"]);
 }
 
 #[test]

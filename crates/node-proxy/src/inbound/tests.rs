@@ -1,0 +1,94 @@
+//! What is decided on connections that are being taken in.
+
+use ambit_model::{Action, ArcStr, PodName};
+use ambit_rt::Env;
+use ambit_telemetry::Metrics;
+use ambit_testkit::{FakeCa, Pki, build};
+use ambit_tls::{Certificates, CertificatesOptions};
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    config::Config,
+    gate::Gate,
+    pod::Proxy,
+    standing::Standing,
+    state::{SharedState, StateConfig, Update},
+};
+
+fn pod(state: &SharedState) -> Arc<Pod> {
+    let ca = FakeCa::new(Arc::new(Pki::new()), Duration::from_secs(3600));
+    let proxy = Proxy {
+        config: Config::from_env(&Env::from_pairs([("", ""); 0])).unwrap(),
+        state: state.clone(),
+        certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
+        metrics: Arc::new(Metrics::default()),
+        gate: Gate::default(),
+    };
+    let name = PodName {
+        name: "server".into(),
+        namespace: "ns".into(),
+        service_account: "server".into(),
+    };
+    Pod::idle(Arc::new(proxy), name)
+}
+
+fn tracked(pod: &Pod) -> (Tracked, Peer) {
+    let shown = Shown {
+        src: ([10, 9, 0, 1], 40_000).into(),
+        original_dst: "10.9.0.4:8080".into(),
+        actual_dst: String::new(),
+        protocol: "TCP",
+    };
+    let who = Peer {
+        source: None,
+        source_ip: [10, 9, 0, 1].into(),
+        destination: ([10, 9, 0, 4], 8080).into(),
+    };
+    (pod.connections.inbound(shown, who.clone()), who)
+}
+
+/// The record is read, the pod begins to name a policy and all connections are checked again, and only
+/// then is the new one on the list: nobody would check it any more.
+#[tokio::test]
+async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
+    let state = SharedState::new(StateConfig::default());
+    state.mark_addresses_known();
+    state.mark_policies_known();
+    let mut workload = build::workload("server", &["10.9.0.4"]);
+    let mut policy = build::policy("strict", Action::Deny, build::from_nobody());
+    state.apply(&mut vec![Update::Workload(Box::new(workload.clone()))]);
+    let pod = pod(&state);
+    let read_before = pod.known_local().await.unwrap();
+    assert!(read_before.workload.authorization_policies.is_empty());
+
+    build::select(&mut workload, &mut policy);
+    state.apply(&mut vec![
+        Update::Policy(policy),
+        Update::Workload(Box::new(workload)),
+    ]);
+    let now = state.local_workload(&pod.name).unwrap();
+    let cut = Standing::new(Duration::ZERO).recheck(&pod.connections, Instant::now(), |peer| {
+        state.authorize(&now, peer)
+    });
+    assert_eq!(cut, 0);
+
+    let (_tracked, who) = tracked(&pod);
+    assert!(matches!(Denied::check(&pod, &who), Err(Denied::By(_))));
+}
+
+#[tokio::test]
+async fn a_connection_to_a_pod_whose_record_is_gone_is_refused() {
+    let state = SharedState::new(StateConfig::default());
+    state.mark_addresses_known();
+    state.mark_policies_known();
+    let workload = build::workload("server", &["10.9.0.4"]);
+    let uid: ArcStr = workload.uid.clone();
+    state.apply(&mut vec![Update::Workload(Box::new(workload))]);
+    let pod = pod(&state);
+    assert!(pod.known_local().await.is_some());
+    let (_tracked, who) = tracked(&pod);
+    assert!(Denied::check(&pod, &who).is_ok());
+    state.apply(&mut vec![Update::AddressGone(uid)]);
+    assert!(matches!(Denied::check(&pod, &who), Err(Denied::Gone)));
+}

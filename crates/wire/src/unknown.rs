@@ -1,0 +1,86 @@
+//! Fields of a record that this build's schema does not have.
+//!
+//! prost skips them without a word, which is right for a workload or a service, and wrong for a policy:
+//! a condition that is left out makes it mean something else. So the bytes are walked once more, beside
+//! the schema that `cargo xtask gen` writes from the `.proto` files. The schema of the records is not
+//! recursive, so neither is the depth of the walk in the peer's hands.
+
+use bytes::Buf;
+use prost::{
+    DecodeError,
+    encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
+};
+
+pub(crate) use schema::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
+
+#[rustfmt::skip]
+mod schema {
+    use super::Message;
+    include!("generated/schema.rs");
+}
+
+/// The fields of a message by number, ascending; those that are messages with theirs.
+#[derive(Debug)]
+pub(crate) struct Message {
+    name: &'static str,
+    fields: &'static [(u32, Option<&'static Self>)],
+}
+
+/// A field that the schema does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownField {
+    /// The message it is in, with its package.
+    pub message: &'static str,
+    /// Its number.
+    pub number: u32,
+}
+
+impl Message {
+    /// Shows `found` every field in `bytes` that the schema does not have. An unknown message is one
+    /// field: what is in it is not looked at.
+    ///
+    /// # Errors
+    /// When the bytes are not protobuf. What was found until then has been shown.
+    pub(crate) fn unknown_fields(
+        &self,
+        mut bytes: &[u8],
+        found: &mut impl FnMut(UnknownField),
+    ) -> Result<(), DecodeError> {
+        while bytes.has_remaining() {
+            let (number, wire_type) = decode_key(&mut bytes)?;
+            let field = self
+                .fields
+                .binary_search_by_key(&number, |(known, _)| *known);
+            let inner = match field.ok().and_then(|index| self.fields.get(index)) {
+                Some((_, inner)) => *inner,
+                None => {
+                    found(UnknownField {
+                        message: self.name,
+                        number,
+                    });
+                    None
+                }
+            };
+            match inner {
+                Some(message) if wire_type == WireType::LengthDelimited => {
+                    let length = decode_varint(&mut bytes)?;
+                    let inside = usize::try_from(length)
+                        .ok()
+                        .and_then(|length| bytes.split_at_checked(length));
+                    let Some((inside, rest)) = inside else {
+                        // Makes prost's own error for it.
+                        return skip_field(wire_type, number, &mut [].as_slice(), context());
+                    };
+                    message.unknown_fields(inside, found)?;
+                    bytes = rest;
+                }
+                _ => skip_field(wire_type, number, &mut bytes, context())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn context() -> DecodeContext {
+    DecodeContext::default()
+}

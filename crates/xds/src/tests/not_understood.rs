@@ -1,0 +1,148 @@
+//! Records with more in them than this build knows.
+
+use super::*;
+
+/// A field with number 99 and an empty text.
+const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
+
+fn with_unknown(mut resource: Resource) -> Resource {
+    resource.version = "2e".into();
+    resource.resource.as_mut().unwrap().value.extend(UNKNOWN);
+    resource
+}
+
+/// A session whose addresses are told and answered.
+async fn begun(control_plane: &mut ControlPlane) -> Session {
+    let mut session = control_plane.session().await;
+    session.request().await;
+    session.request().await;
+    session.send(ADDRESS_TYPE_URL, "a", vec![], &[]).await;
+    session.request().await;
+    session
+}
+
+fn last_policy(recorder: &Recorder) -> Authorization {
+    match recorder.updates().last() {
+        Some(Update::Policy(policy)) => policy.clone(),
+        other => panic!("no policy, but {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, client) = start(&control_plane.address, headers());
+    let mut session = begun(&mut control_plane).await;
+    let mut push = async |nonce: &str, policy| {
+        let policies = vec![policy];
+        session
+            .send(AUTHORIZATION_TYPE_URL, nonce, policies, &[])
+            .await;
+        session.request().await.error_detail
+    };
+    assert_eq!(push("1", policy("p")).await, None);
+    let refusal = push("2", with_unknown(policy("p"))).await.unwrap();
+    assert!(
+        refusal
+            .message
+            .contains("ns/p: istio.security.Authorization: field 99 is unknown"),
+        "{}",
+        refusal.message
+    );
+    let stand_in = last_policy(&recorder);
+    assert!(stand_in.not_understood.is_some());
+    assert_eq!(stand_in.scope, Scope::Namespace);
+    // It is accounted for: the proxy is ready, and what is kept of it for the next worker stands in again.
+    assert!(*recorder.0.ready.borrow());
+    assert_eq!(
+        push("3", with_unknown(policy("q"))).await.map(|_| ()),
+        Some(())
+    );
+    drop(session);
+    assert_eq!(recorder.ending().await, Ending::Closed);
+    let mut session = control_plane.session().await;
+    session.request().await;
+    let mut versions: Vec<_> = session
+        .request()
+        .await
+        .initial_resource_versions
+        .into_iter()
+        .collect();
+    versions.sort();
+    // Versions that the server does not have: the good one of "p" comes again if it is back in force,
+    // and both are told of when they are gone.
+    let version = |name: &str| (name.to_owned(), "not-understood".to_owned());
+    assert_eq!(versions, [version("ns/p"), version("ns/q")]);
+    drop(client);
+
+    let kept = recorder.0.kept.lock().unwrap().clone();
+    let policies = kept
+        .into_iter()
+        .filter_map(|(of, kept)| (of == AUTHORIZATION_TYPE_URL).then_some(kept));
+    let next = Recorder::default();
+    let options = options(&control_plane.address, headers(), false);
+    let mut client = Client::new(options, next.clone(), None);
+    client.restore(AUTHORIZATION_TYPE_URL, policies);
+    assert!(last_policy(&next).not_understood.is_some());
+}
+
+#[tokio::test]
+async fn a_later_good_version_takes_the_place_back_and_a_removal_ends_it() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = begun(&mut control_plane).await;
+    for (nonce, policy) in [("1", with_unknown(policy("p"))), ("2", policy("p"))] {
+        session
+            .send(AUTHORIZATION_TYPE_URL, nonce, vec![policy], &[])
+            .await;
+        session.request().await;
+    }
+    assert_eq!(last_policy(&recorder).not_understood, None);
+    let odd = vec![with_unknown(policy("p"))];
+    session.send(AUTHORIZATION_TYPE_URL, "3", odd, &[]).await;
+    session.request().await;
+    session
+        .send(AUTHORIZATION_TYPE_URL, "4", vec![], &["ns/p"])
+        .await;
+    session.request().await;
+    assert_eq!(
+        recorder.updates().last(),
+        Some(&Update::PolicyGone("ns/p".into()))
+    );
+}
+
+#[tokio::test]
+async fn the_last_good_version_stays_for_those_who_prefer_it() {
+    let mut control_plane = ControlPlane::start().await;
+    let recorder = Recorder::default();
+    let options = ClientOptions {
+        not_understood: NotUnderstoodPolicies::KeepLastGood,
+        ..options(&control_plane.address, headers(), false)
+    };
+    let client = Client::new(options, recorder.clone(), None);
+    let _client = spawn_abortable("client under test", client.run());
+    let mut session = begun(&mut control_plane).await;
+    let good = vec![policy("p")];
+    session.send(AUTHORIZATION_TYPE_URL, "1", good, &[]).await;
+    session.request().await;
+    let before = recorder.updates();
+    let kept = recorder.0.kept.lock().unwrap().len();
+    let odd = vec![with_unknown(policy("p"))];
+    session.send(AUTHORIZATION_TYPE_URL, "2", odd, &[]).await;
+    assert!(session.request().await.error_detail.is_some());
+    assert_eq!(recorder.updates(), before);
+    assert_eq!(recorder.0.kept.lock().unwrap().len(), kept);
+}
+
+#[tokio::test]
+async fn unknown_fields_of_a_workload_are_counted_and_nothing_else() {
+    let mut control_plane = ControlPlane::start().await;
+    let (recorder, _client) = start(&control_plane.address, headers());
+    let mut session = begun(&mut control_plane).await;
+    let both = vec![with_unknown(workload("u")), workload("v")];
+    session.send(ADDRESS_TYPE_URL, "1", both, &[]).await;
+    assert_eq!(session.request().await.error_detail, None);
+    assert_eq!(names(&recorder.updates()), ["u", "v"]);
+    let unknown = recorder.0.unknown.lock().unwrap().clone();
+    assert_eq!(unknown, [(ADDRESS_TYPE_URL.to_owned(), 1)]);
+}

@@ -19,7 +19,7 @@ use crate::{
 pub const PREFIX: &str = "AMBIT_";
 
 /// Table and name of one of our chains. Tables sort in the order in which they must be filled:
-/// the redirecting `nat` last.
+/// the redirecting `nat` after what it needs, the guards last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TableName {
     /// Before connection tracking.
@@ -28,11 +28,13 @@ pub enum TableName {
     Mangle,
     /// Translation.
     Nat,
+    /// The guards.
+    Filter,
 }
 
 impl TableName {
     /// All of them, in filling order.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Mangle, Self::Nat];
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Mangle, Self::Nat, Self::Filter];
 
     /// As iptables writes it.
     pub const fn name(self) -> &'static str {
@@ -40,6 +42,7 @@ impl TableName {
             Self::Raw => "raw",
             Self::Mangle => "mangle",
             Self::Nat => "nat",
+            Self::Filter => "filter",
         }
     }
 }
@@ -103,6 +106,8 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         )
     });
     insert(&mut state, ChainKind::NatPostrouting, rules.collect());
+    let pretended = format!("-s {} -j DROP", host_prefix(source));
+    insert(&mut state, ChainKind::RawPrerouting, vec![pretended]);
     state
 }
 
@@ -154,11 +159,15 @@ fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
 /// Table, built-in chain, our chain.
 fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
     match kind {
+        ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
         ChainKind::RawOutput => (TableName::Raw, "OUTPUT", "AMBIT_OUTPUT"),
         ChainKind::RouteOutput => (TableName::Mangle, "OUTPUT", "AMBIT_OUTPUT"),
         ChainKind::NatPrerouting => (TableName::Nat, "PREROUTING", "AMBIT_PRERT"),
         ChainKind::NatOutput => (TableName::Nat, "OUTPUT", "AMBIT_OUTPUT"),
         ChainKind::NatPostrouting => (TableName::Nat, "POSTROUTING", "AMBIT_POSTRT"),
+        ChainKind::GuardInput => (TableName::Filter, "INPUT", "AMBIT_INPUT"),
+        ChainKind::GuardForward => (TableName::Filter, "FORWARD", "AMBIT_FORWARD"),
+        ChainKind::GuardOutput => (TableName::Filter, "OUTPUT", "AMBIT_OUTPUT"),
     }
 }
 
@@ -170,6 +179,7 @@ fn host_prefix(ip: IpAddr) -> String {
 #[derive(Default)]
 struct Line {
     source: String,
+    destination: String,
     input: String,
     output: String,
     protocol: String,
@@ -183,10 +193,10 @@ struct Line {
 fn render_rule(rule: &Rule) -> Vec<String> {
     let mut line = Line::default();
     for one in &rule.matches {
-        add_match(&mut line, one);
+        add_match(&mut line, one, rule.family);
     }
     let mut out = String::new();
-    for part in [&line.source, &line.input, &line.output] {
+    for part in [&line.source, &line.destination, &line.input, &line.output] {
         out.push_str(part);
     }
     if !line.protocol.is_empty() {
@@ -205,7 +215,7 @@ fn render_rule(rule: &Rule) -> Vec<String> {
         .collect()
 }
 
-fn add_match(line: &mut Line, one: &Match) {
+fn add_match(line: &mut Line, one: &Match, family: Option<Family>) {
     let mask = marks::MASK;
     let [source_port, destination_port, flags] = &mut line.ports;
     match one {
@@ -215,6 +225,18 @@ fn add_match(line: &mut Line, one: &Match) {
             line.protocol = "tcp".into();
             *flags = "--tcp-flags SYN,ACK SYN ".into();
         }
+        Match::TcpWithoutSyn => {
+            line.protocol = "tcp".into();
+            *flags = "--tcp-flags SYN NONE ".into();
+        }
+        Match::TcpNotOpening => {
+            line.protocol = "tcp".into();
+            *flags = "! --tcp-flags SYN,ACK SYN ".into();
+        }
+        Match::TcpSynAck => {
+            line.protocol = "tcp".into();
+            *flags = "--tcp-flags SYN,ACK SYN,ACK ".into();
+        }
         Match::InLoopback => line.input = "-i lo ".into(),
         Match::OutLoopback => line.output = "-o lo ".into(),
         Match::InInterface(name) => line.input = format!("-i {name} "),
@@ -222,6 +244,13 @@ fn add_match(line: &mut Line, one: &Match) {
         Match::DestinationPort(port) => *destination_port = format!("--dport {port} "),
         Match::NotDestinationPort(port) => *destination_port = format!("! --dport {port} "),
         Match::Source(ip) => line.source = format!("-s {} ", host_prefix(*ip)),
+        Match::LocalDestination => line.modules.push("addrtype --dst-type LOCAL".into()),
+        Match::LoopbackDestination => {
+            line.destination = match family {
+                Some(Family::V6) => "-d ::1/128 ".into(),
+                _ => "-d 127.0.0.0/8 ".into(),
+            };
+        }
         Match::Mark(mark) => line
             .modules
             .push(format!("mark --mark {mark:#x}/{mask:#x}")),
@@ -254,6 +283,9 @@ fn render_action(action: Action) -> String {
             "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".into()
         }
         Action::OriginalZone(zone) => format!("-j CT --zone-orig {zone}"),
+        // Every rule of iptables counts.
+        Action::Refuse => "-j REJECT --reject-with tcp-reset".into(),
+        Action::Drop => "-j DROP".into(),
     }
 }
 
@@ -352,13 +384,18 @@ pub fn differences(current: &State, desired: &State) -> Vec<String> {
 }
 
 /// Input for `iptables-restore --noflush` that leads from one state to the other; empty when they
-/// are equal. Each table is committed in one step, `nat` last.
-///
-/// A removal (`desired` empty) is the same in the other order: `nat` first.
+/// are equal. Each table is committed in one step: redirects after what they need, guards after
+/// redirects. What goes, goes in the other order.
 pub fn restore_script(current: &State, desired: &State) -> String {
     let mut tables = TableName::ALL;
+    let guards_go = current
+        .chains
+        .keys()
+        .any(|key @ (table, _)| *table == TableName::Filter && !desired.chains.contains_key(key));
     if desired.is_empty() {
         tables.reverse();
+    } else if guards_go {
+        tables.rotate_right(1);
     }
     tables
         .into_iter()

@@ -8,12 +8,12 @@ mod lower;
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-pub use diff::{Change, apply, diff};
-pub use lower::{HOST_TABLE, POD_TABLE, host_table, lower, set_name};
+pub use diff::{Change, apply, diff, steps};
+pub use lower::{HOST_TABLE, POD_TABLE, bridge_table, host_table, lower, set_name};
 
 use crate::ruleset::Family;
 
-/// One table of family inet.
+/// One table, of family inet if nothing else is said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its chains by name.
@@ -99,6 +99,14 @@ pub enum Expr {
     SourceNat(Family),
     /// Goes on only if the data is in the set.
     Lookup(String),
+    /// Loads what kind of address the destination is (`RTN_*`).
+    DestinationType,
+    /// Counts the packets that come this far. What it has counted is no difference.
+    Counter,
+    /// Drops the packet and resets its connection.
+    Reset,
+    /// Drops the packet.
+    Drop,
     /// An expression read back that is none of the above.
     Foreign {
         /// Its name.
@@ -125,11 +133,14 @@ pub enum MetaKey {
     Family,
     /// Transport protocol.
     Protocol,
+    /// Protocol in the frame, such as IPv4 (a bridge's packets may be of any).
+    EtherType,
 }
 
 impl MetaKey {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
+        Self::EtherType,
         Self::Mark,
         Self::InIndex,
         Self::OutIndex,
@@ -142,6 +153,7 @@ impl MetaKey {
     /// `NFT_META_*`.
     pub const fn number(self) -> u32 {
         match self {
+            Self::EtherType => 1,
             Self::Mark => 3,
             Self::InIndex => 4,
             Self::OutIndex => 5,

@@ -43,11 +43,15 @@ pub fn render(table: &str, ruleset: &Ruleset) -> String {
 
 fn describe(kind: ChainKind) -> (&'static str, &'static str) {
     match kind {
+        ChainKind::RawPrerouting => ("raw-prerouting", "filter hook prerouting priority raw"),
         ChainKind::RawOutput => ("raw-output", "filter hook output priority raw"),
         ChainKind::RouteOutput => ("route-output", "route hook output priority mangle"),
         ChainKind::NatPrerouting => ("nat-prerouting", "nat hook prerouting priority dstnat"),
         ChainKind::NatOutput => ("nat-output", "nat hook output priority -100"),
         ChainKind::NatPostrouting => ("nat-postrouting", "nat hook postrouting priority srcnat"),
+        ChainKind::GuardInput => ("guard-input", "filter hook input priority filter"),
+        ChainKind::GuardForward => ("guard-forward", "filter hook forward priority filter"),
+        ChainKind::GuardOutput => ("guard-output", "filter hook output priority filter"),
     }
 }
 
@@ -77,6 +81,14 @@ fn render_match(one: &Match, protocol: &str, family: Option<Family>) -> String {
         Match::Tcp => "meta l4proto tcp".into(),
         Match::Udp => "meta l4proto udp".into(),
         Match::TcpOpening => "meta l4proto tcp tcp flags & (syn | ack) == syn".into(),
+        Match::TcpWithoutSyn => "meta l4proto tcp tcp flags & syn == 0x0".into(),
+        Match::TcpNotOpening => "meta l4proto tcp tcp flags & (syn | ack) != syn".into(),
+        Match::TcpSynAck => "meta l4proto tcp tcp flags & (syn | ack) == (syn | ack)".into(),
+        Match::LocalDestination => "fib daddr type local".into(),
+        Match::LoopbackDestination => match family {
+            Some(Family::V6) => "ip6 daddr ::1".into(),
+            _ => "ip daddr 127.0.0.0/8".into(),
+        },
         Match::InLoopback => "iif \"lo\"".into(),
         Match::OutLoopback => "oif \"lo\"".into(),
         Match::InInterface(name) => format!("iifname \"{name}\""),
@@ -114,5 +126,7 @@ fn render_action(action: Action) -> String {
         }
         Action::RestoreMark => "meta mark set ct mark".into(),
         Action::OriginalZone(zone) => format!("ct original zone set {zone}"),
+        Action::Refuse => "counter reject with tcp reset".into(),
+        Action::Drop => "counter drop".into(),
     }
 }

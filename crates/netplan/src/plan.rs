@@ -1,8 +1,15 @@
 //! From what is wanted to the rules that do it, with the reasons for each rule.
 //!
-//! Every hook that sees every packet costs each request several times over, so there are two such
-//! (`raw-output` and `route-output`), and their first test lets most packets go. The rest is looked at
-//! once a connection, by chains of type nat.
+//! Every hook that sees every packet costs each request several times over, so there are few such
+//! (`raw-output`, `route-output` and the guards), and their first tests let most packets go. The rest is
+//! looked at once a connection, by chains of type nat.
+//!
+//! Those redirect what connection tracking calls new, and what it calls new is in the hands of whoever
+//! sends packets: an entry from before the capture, one that a stray packet made, an opening that it
+//! takes for invalid or does not track. So they are not what keeps openings from passing by. The guards
+//! are: they look at each opening after translation, ask nobody, and refuse what is not on its way to
+//! the proxy or exempt. Packets that open nothing pass them, tracked or not: those of connections from
+//! before the capture are invalid to connection tracking, and go on.
 //!
 //! Tried and left out, because it gained nothing that could be measured: keeping the proxy's tunnels
 //! out of connection tracking. Looking at each packet to find them costs what tracking them does.
@@ -25,6 +32,9 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
         route_output(),
         nat_prerouting(spec),
         nat_output(spec),
+        guard_input(spec),
+        guard_forward(spec),
+        guard_output(),
     ];
     Ok(ruleset(spec.ipv4, spec.ipv6, chains))
 }
@@ -45,8 +55,9 @@ pub fn plan_released() -> Ruleset {
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
 }
 
-/// The one rule of the node's namespace, a family at a time: what the node itself sends to an enrolled
-/// pod leaves with the address the pod's rules exempt. What it forwards does not match.
+/// The rules of the node's namespace, a family at a time: what the node itself sends to an enrolled
+/// pod leaves with the address the pod's rules exempt. What it forwards does not match; and nothing
+/// that arrives at the node has that address, since such packets begin here.
 pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
     let probe = |family, address| Rule {
         family: Some(family),
@@ -61,13 +72,21 @@ pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
         probe(Family::V4, spec.probe_v4.into()),
         probe(Family::V6, spec.probe_v6.into()),
     ];
-    let chain = Chain {
+    let probing = Chain {
         kind: ChainKind::NatPostrouting,
         rules,
     };
+    let pretended = |address| from(address, vec![], Action::Drop);
+    let pretending = Chain {
+        kind: ChainKind::RawPrerouting,
+        rules: vec![
+            pretended(spec.probe_v4.into()),
+            pretended(spec.probe_v6.into()),
+        ],
+    };
     Ruleset {
         policy_routing: false,
-        ..ruleset(spec.ipv4, spec.ipv6, vec![chain])
+        ..ruleset(spec.ipv4, spec.ipv6, vec![pretending, probing])
     }
 }
 
@@ -119,18 +138,31 @@ fn rule<const M: usize, const A: usize>(matches: [Match; M], actions: [Action; A
     }
 }
 
-fn exempt_source(address: IpAddr) -> Rule {
+fn from(address: IpAddr, mut matches: Vec<Match>, action: Action) -> Rule {
     let family = if address.is_ipv4() {
         Family::V4
     } else {
         Family::V6
     };
-    let matches = vec![Match::Tcp, Match::Source(address)];
+    matches.push(Match::Source(address));
     Rule {
         family: Some(family),
         matches,
-        actions: vec![Action::Exempt],
+        actions: vec![action],
     }
+}
+
+fn exempt_source(address: IpAddr) -> Rule {
+    from(address, vec![Match::Tcp], Action::Exempt)
+}
+
+fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
+    matches.push(Match::LoopbackDestination);
+    [Family::V4, Family::V6].map(|family| Rule {
+        family: Some(family),
+        matches: matches.clone(),
+        actions: vec![action],
+    })
 }
 
 /// Packets of the proxy's own sockets; everybody else's leave at the first rule.
@@ -211,13 +243,22 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
             rule([Match::InLoopback], [Action::Exempt]),
             exempt_source(spec.probe_v4.into()),
             exempt_source(spec.probe_v6.into()),
-            // No exemption by mark: nothing of the proxy's arrives here except over loopback, and a
-            // mark that some interface let through from the node must not open a way around.
-            rule(
-                [Match::TcpOpening, Match::NotDestinationPort(ports::HBONE)],
-                [Action::Redirect(ports::INBOUND)],
-            ),
         ]);
+        // Translated, they would no longer be what the kernel refuses to take from a wire, and the
+        // proxy would be asked to reach listeners that are for the pod alone.
+        rules.extend(loopback_destination(vec![], Action::Exempt));
+        // Only what is for the pod: the proxy is no relay to the addresses of others.
+        //
+        // No exemption by mark: nothing of the proxy's arrives here except over loopback, and a mark
+        // that some interface let through from the node must not open a way around.
+        rules.push(rule(
+            [
+                Match::TcpOpening,
+                Match::NotDestinationPort(ports::HBONE),
+                Match::LocalDestination,
+            ],
+            [Action::Redirect(ports::INBOUND)],
+        ));
     }
     Chain {
         kind: ChainKind::NatPrerouting,
@@ -248,6 +289,87 @@ fn nat_output(spec: &RedirectionSpec) -> Chain {
     ));
     Chain {
         kind: ChainKind::NatOutput,
+        rules,
+    }
+}
+
+fn refuse_tcp() -> Rule {
+    rule([Match::Tcp], [Action::Refuse])
+}
+
+/// What of the openings from outside may reach a socket of the pod: those on their way to the proxy,
+/// and probes.
+fn guard_input(spec: &RedirectionSpec) -> Chain {
+    let mut rules = Vec::new();
+    if !spec.ingress_bypass {
+        rules.extend([
+            rule([Match::InLoopback], [Action::Exempt]),
+            rule([Match::TcpWithoutSyn], [Action::Exempt]),
+        ]);
+        // The kernel takes these from no wire, unless a setting (`route_localnet`) tells it to.
+        rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));
+        rules.extend(
+            [ports::INBOUND, ports::HBONE]
+                .map(|port| rule([Match::Tcp, Match::DestinationPort(port)], [Action::Exempt])),
+        );
+        for name in &spec.virtual_interfaces {
+            rules.push(rule(
+                [
+                    Match::InInterface(name.clone()),
+                    Match::Tcp,
+                    Match::DestinationPort(ports::OUTBOUND),
+                ],
+                [Action::Exempt],
+            ));
+        }
+        rules.extend([
+            exempt_source(spec.probe_v4.into()),
+            exempt_source(spec.probe_v6.into()),
+            // Answers to what the proxy opened. One to an opening of the application is answered by
+            // the proxy, over loopback.
+            rule([Match::TcpSynAck, Match::Reply], [Action::Exempt]),
+            refuse_tcp(),
+        ]);
+    }
+    Chain {
+        kind: ChainKind::GuardInput,
+        rules,
+    }
+}
+
+/// Openings that would pass through the pod: to another's address, or out of a virtual machine or
+/// container inside it. Where inbound plaintext is left alone, only those out of the named interfaces.
+fn guard_forward(spec: &RedirectionSpec) -> Chain {
+    let mut rules = Vec::new();
+    if spec.ingress_bypass {
+        for name in &spec.virtual_interfaces {
+            rules.push(rule(
+                [Match::InInterface(name.clone()), Match::TcpOpening],
+                [Action::Refuse],
+            ));
+        }
+    } else {
+        rules.extend([rule([Match::TcpNotOpening], [Action::Exempt]), refuse_tcp()]);
+    }
+    Chain {
+        kind: ChainKind::GuardForward,
+        rules,
+    }
+}
+
+/// What of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is
+/// where a redirect leads.
+fn guard_output() -> Chain {
+    let mut rules = vec![
+        rule([Match::OutLoopback], [Action::Exempt]),
+        rule([Match::TcpNotOpening], [Action::Exempt]),
+        rule([Match::Mark(marks::PROXY)], [Action::Exempt]),
+    ];
+    // The hook knows the interface from before the redirect, but the address from after it.
+    rules.extend(loopback_destination(vec![], Action::Exempt));
+    rules.push(refuse_tcp());
+    Chain {
+        kind: ChainKind::GuardOutput,
         rules,
     }
 }

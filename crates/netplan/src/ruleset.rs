@@ -25,6 +25,8 @@ impl std::fmt::Display for Family {
 /// Where in the packet's way a chain sits. The order is the order of traversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
+    /// Arriving packets, before connection tracking (the node's namespace only).
+    RawPrerouting,
     /// Local packets, before connection tracking.
     RawOutput,
     /// Local packets, where a changed mark makes the kernel route again.
@@ -35,6 +37,23 @@ pub enum ChainKind {
     NatOutput,
     /// First packet of a leaving connection (the node's namespace only).
     NatPostrouting,
+    /// Packets for the namespace itself, after translation.
+    GuardInput,
+    /// Packets that pass through the namespace, after translation.
+    GuardForward,
+    /// Local packets, after translation.
+    GuardOutput,
+}
+
+impl ChainKind {
+    /// Whether the chain refuses what no redirect has taken. Such chains come after the redirects and
+    /// go before them, so that an opening never meets a guard whose redirect it has missed.
+    pub const fn is_guard(self) -> bool {
+        matches!(
+            self,
+            Self::GuardInput | Self::GuardForward | Self::GuardOutput
+        )
+    }
 }
 
 /// One hook's rules, tried in order.
@@ -67,6 +86,12 @@ pub enum Match {
     /// It opens a TCP connection (SYN without ACK). Packets of connections that existed before the
     /// rules did never match, which is what keeps such connections alive.
     TcpOpening,
+    /// It is TCP, its flags can be read, and SYN is not among them.
+    TcpWithoutSyn,
+    /// It is TCP, its flags can be read, and it opens no connection: no SYN, or SYN with ACK.
+    TcpNotOpening,
+    /// It is TCP and accepts a connection (SYN with ACK).
+    TcpSynAck,
     /// It came over loopback.
     InLoopback,
     /// It came over the named interface.
@@ -81,6 +106,11 @@ pub enum Match {
     NotDestinationPort(u16),
     /// Source address; also restricts the rule to the address' family.
     Source(IpAddr),
+    /// Destination is an address of the namespace itself, on whatever interface; 127.0.0.0/8 and ::1
+    /// count among them.
+    LocalDestination,
+    /// Destination is a loopback address of the rule's family.
+    LoopbackDestination,
     /// Destination is a member of the node's probe set of the rule's family.
     ProbedPod,
     /// The packet mark, under [`marks::MASK`].
@@ -114,6 +144,10 @@ pub enum Action {
     RestoreMark,
     /// Looks the packet up in this zone, in its connection's original direction only.
     OriginalZone(u16),
+    /// Counts the packet, drops it, and resets its connection (TCP only, and not before routing).
+    Refuse,
+    /// Counts the packet and drops it.
+    Drop,
 }
 
 /// Everything that should stand in one namespace.

@@ -91,6 +91,30 @@ proptest! {
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
+    /// Guards go before their redirects and come after them.
+    #[test]
+    fn steps_lead_to_the_other_table_without_guards_that_only_one_has(a in planned_table(), b in planned_table()) {
+        let guards = |table: &Option<Table>| -> Vec<String> {
+            let chains = table.iter().flat_map(|table| table.chains.keys());
+            chains.filter(|name| name.starts_with("guard-")).cloned().collect()
+        };
+        let both: Vec<_> = guards(&a).into_iter().filter(|name| guards(&b).contains(name)).collect();
+        let mut now = a.clone();
+        let redirects = |table: &Option<Table>| {
+            table.as_ref().map(|table| table.chains.get("nat-prerouting").cloned())
+        };
+        for step in nft::steps(a.as_ref(), b.as_ref()) {
+            prop_assert!(!step.is_empty());
+            let before = now.clone();
+            now = nft::apply(now, &step);
+            if redirects(&before) != redirects(&now) {
+                prop_assert!(guards(&before) == both || before.is_none() || now.is_none());
+                prop_assert!(guards(&now) == both);
+            }
+        }
+        prop_assert_eq!(now, b);
+    }
+
     /// A set or chain is only removed once no rule refers to it, and only used once it is there.
     #[test]
     fn changes_are_in_an_order_the_kernel_accepts(a in table(), b in table()) {
@@ -140,6 +164,14 @@ proptest! {
         let state = iptables::desired_host(&HostSpec::default(), &members, Family::V4);
         prop_assert_eq!(iptables::host_members(&state), members);
     }
+}
+
+fn planned_table() -> impl Strategy<Value = Option<Table>> {
+    prop_oneof![
+        1 => Just(None),
+        4 => spec().prop_map(|spec| Some(nft::lower(&plan(&spec).unwrap()))),
+        2 => Just(Some(nft::lower(&plan_released()))),
+    ]
 }
 
 fn planned() -> impl Strategy<Value = State> {

@@ -8,8 +8,8 @@
 )]
 
 use ambit_netplan::{
-    Family, HostMember, HostSpec, RedirectionSpec, host_ruleset, iptables, nft_text, plan,
-    plan_released,
+    Family, HostMember, HostSpec, RedirectionSpec, host_ruleset, iptables, nft::bridge_table,
+    nft_text, plan, plan_released,
 };
 
 fn everything() -> RedirectionSpec {
@@ -80,6 +80,7 @@ fn the_node() {
         "node",
         nft_text::render("ambit-probes", &host_ruleset(&spec))
     );
+    insta::assert_debug_snapshot!("node_bridges", bridge_table(&spec));
     let members = [
         HostMember {
             ip: "10.0.0.1".parse().unwrap(),

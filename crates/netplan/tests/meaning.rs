@@ -14,14 +14,36 @@ use ambit_netplan::{
 };
 use proptest::prelude::*;
 
-/// An opening or a stray packet of a connection the kernel has not seen before.
+/// What a TCP header says of its packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flags {
+    /// SYN without ACK.
+    Opening,
+    /// SYN with ACK.
+    Answer,
+    /// No SYN.
+    Other,
+    /// The header is cut short.
+    Unreadable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destination {
+    Own,
+    Loopback,
+    Elsewhere,
+}
+
+/// A packet of a connection the kernel has not seen before; for the guards, of any.
 #[derive(Clone, Debug)]
 struct Packet {
     input: Option<&'static str>,
     output: Option<&'static str>,
     tcp: bool,
-    opening: bool,
+    flags: Flags,
+    reply: bool,
     source: IpAddr,
+    destination: Destination,
     sport: u16,
     dport: u16,
     mark: u32,
@@ -37,7 +59,13 @@ fn matches(one: &Match, p: &Packet) -> bool {
     match one {
         Match::Tcp => p.tcp,
         Match::Udp => !p.tcp,
-        Match::TcpOpening => p.tcp && p.opening,
+        Match::TcpOpening => p.tcp && p.flags == Flags::Opening,
+        Match::TcpWithoutSyn => p.tcp && p.flags == Flags::Other,
+        Match::TcpNotOpening => p.tcp && matches!(p.flags, Flags::Other | Flags::Answer),
+        Match::TcpSynAck => p.tcp && p.flags == Flags::Answer,
+        // Loopback addresses are local ones.
+        Match::LocalDestination => p.destination != Destination::Elsewhere,
+        Match::LoopbackDestination => p.destination == Destination::Loopback,
         Match::InLoopback => p.input == Some("lo"),
         Match::InInterface(name) => p.input == Some(name),
         Match::OutLoopback => p.output == Some("lo"),
@@ -47,8 +75,9 @@ fn matches(one: &Match, p: &Packet) -> bool {
         Match::Source(ip) => p.source == *ip,
         Match::Mark(mark) => p.mark & 0xfff == *mark,
         Match::NotMark(mark) => p.mark & 0xfff != *mark,
+        Match::Reply => p.reply,
         // The first packet of a connection has none of these.
-        Match::ConnectionMark(_) | Match::Reply | Match::Established => false,
+        Match::ConnectionMark(_) | Match::Established => false,
         Match::ProbedPod | Match::LocalSocket(_) => unreachable!("not in pods"),
     }
 }
@@ -128,16 +157,32 @@ fn packet() -> impl Strategy<Value = Packet> {
         Just(0x111),
         any::<u32>()
     ];
-    (interface(), any::<[bool; 3]>(), ip(), port(), port(), mark).prop_map(
-        |(interface, [local, tcp, opening], source, sport, dport, mark)| Packet {
-            input: (!local).then_some(interface),
-            output: local.then_some(interface),
-            tcp,
-            opening,
-            source,
-            sport,
-            dport,
-            mark,
+    let flags = prop_oneof![
+        3 => Just(Flags::Opening),
+        1 => Just(Flags::Answer),
+        1 => Just(Flags::Other),
+        1 => Just(Flags::Unreadable),
+    ];
+    let destination = prop_oneof![
+        Just(Destination::Own),
+        Just(Destination::Loopback),
+        Just(Destination::Elsewhere),
+    ];
+    let where_to = (interface(), destination, port(), port());
+    (where_to, any::<[bool; 3]>(), flags, ip(), mark).prop_map(
+        |((interface, destination, sport, dport), [local, tcp, reply], flags, source, mark)| {
+            Packet {
+                input: (!local).then_some(interface),
+                output: local.then_some(interface),
+                tcp,
+                flags,
+                reply,
+                source,
+                destination,
+                sport,
+                dport,
+                mark,
+            }
         },
     )
 }
@@ -164,14 +209,14 @@ fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
             return None;
         }
         let dns = spec.dns_capture && p.dport == 53;
-        return match (p.tcp, p.opening) {
+        return match (p.tcp, p.flags == Flags::Opening) {
             (true, false) => None,
             (true, true) if dns => Some(15053),
             (true, true) => Some(15001),
             (false, _) => dns.then_some(15053),
         };
     }
-    if !p.tcp || !p.opening {
+    if !p.tcp || p.flags != Flags::Opening {
         return None;
     }
     if p.input == Some("k6t") && !spec.virtual_interfaces.is_empty() {
@@ -179,7 +224,49 @@ fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     }
     let probe = p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6);
     let exempt = spec.ingress_bypass || p.input == Some("lo") || probe || p.dport == 15008;
-    (!exempt).then_some(15006)
+    (!exempt && p.destination == Destination::Own).then_some(15006)
+}
+
+/// Whether a guard refuses the packet.
+fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
+    let chain = ruleset.chains.iter().find(|chain| chain.kind == kind);
+    let decisions = chain
+        .into_iter()
+        .flat_map(|chain| &chain.rules)
+        .filter(|rule| applies(rule, p))
+        .flat_map(|rule| &rule.actions);
+    decisions.into_iter().next() == Some(&Action::Refuse)
+}
+
+/// What may pass the guards, whatever connection tracking made of the packet before.
+fn may_pass(spec: &RedirectionSpec, kind: ChainKind, p: &Packet) -> bool {
+    if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
+        return true;
+    }
+    let opening = matches!(p.flags, Flags::Opening | Flags::Unreadable);
+    let virtual_interface = p.input == Some("k6t") && !spec.virtual_interfaces.is_empty();
+    match kind {
+        ChainKind::GuardOutput => {
+            let proxy = p.mark & 0xfff == 0x539;
+            let stays = p.output == Some("lo") || p.destination == Destination::Loopback;
+            !opening || proxy || stays
+        }
+        ChainKind::GuardForward if spec.ingress_bypass => {
+            !(virtual_interface && p.flags == Flags::Opening)
+        }
+        ChainKind::GuardForward => !opening,
+        _ => {
+            let probe =
+                p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6);
+            let proxy = matches!(p.dport, 15006 | 15008) || p.dport == 15001 && virtual_interface;
+            let answer = p.flags == Flags::Answer && p.reply;
+            let loopback = p.destination == Destination::Loopback;
+            spec.ingress_bypass
+                || p.flags == Flags::Other
+                || p.input == Some("lo")
+                || !loopback && (probe || proxy || answer)
+        }
+    }
 }
 
 fn through(ruleset: &Ruleset, p: &Packet) -> Option<u16> {
@@ -201,6 +288,21 @@ proptest! {
     #[test]
     fn connections_go_where_the_contract_says(spec in spec(), p in packet()) {
         prop_assert_eq!(through(&plan(&spec).unwrap(), &p), expected(&spec, &p));
+    }
+
+    /// Also what connection tracking has let through untranslated, or translated to anything.
+    #[test]
+    fn guards_refuse_what_is_not_on_its_way_to_the_proxy(spec in spec(), p in packet()) {
+        let kinds: &[_] = if p.output.is_some() {
+            &[ChainKind::GuardOutput]
+        } else {
+            &[ChainKind::GuardInput, ChainKind::GuardForward]
+        };
+        for kind in kinds {
+            let refused = refused(&plan(&spec).unwrap(), *kind, &p);
+            prop_assert_eq!(refused, !may_pass(&spec, *kind, &p), "{:?}", kind);
+            prop_assert!(!self::refused(&plan_released(), *kind, &p));
+        }
     }
 
     /// Whatever is not the proxy's keeps the mark it came with.

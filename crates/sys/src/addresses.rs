@@ -55,18 +55,17 @@ fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
             NetlinkPayload::Done(_) => return Ok(true),
             NetlinkPayload::Error(error) => return Err(error.to_io()),
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewAddress(address)) => {
-                found.extend(
-                    address
-                        .attributes
-                        .iter()
-                        .filter_map(|attribute| match attribute {
-                            // On a point-to-point link `Address` is the other end, `Local` this one.
-                            AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => {
-                                Some(ip.to_canonical())
-                            }
-                            _ => None,
-                        }),
-                );
+                let attributes = &address.attributes;
+                let own = attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Local(ip) => Some(ip),
+                    _ => None,
+                });
+                let either = attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Address(ip) => Some(ip),
+                    _ => None,
+                });
+                // On a point-to-point link `Address` is the other end, `Local` this one.
+                found.extend(own.or(either).map(IpAddr::to_canonical));
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! nftables over netlink: reads a table back, and carries out a list of changes as one transaction.
 //!
-//! The table's meaning is `ambit-netplan`'s; here are only its bytes. Everything is in family inet.
+//! The table's meaning is `ambit-netplan`'s; here are only its bytes.
 
 mod decode;
 mod encode;
@@ -23,7 +23,6 @@ const GET_SET: u16 = SUBSYSTEM | 10;
 const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-const INET: u8 = 1;
 const UNSPEC: u8 = 0;
 /// `struct nfgenmsg`, four bytes before the attributes of every message.
 const GENMSG: usize = 4;
@@ -85,16 +84,30 @@ impl NftError {
     }
 }
 
+/// What kind of packets a table's chains see (`NFPROTO_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TableFamily {
+    /// IPv4 and IPv6.
+    Inet = 1,
+    /// Frames that a bridge passes from port to port.
+    Bridge = 7,
+}
+
 /// One namespace's nftables: that of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Nft {
     socket: Socket,
+    family: TableFamily,
 }
 
 impl Nft {
     pub(crate) fn open() -> Result<Self, NftError> {
+        Self::open_family(TableFamily::Inet)
+    }
+
+    pub(crate) fn open_family(family: TableFamily) -> Result<Self, NftError> {
         let socket = Socket::open(Some(netlink::NETFILTER)).map_err(NftError::Open)?;
-        Ok(Self { socket })
+        Ok(Self { socket, family })
     }
 
     /// The table as the kernel has it; `None` when there is none.
@@ -107,7 +120,7 @@ impl Nft {
 
     fn read_table(&mut self, name: &str) -> io::Result<Option<Table>> {
         let mut exists = false;
-        self.dump(GET_TABLE, INET, Attrs::new(), |found| {
+        self.dump(GET_TABLE, self.family as u8, Attrs::new(), |found| {
             exists |= attr(found, 1).and_then(text) == Some(name);
         })?;
         if !exists {
@@ -118,7 +131,7 @@ impl Nft {
             sets: BTreeMap::new(),
         };
         let filter = Attrs::new().text(1, name);
-        self.dump(GET_RULE, INET, filter, |found| {
+        self.dump(GET_RULE, self.family as u8, filter, |found| {
             if let Some((chain, rule)) = decode::rule(found, name)
                 && let Some(chain) = table.chains.get_mut(&chain)
             {
@@ -131,7 +144,7 @@ impl Nft {
 
     fn read_chains(&mut self, table: &str) -> io::Result<BTreeMap<String, TableChain>> {
         let mut chains = BTreeMap::new();
-        self.dump(GET_CHAIN, INET, Attrs::new(), |found| {
+        self.dump(GET_CHAIN, self.family as u8, Attrs::new(), |found| {
             chains.extend(decode::chain(found, table))
         })?;
         Ok(chains)
@@ -140,13 +153,13 @@ impl Nft {
     fn read_sets(&mut self, table: &str) -> io::Result<BTreeMap<String, Set>> {
         let mut sets = BTreeMap::new();
         let filter = Attrs::new().text(1, table);
-        self.dump(GET_SET, INET, filter, |found| {
+        self.dump(GET_SET, self.family as u8, filter, |found| {
             sets.extend(decode::set(found, table))
         })?;
         for (name, set) in &mut sets {
             let which = Attrs::new().text(1, table).text(2, name);
             let members: &mut BTreeMap<IpAddr, String> = &mut set.members;
-            self.dump(GET_ELEMENTS, INET, which, |found| {
+            self.dump(GET_ELEMENTS, self.family as u8, which, |found| {
                 members.extend(decode::members(found))
             })?;
         }
@@ -192,7 +205,7 @@ impl Nft {
                 .map_or_else(|| "commit".to_owned(), ToString::to_string),
             source,
         };
-        let (bytes, last) = encode::batch(table, changes);
+        let (bytes, last) = encode::batch(self.family, table, changes);
         self.socket
             .send(&bytes)
             .map_err(|source| refused(changes.len(), source))?;

@@ -6,6 +6,7 @@
 
 mod carrier;
 pub mod host;
+mod settings;
 
 use std::{fmt, io};
 
@@ -13,8 +14,12 @@ use ambit_netplan::{
     Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_released, policy_routing,
 };
 
+use self::{
+    carrier::Carrier,
+    settings::{mark_accepted_sockets, move_openings, track_from_the_opening},
+};
 pub use crate::{iptables::IptablesError, nft::NftError};
-use crate::{netns::Netns, redirection::carrier::Carrier, route::Routing};
+use crate::{netns::Netns, route::Routing};
 
 /// What [`apply`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,8 +101,8 @@ pub enum RedirectionError {
     },
     /// No way of setting rules works on this node.
     #[error(
-        "no way to set redirection rules works here ({}); enable nf_tables with inet nat in the \
-         kernel, or install iptables",
+        "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
+         reject in the kernel, or install iptables",
         .0.iter().map(|(backend, error)| format!("{backend}: {}", chain(error))).collect::<Vec<_>>().join("; ")
     )]
     NoBackend(Vec<(Backend, Self)>),
@@ -142,6 +147,8 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         }
         move_openings(true);
         let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
+        // Only now is connection tracking sure to be there, and its settings with it.
+        track_from_the_opening(true);
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
         Ok(drift.into_applied())
@@ -193,6 +200,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     inside(netns, || {
         for carrier in Carrier::present()? {
             carrier.replace(&ruleset)?;
+            track_from_the_opening(false);
         }
         Ok(())
     })
@@ -218,6 +226,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
         }
         mark_accepted_sockets(false);
         move_openings(false);
+        track_from_the_opening(false);
         Ok(())
     })
 }
@@ -266,29 +275,6 @@ fn family_enabled(family: Family) -> bool {
     const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
     family == Family::V4
         || std::fs::read_to_string(DISABLED).is_ok_and(|setting| setting.trim() == "0")
-}
-
-/// Lets sockets accepted in this namespace inherit a mark, or no longer.
-///
-/// A help, not a need (see [`RedirectionSpec::mark_accepted_sockets`]): where settings are read-only,
-/// as in many containers, things work without it.
-fn mark_accepted_sockets(on: bool) {
-    set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
-}
-
-/// Lets openings that wait for a listener which closes move to another one of the same port, that of
-/// a proxy's successor, instead of being refused; or no longer. A help too: proxies of ours hand the
-/// listeners themselves over.
-fn move_openings(on: bool) {
-    set("/proc/sys/net/ipv4/tcp_migrate_req", on);
-}
-
-fn set(setting: &str, on: bool) {
-    let wanted = if on { "1" } else { "0" };
-    let stands = std::fs::read_to_string(setting).is_ok_and(|found| found.trim() == wanted);
-    if !stands && let Err(error) = std::fs::write(setting, wanted) {
-        tracing::debug!(%error, setting, "cannot be set");
-    }
 }
 
 fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
-use super::{Expr, Hook, Set, Table, TableChain};
+use super::{Expr, Hook, Set, Table, TableChain, lower::GUARDS};
 use crate::ruleset::Family;
 
 /// One step. Steps make sense only in the order [`diff`] gives them.
@@ -65,6 +65,36 @@ pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
         (Some(current), Some(desired)) => change_table(current, desired, &mut out),
     }
     out
+}
+
+/// The transactions that lead from `current` to `desired`: as [`diff`], but guards go before anything
+/// else changes and come after. In one transaction, a packet on its way might miss a redirect and meet
+/// the guard.
+pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change>> {
+    let mut steps = Vec::new();
+    let mut now = current.cloned();
+    let mut step = |next: Option<Table>| {
+        let changes = diff(now.as_ref(), next.as_ref());
+        if !changes.is_empty() {
+            steps.push(changes);
+        }
+        now = next;
+    };
+    step(current.map(|current| without_guards(current, desired)));
+    step(desired.map(|desired| without_guards(desired, current)));
+    step(desired.cloned());
+    steps
+}
+
+/// The table without those guards that the other one lacks.
+fn without_guards(table: &Table, other: Option<&Table>) -> Table {
+    let mut table = table.clone();
+    for name in GUARDS {
+        if other.is_none_or(|other| !other.chains.contains_key(name)) {
+            table.chains.remove(name);
+        }
+    }
+    table
 }
 
 /// The kernel cannot re-hook a chain nor change what a set holds.

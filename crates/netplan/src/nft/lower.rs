@@ -1,6 +1,9 @@
 //! From rules to expressions.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+};
 
 use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, Table, TableChain};
 use crate::{
@@ -14,6 +17,14 @@ pub const POD_TABLE: &str = "ambit";
 /// Name of the table in the node's namespace.
 pub const HOST_TABLE: &str = "ambit-probes";
 
+/// Names of the chains that refuse what no redirect has taken.
+pub(super) const GUARDS: [&str; 3] = [GUARD_INPUT, GUARD_FORWARD, GUARD_OUTPUT];
+const GUARD_INPUT: &str = "guard-input";
+const GUARD_FORWARD: &str = "guard-forward";
+const GUARD_OUTPUT: &str = "guard-output";
+
+/// `RTN_LOCAL`.
+const ADDRESS_LOCAL: u32 = 2;
 /// Index of loopback: the same in every namespace.
 const LOOPBACK: u32 = 1;
 /// `ct state established`.
@@ -66,15 +77,70 @@ pub fn host_table(spec: &HostSpec) -> Table {
     table
 }
 
+/// The table of family bridge on the node, by the name of [`HOST_TABLE`]: what one port of a bridge
+/// sends to another is not seen by the rules above, and must not have a probe's address either.
+pub fn bridge_table(spec: &HostSpec) -> Table {
+    const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+    let mut rules = Vec::new();
+    for (wanted, ether_type, address) in [
+        (spec.ipv4, [0x08, 0x00], IpAddr::V4(spec.probe_v4)),
+        (spec.ipv6, [0x86, 0xdd], IpAddr::V6(spec.probe_v6)),
+    ] {
+        if wanted {
+            let mut rule = vec![Expr::Meta(MetaKey::EtherType), eq(ether_type)];
+            rule.extend(source_address(address));
+            rule.extend([Expr::Counter, Expr::Drop]);
+            rules.push(rule);
+        }
+    }
+    // The kernel takes one tag off a frame before it gets here, and all that name no VLAN where it
+    // arrives: such a second tag would only hide what is inside. (The last bit is not looked at: `nft`
+    // takes a plain comparison for the beginning of an expression of its own, and fails.)
+    for tag in TAGS {
+        let masked = |mask: [u8; 2]| Expr::Bitwise {
+            mask: mask.into(),
+            xor: vec![0, 0],
+        };
+        let control = Expr::Payload {
+            base: PayloadBase::Network,
+            offset: 0,
+            len: 2,
+        };
+        rules.push(vec![
+            Expr::Meta(MetaKey::EtherType),
+            masked([0xff, 0xfe]),
+            eq(tag),
+            control,
+            masked([0x0f, 0xff]),
+            eq([0, 0]),
+            Expr::Counter,
+            Expr::Drop,
+        ]);
+    }
+    let (name, hook) = hook(ChainKind::RawPrerouting);
+    let chain = TableChain {
+        hook: Some(hook),
+        rules,
+    };
+    Table {
+        chains: BTreeMap::from([(name.to_owned(), chain)]),
+        sets: BTreeMap::new(),
+    }
+}
+
 fn hook(kind: ChainKind) -> (&'static str, Hook) {
-    // Numbers: prerouting 0, output 3, postrouting 4. Priorities: raw -300, mangle -150, dstnat -100,
-    // srcnat 100; connection tracking itself is at -200.
+    // Numbers: prerouting 0, input 1, forward 2, output 3, postrouting 4. Priorities: raw -300, mangle
+    // -150, dstnat -100, filter 0, srcnat 100; connection tracking itself is at -200.
     let (name, chain_type, number, priority) = match kind {
+        ChainKind::RawPrerouting => ("raw-prerouting", "filter", 0, -300),
         ChainKind::RawOutput => ("raw-output", "filter", 3, -300),
         ChainKind::RouteOutput => ("route-output", "route", 3, -150),
         ChainKind::NatPrerouting => ("nat-prerouting", "nat", 0, -100),
         ChainKind::NatOutput => ("nat-output", "nat", 3, -100),
         ChainKind::NatPostrouting => ("nat-postrouting", "nat", 4, 100),
+        ChainKind::GuardInput => (GUARD_INPUT, "filter", 1, 0),
+        ChainKind::GuardForward => (GUARD_FORWARD, "filter", 2, 0),
+        ChainKind::GuardOutput => (GUARD_OUTPUT, "filter", 3, 0),
     };
     (
         name,
@@ -142,6 +208,40 @@ fn destination_port() -> Expr {
     }
 }
 
+/// A packet whose flags cannot be read ends the rule.
+fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
+    let flags = Expr::Payload {
+        base: PayloadBase::Transport,
+        offset: 13,
+        len: 1,
+    };
+    let masked = Expr::Bitwise {
+        mask: vec![mask],
+        xor: vec![0],
+    };
+    [
+        Expr::Meta(MetaKey::Protocol),
+        eq([TCP]),
+        flags,
+        masked,
+        compare,
+    ]
+}
+
+/// 127.0.0.0/8 is its first byte.
+fn loopback_destination(family: Family) -> [Expr; 2] {
+    let (offset, data) = match family {
+        Family::V4 => (16, vec![127]),
+        Family::V6 => (24, Ipv6Addr::LOCALHOST.octets().to_vec()),
+    };
+    let destination = Expr::Payload {
+        base: PayloadBase::Network,
+        offset,
+        len: if family == Family::V4 { 1 } else { 16 },
+    };
+    [destination, eq(data)]
+}
+
 fn source_address(ip: IpAddr) -> [Expr; 2] {
     let base = PayloadBase::Network;
     match ip {
@@ -189,18 +289,10 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
     match one {
         Match::Tcp => out.extend([meta(MetaKey::Protocol), eq([TCP])]),
         Match::Udp => out.extend([meta(MetaKey::Protocol), eq([UDP])]),
-        Match::TcpOpening => {
-            let flags = Expr::Payload {
-                base: PayloadBase::Transport,
-                offset: 13,
-                len: 1,
-            };
-            let mask = Expr::Bitwise {
-                mask: vec![SYN | ACK],
-                xor: vec![0],
-            };
-            out.extend([meta(MetaKey::Protocol), eq([TCP]), flags, mask, eq([SYN])]);
-        }
+        Match::TcpOpening => out.extend(tcp_flags(SYN | ACK, eq([SYN]))),
+        Match::TcpWithoutSyn => out.extend(tcp_flags(SYN, eq([0]))),
+        Match::TcpNotOpening => out.extend(tcp_flags(SYN | ACK, ne([SYN]))),
+        Match::TcpSynAck => out.extend(tcp_flags(SYN | ACK, eq([SYN | ACK]))),
         Match::InLoopback => out.extend([meta(MetaKey::InIndex), eq(LOOPBACK.to_ne_bytes())]),
         Match::OutLoopback => out.extend([meta(MetaKey::OutIndex), eq(LOOPBACK.to_ne_bytes())]),
         Match::InInterface(name) => {
@@ -214,6 +306,12 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
             out.extend([destination_port(), ne(number.to_be_bytes())]);
         }
         Match::Source(ip) => out.extend(source_address(*ip)),
+        Match::LocalDestination => {
+            out.extend([Expr::DestinationType, eq(ADDRESS_LOCAL.to_ne_bytes())]);
+        }
+        Match::LoopbackDestination => {
+            out.extend(loopback_destination(family.unwrap_or(Family::V4)));
+        }
         Match::ProbedPod => out.extend(destination_in_set(family.unwrap_or(Family::V4))),
         Match::Mark(value) => out.extend(mark(meta(MetaKey::Mark), eq(value.to_ne_bytes()))),
         Match::NotMark(value) => out.extend(mark(meta(MetaKey::Mark), ne(value.to_ne_bytes()))),
@@ -266,5 +364,7 @@ fn lower_action(action: Action, out: &mut Vec<Expr>) {
         Action::OriginalZone(zone) => {
             out.extend([Expr::Data(zone.to_ne_bytes().into()), Expr::SetOriginalZone]);
         }
+        Action::Refuse => out.extend([Expr::Counter, Expr::Reset]),
+        Action::Drop => out.extend([Expr::Counter, Expr::Drop]),
     }
 }

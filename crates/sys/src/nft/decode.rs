@@ -8,7 +8,9 @@ use ambit_netplan::{
     nft::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, TableChain},
 };
 
-use super::encode::{ACCEPT, REGISTER, VERDICT_REGISTER};
+use super::encode::{
+    ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, TCP_RESET, VERDICT_REGISTER,
+};
 use crate::netlink::{attr, attrs, text, u32_be};
 
 /// A chain of this table, by name, without its rules.
@@ -175,6 +177,13 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
             let set = attr(data, 1).and_then(text)?;
             (!inverted).then(|| Expr::Lookup(set.to_owned()))
         }
+        "counter" => Some(Expr::Counter),
+        "reject" => (number(1)? == TCP_RESET).then_some(Expr::Reset),
+        "fib" => {
+            register(1)?;
+            let asked = (number(2)?, number(3)?);
+            (asked == (ADDRESS_TYPE, OF_DESTINATION)).then_some(Expr::DestinationType)
+        }
         _ => None,
     }
 }
@@ -201,7 +210,11 @@ fn immediate(data: &[u8]) -> Option<Expr> {
         REGISTER => Some(Expr::Data(value(data, 2)?)),
         VERDICT_REGISTER => {
             let verdict = attr(attr(data, 2)?, 2)?;
-            (attr(verdict, 1).and_then(u32_be)? == ACCEPT).then_some(Expr::Accept)
+            match attr(verdict, 1).and_then(u32_be)? {
+                ACCEPT => Some(Expr::Accept),
+                DROP => Some(Expr::Drop),
+                _ => None,
+            }
         }
         _ => None,
     }
@@ -231,6 +244,7 @@ mod tests {
             Expr::Lookup("probes-v6".into()),
             Expr::Meta(MetaKey::SocketUser),
             Expr::Ct(CtKey::State),
+            Expr::Drop,
         ];
         let table = lower(&plan(&spec).unwrap());
         all.extend(
@@ -252,7 +266,7 @@ mod tests {
         for cut in 0..whole.len() {
             assert_eq!(expression("meta", &whole[..cut]), None);
         }
-        assert_eq!(expression("counter", &whole), None);
+        assert_eq!(expression("limit", &whole), None);
         assert_eq!(expression("immediate", &[]), None);
     }
 

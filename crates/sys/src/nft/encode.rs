@@ -7,7 +7,7 @@ use ambit_netplan::{
     nft::{Change, Expr, Hook},
 };
 
-use super::{BATCH_BEGIN, BATCH_END, INET, SUBSYSTEM, key_type};
+use super::{BATCH_BEGIN, BATCH_END, SUBSYSTEM, TableFamily, key_type};
 use crate::netlink::{ACK, APPEND, Attrs, CREATE, EXCLUSIVE, REQUEST, message};
 
 const NEW_TABLE: u16 = SUBSYSTEM;
@@ -26,11 +26,16 @@ pub(super) const REGISTER: u32 = 1;
 /// Where verdicts go.
 pub(super) const VERDICT_REGISTER: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
-const DROP: u32 = 0;
+pub(super) const DROP: u32 = 0;
+/// `NFT_REJECT_TCP_RST`.
+pub(super) const TCP_RESET: u32 = 1;
+/// `NFT_FIB_RESULT_ADDRTYPE` and `NFTA_FIB_F_DADDR`.
+pub(super) const ADDRESS_TYPE: u32 = 3;
+pub(super) const OF_DESTINATION: u32 = 2;
 
 /// The batch, and the number of its last message, which alone is acknowledged. Change `i` has the
 /// number `i + 1`.
-pub(super) fn batch(table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
+pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
     let mut out = Vec::new();
     // The batch's own messages name the subsystem, in network order.
     let frame = [0, 0, 0, 10];
@@ -40,7 +45,7 @@ pub(super) fn batch(table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
         seq = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let ack = if index + 1 == changes.len() { ACK } else { 0 };
         let (kind, flags, attrs) = step(table, change, index);
-        let family = [INET, 0, 0, 0];
+        let family = [family as u8, 0, 0, 0];
         message(
             &mut out,
             kind,
@@ -166,12 +171,13 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
         Expr::SetCtMark => ("ct", new().u32_be(2, 3).u32_be(4, REGISTER)),
         Expr::SetOriginalZone => ("ct", new().u32_be(2, 17).bytes(3, &[0]).u32_be(4, REGISTER)),
         Expr::Data(value) => ("immediate", new().u32_be(1, REGISTER).nest(2, &data(value))),
-        Expr::Accept => {
-            let verdict = new().nest(2, &new().u32_be(1, ACCEPT));
-            (
-                "immediate",
-                new().u32_be(1, VERDICT_REGISTER).nest(2, &verdict),
-            )
+        Expr::Accept => ("immediate", verdict(ACCEPT)),
+        Expr::Drop => ("immediate", verdict(DROP)),
+        Expr::Reset => ("reject", new().u32_be(1, TCP_RESET)),
+        Expr::Counter => ("counter", new()),
+        Expr::DestinationType => {
+            let fib = new().u32_be(1, REGISTER).u32_be(2, ADDRESS_TYPE);
+            ("fib", fib.u32_be(3, OF_DESTINATION))
         }
         Expr::Redirect => ("redir", new().u32_be(1, REGISTER)),
         Expr::SourceNat(family) => {
@@ -187,4 +193,9 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
         Expr::Lookup(set) => ("lookup", new().text(1, set).u32_be(2, REGISTER)),
         Expr::Foreign { name, data } => (name, Attrs::raw(data)),
     }
+}
+
+fn verdict(code: u32) -> Attrs {
+    let verdict = Attrs::new().nest(2, &Attrs::new().u32_be(1, code));
+    Attrs::new().u32_be(1, VERDICT_REGISTER).nest(2, &verdict)
 }

@@ -183,19 +183,30 @@ fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
     }
 }
 
-/// Reads a table, works out what it should be, and makes it so in one transaction.
+/// Reads a table, works out what it should be, and makes it so, redirects in one transaction.
 pub(super) fn change_table(
     name: &str,
     mut desired: impl FnMut(Option<&Table>) -> Option<Table>,
 ) -> Result<Drift, RedirectionError> {
-    let mut nft = Nft::open()?;
+    change_table_of(&mut Nft::open()?, name, &mut desired)
+}
+
+/// As [`change_table`], for a table of any family.
+pub(super) fn change_table_of(
+    nft: &mut Nft,
+    name: &str,
+    mut desired: impl FnMut(Option<&Table>) -> Option<Table>,
+) -> Result<Drift, RedirectionError> {
     let mut attempt = 1;
     loop {
         let current = nft.read(name)?;
         let wanted = desired(current.as_ref());
-        let changes = nft::diff(current.as_ref(), wanted.as_ref());
-        match nft.commit(name, &changes) {
-            Ok(()) => return Ok(describe(current.as_ref(), &changes)),
+        let steps = nft::steps(current.as_ref(), wanted.as_ref());
+        match steps.iter().try_for_each(|step| nft.commit(name, step)) {
+            Ok(()) => {
+                let changes = nft::diff(current.as_ref(), wanted.as_ref());
+                return Ok(describe(current.as_ref(), &changes));
+            }
             Err(error) if attempt < ATTEMPTS && error.is_contention() => attempt += 1,
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,5 @@
-//! The one rule in the node's namespace: kubelet's probes of enrolled pods get a recognisable source.
+//! The rules in the node's namespace: kubelet's probes of enrolled pods get a recognisable source, and
+//! nothing that arrives from elsewhere has it.
 //!
 //! Which pods are enrolled is kept in the kernel, in a set (nftables) or in rules (iptables), each
 //! address with its pod's UID.
@@ -8,29 +9,44 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ambit_netplan::{
     Backend, Family, HostMember, HostSpec,
     iptables::{self, State},
-    nft::{HOST_TABLE, Table, host_table, set_name},
+    nft::{HOST_TABLE, Table, bridge_table, host_table, set_name},
 };
 
 use super::{
     Applied, Drift, RedirectionError,
-    carrier::{Carrier, change_table},
-    family_enabled, first_working, inside,
+    carrier::{Carrier, change_table, change_table_of},
+    chain, family_enabled, first_working, inside,
 };
 use crate::{
     iptables::{Iptables, lock},
     netns::Netns,
-    nft::Nft,
+    nft::{Nft, TableFamily},
 };
 
 /// Address to pod UID.
 type Members = BTreeMap<IpAddr, String>;
 
-/// Makes the rule and its sets exist; members already there stay.
+/// Makes the rules and their sets exist; members already there stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError> {
     edit(node, spec, |_| {}).map(Drift::into_applied)
+}
+
+/// Changes what applies to frames that pass between ports of one bridge. A kernel that cannot have
+/// such rules is left without.
+fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
+    let changed = Nft::open_family(TableFamily::Bridge)
+        .map_err(RedirectionError::from)
+        .and_then(|mut nft| change_table_of(&mut nft, HOST_TABLE, |_| desired()));
+    match changed {
+        Err(error) if error.is_unsupported() => {
+            tracing::debug!(error = %chain(&error), "no rules for frames between a bridge's ports");
+            Ok(Drift::of_nothing())
+        }
+        other => other,
+    }
 }
 
 /// Makes the set's members exactly these, in one step.
@@ -99,7 +115,7 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
     })
 }
 
-/// Removes the rule and the sets.
+/// Removes the rules and the sets.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -109,6 +125,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
             Err(error) if !error.is_unsupported() => return Err(error),
             _ => {}
         }
+        change_bridges(|| None)?;
         for carrier in Carrier::present()? {
             let _lock = lock()?;
             let spec = HostSpec::default();
@@ -135,7 +152,14 @@ fn edit(
             }),
             backend => edit_iptables(backend, spec, &change),
         };
-        first_working(spec.backend, attempt).map(|(_, drift)| drift)
+        let (_, mut drift) = first_working(spec.backend, attempt)?;
+        let bridges = change_bridges(|| Some(bridge_table(spec)))?;
+        drift.nothing_found &= bridges.nothing_found;
+        let items = bridges.items.into_iter();
+        drift
+            .items
+            .extend(items.map(|item| format!("bridges: {item}")));
+        Ok(drift)
     })
 }
 

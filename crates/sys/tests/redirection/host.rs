@@ -1,6 +1,6 @@
 //! The node's namespace: one rule, the pods it is for, and nothing else.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, os::fd::AsRawFd, time::Duration};
 
 use ambit_netplan::{Backend, HostMember, HostSpec};
 use ambit_sys::redirection::{Applied, host};
@@ -175,4 +175,122 @@ fn a_damaged_node_rule_is_repaired_and_members_stay() {
         [member("10.0.0.1", "u")]
     );
     assert_eq!(host::ensure(&node, &spec).unwrap(), Applied::Unchanged);
+}
+
+/// Kubelet's probes pass by the proxy; nobody becomes one by having their address, neither over the
+/// node nor on a bridge.
+#[test]
+fn nobody_but_the_node_has_the_address_of_its_probes() {
+    for backend in BACKENDS {
+        // The node, with a bridge of a pod and a neighbour, and another node.
+        let (node, pod, neighbour, remote) = (new_netns(), new_netns(), new_netns(), new_netns());
+        let path = |netns: &ambit_sys::netns::Netns| {
+            let id = rustix::io::fcntl_dupfd_cloexec(netns, 0).unwrap();
+            let path = format!("/proc/{}/fd/{}", std::process::id(), id.as_raw_fd());
+            (id, path)
+        };
+        sh(
+            &node,
+            "ip link set lo up; ip link add br0 type bridge; ip link set br0 up",
+        );
+        for (port, other) in [("pod0", &pod), ("near0", &neighbour), ("far0", &remote)] {
+            let (_open, path) = path(other);
+            sh(
+                &node,
+                &format!(
+                    "ip link add {port} type veth peer name eth0 netns {path}; ip link set {port} up"
+                ),
+            );
+            sh(other, "ip link set lo up; ip link set eth0 up");
+        }
+        sh(
+            &node,
+            "ip link set pod0 master br0; ip link set near0 master br0; \
+             ip addr add 10.9.0.1/24 dev br0; ip addr add fd00:9::1/64 dev br0 nodad; \
+             ip addr add 10.8.0.1/24 dev far0; ip addr add fd00:8::1/64 dev far0 nodad; \
+             echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
+             for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done; \
+             ip route add 169.254.7.127 dev br0; ip -6 route add fd16:9254:7127:1337:ffff:ffff:ffff:ffff dev br0",
+        );
+        sh(
+            &pod,
+            "ip addr add 10.9.0.2/24 dev eth0; ip addr add fd00:9::2/64 dev eth0 nodad; \
+             ip route add default via 10.9.0.1; ip route add default via fd00:9::1; \
+             ip route add 169.254.7.127 dev eth0; ip -6 route add fd16:9254:7127:1337:ffff:ffff:ffff:ffff dev eth0",
+        );
+        let pretender = |netns, address, dev: &str, via: &str| {
+            sh(
+                netns,
+                &format!(
+                    "{address} ip addr add 169.254.7.127/32 dev {dev}; \
+                     ip addr add fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128 dev {dev} nodad; \
+                     ip route add 10.9.0.0/24 {via} dev {dev} 2>/dev/null || true; \
+                     ip -6 route add fd00:9::/64 {} dev {dev} 2>/dev/null || true",
+                    via.replace("10.8.0.1", "fd00:8::1"),
+                ),
+            );
+        };
+        pretender(
+            &neighbour,
+            "ip addr add 10.9.0.3/24 dev eth0; ip addr add fd00:9::3/64 dev eth0 nodad;",
+            "eth0",
+            "",
+        );
+        pretender(
+            &remote,
+            "ip addr add 10.8.0.2/24 dev eth0; ip addr add fd00:8::2/64 dev eth0 nodad;",
+            "eth0",
+            "via 10.8.0.1",
+        );
+        let app = listen(&pod, 8080);
+        let probes = [
+            IpAddr::from(ambit_netplan::probes::V4),
+            IpAddr::from(ambit_netplan::probes::V6),
+        ];
+        let call = |from: &ambit_sys::netns::Netns, probe: IpAddr| {
+            let to = address(
+                if probe.is_ipv4() {
+                    "10.9.0.2"
+                } else {
+                    "fd00:9::2"
+                },
+                8080,
+            );
+            let source = std::net::SocketAddr::new(probe, 0);
+            connect_with(from, to, Duration::from_millis(400), |socket| {
+                socket.bind(&source.into())
+            })
+        };
+        // Without our rules each of the neighbour's calls would be a probe.
+        for probe in probes {
+            call(&neighbour, probe).unwrap();
+            assert_eq!(accept(&app).1.ip(), probe);
+        }
+        host::upsert(
+            &node,
+            &with(backend),
+            "uid-1",
+            &[ip("10.9.0.2"), ip("fd00:9::2")],
+        )
+        .unwrap();
+        for probe in probes {
+            for from in [&neighbour, &remote] {
+                assert!(call(from, probe).is_err(), "{backend} {probe}");
+            }
+        }
+        nobody(&app);
+        // The node's own are what they were.
+        sh(
+            &node,
+            "ip route del 169.254.7.127 dev br0; ip -6 route del fd16:9254:7127:1337:ffff:ffff:ffff:ffff dev br0",
+        );
+        sh(
+            &pod,
+            "ip route del 169.254.7.127 dev eth0; ip -6 route del fd16:9254:7127:1337:ffff:ffff:ffff:ffff dev eth0",
+        );
+        for (to, probe) in [("10.9.0.2", probes[0]), ("fd00:9::2", probes[1])] {
+            let _client = connect(&node, address(to, 8080)).unwrap();
+            assert_eq!(accept(&app).1.ip(), probe, "{backend}");
+        }
+    }
 }

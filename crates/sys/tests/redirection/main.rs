@@ -12,6 +12,8 @@
 mod behaviour;
 mod dns;
 mod host;
+mod hostile;
+mod packets;
 mod standing;
 mod world;
 

@@ -19,13 +19,14 @@ fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     chains
 }
 
-/// Everything netfilter and policy routing hold, in text.
+/// Everything netfilter and policy routing hold, in text; without link-local addresses, which come when
+/// the kernel is done with looking for others that have them.
 fn everything(world: &World) -> String {
     sh(
         &world.pod,
         "nft -s list ruleset 2>/dev/null; iptables-legacy-save | grep -v '^#' | sed 's/\\[.*\\]//'; \
          ip6tables-legacy-save | grep -v '^#' | sed 's/\\[.*\\]//'; ip rule; ip -6 rule; \
-         ip route show table all; ip -6 route show table all",
+         (ip route show table all; ip -6 route show table all) | grep -v fe80",
     )
 }
 
@@ -401,4 +402,27 @@ fn release_of_a_namespace_without_redirection_does_nothing() {
     let before = everything(&world);
     release(&world.pod).unwrap();
     assert_eq!(everything(&world), before);
+}
+
+/// As in containers, whose /proc/sys is read-only whatever they may do to the kernel.
+#[test]
+fn settings_are_made_where_proc_is_read_only() {
+    let pod = World::new().pod;
+    std::thread::spawn(move || {
+        #[expect(deprecated, reason = "a thread of its own, and only its mounts")]
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).unwrap();
+        sh(
+            &pod,
+            "mount --make-rprivate /; mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys",
+        );
+        let loose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose";
+        apply(&pod, &with(Backend::Nftables)).unwrap();
+        assert_eq!(sh(&pod, &format!("cat {loose}")).trim(), "0");
+        let read_only = sh(&pod, &format!("echo 1 2>&1 > {loose} || echo read-only"));
+        assert!(read_only.contains("read-only"), "{read_only}");
+        release(&pod).unwrap();
+        assert_eq!(sh(&pod, &format!("cat {loose}")).trim(), "1");
+    })
+    .join()
+    .unwrap();
 }

@@ -1,0 +1,581 @@
+//! Whatever packets arrive, the application of a captured pod gets no connection but from its proxy,
+//! and opens none but through it.
+//!
+//! A generator: every combination of flags in every wrapping, then sequences at random, are sent from
+//! a neighbour's raw socket, and after each the neighbour (or the application, in the other direction)
+//! opens an ordinary connection with the same addresses and ports. Most of it is worth something only
+//! because of what connection tracking makes of such packets, so all is tried with connection tracking
+//! as capture sets it, as it is where it cannot be set, blind, and forgetful.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    time::{Duration, Instant, SystemTime},
+};
+
+use ambit_netplan::Backend;
+use ambit_sys::{
+    netns::Netns,
+    redirection::{Applied, apply, observe, release},
+};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::{
+    BACKENDS,
+    packets::{ACK, FIN, RST, SYN, Segment, Sender, Wrapping},
+    with,
+    world::*,
+};
+
+const APP: u16 = 8080;
+const SERVER: u16 = 80;
+/// Long enough for a connection that is answered at all; one that is not proves nothing by lasting.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What becomes of connection tracking in the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracking {
+    /// As capture sets it.
+    Set,
+    /// As where settings are read-only.
+    Loose,
+    /// Somebody's rule keeps packets out of it.
+    Off,
+    /// Entries last a second, and are forgotten between packet and connection.
+    Forgetful,
+}
+
+/// A sequence of numbers that looks random (SplitMix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ z >> 31) % u64::try_from(below).unwrap()).unwrap()
+    }
+
+    fn one_of<T: Clone>(&mut self, list: &[T]) -> T {
+        list[self.roll(list.len())].clone()
+    }
+}
+
+/// Signature (MD5), window scale, timestamps, fast open, multipath, one that is cut short.
+fn options() -> [Vec<u8>; 7] {
+    let mut md5 = vec![19, 18];
+    md5.resize(18, 9);
+    [
+        vec![],
+        md5,
+        vec![2, 4, 5, 180, 3, 3, 7],
+        vec![8, 10, 0, 0, 0, 9, 0, 0, 0, 0],
+        vec![34, 2],
+        vec![30, 12, 0x01, 0x81, 1, 2, 3, 4, 5, 6, 7, 8],
+        vec![19, 40, 1],
+    ]
+}
+
+/// One thing an adversary sends before the connection.
+#[derive(Clone, Debug)]
+struct Shot {
+    flags: u8,
+    options: Vec<u8>,
+    payload: usize,
+    good_checksum: bool,
+    wrapping: Wrapping,
+    seq: u32,
+}
+
+impl Shot {
+    fn segment(&self, from: SocketAddr, to: SocketAddr) -> Segment {
+        Segment {
+            seq: self.seq,
+            ack: self.seq,
+            options: self.options.clone(),
+            payload: vec![b'x'; self.payload],
+            good_checksum: self.good_checksum,
+            wrapping: self.wrapping,
+            ..Segment::new(from, to, self.flags)
+        }
+    }
+
+    fn at_random(dice: &mut Dice) -> Self {
+        let flags = [SYN, ACK, SYN | ACK, FIN | ACK, RST, SYN | FIN, 0];
+        let any = u8::try_from(dice.roll(256)).unwrap();
+        Self {
+            flags: if dice.roll(3) == 0 {
+                any
+            } else {
+                dice.one_of(&flags)
+            },
+            options: dice.one_of(&options()),
+            payload: dice.one_of(&[0, 0, 1, 700]),
+            good_checksum: dice.roll(5) != 0,
+            wrapping: dice.one_of(&Wrapping::ALL),
+            seq: u32::try_from(dice.roll(1 << 32)).unwrap(),
+        }
+    }
+}
+
+/// All flags in every wrapping and with every option, then sequences at random.
+fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<Shot>> {
+    let mut all = Vec::new();
+    for flags in 0..64u8 {
+        all.push((
+            flags,
+            Wrapping::ALL[usize::from(flags) % 6],
+            options()[1].clone(),
+        ));
+    }
+    for wrapping in Wrapping::ALL {
+        for flags in [SYN, ACK, SYN | ACK, ACK | FIN, RST, RST | ACK] {
+            for option in options() {
+                all.push((flags, wrapping, option));
+            }
+        }
+    }
+    let enumerated = all.into_iter().map(|(flags, wrapping, options)| {
+        vec![Shot {
+            flags,
+            options,
+            payload: 0,
+            good_checksum: true,
+            wrapping,
+            seq: 1,
+        }]
+    });
+    let mut out: Vec<_> = enumerated.collect();
+    for _ in 0..random {
+        let length = 1 + dice.roll(4);
+        out.push((0..length).map(|_| Shot::at_random(dice)).collect());
+    }
+    out
+}
+
+/// A captured pod under attack.
+struct Siege {
+    world: World,
+    proxy: Proxy,
+    apps: [TcpListener; 2],
+    server: TcpListener,
+    sender: Sender,
+    pod: IpAddr,
+    peer: IpAddr,
+    tracking: Tracking,
+}
+
+impl Siege {
+    fn new(backend: Backend, (pod, peer): (&str, &str), tracking: Tracking) -> Self {
+        let world = World::new();
+        let proxy = world.proxy();
+        // One on all addresses, one on the pod's own.
+        let apps = [
+            listen(&world.pod, APP),
+            world
+                .pod
+                .run(|| TcpListener::bind(address(pod, APP + 1)))
+                .unwrap()
+                .unwrap(),
+        ];
+        let server = listen(&world.peer, SERVER);
+        apply(&world.pod, &with(backend)).unwrap();
+        match tracking {
+            Tracking::Set => {}
+            Tracking::Loose => drop(sh(
+                &world.pod,
+                "echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose",
+            )),
+            Tracking::Off => drop(sh(
+                &world.pod,
+                "nft 'add table inet theirs; \
+                 add chain inet theirs in { type filter hook prerouting priority -300; }; \
+                 add chain inet theirs out { type filter hook output priority -300; }; \
+                 add rule inet theirs in notrack; add rule inet theirs out notrack'",
+            )),
+            Tracking::Forgetful => drop(sh(
+                &world.pod,
+                "cd /proc/sys/net/netfilter; for t in nf_conntrack_tcp_timeout_*; do echo 1 > $t; done; \
+                 echo 1 > nf_conntrack_tcp_loose",
+            )),
+        }
+        let sender = Sender::new(&world.peer, pod == POD4);
+        Self {
+            world,
+            proxy,
+            apps,
+            server,
+            sender,
+            pod: ip(pod),
+            peer: ip(peer),
+            tracking,
+        }
+    }
+
+    /// Connects, if that happens at once.
+    fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+        let kind = Type::STREAM;
+        let socket =
+            netns.run(|| Socket::new(Domain::for_address(to), kind, Some(Protocol::TCP)))??;
+        socket.set_reuse_address(true)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        socket.bind(&from.into())?;
+        socket.connect_timeout(&to.into(), PATIENCE)?;
+        Ok(socket.into())
+    }
+
+    fn forget(&self) {
+        if self.tracking == Tracking::Forgetful {
+            flush_tracking(&self.world.pod);
+        }
+    }
+
+    /// A neighbour's turn: whoever connects in the end, it is not to the application. Returns whether
+    /// somebody did.
+    fn inward(&mut self, shots: &[Shot], port: u16, app: u16) -> bool {
+        let (from, to) = (
+            SocketAddr::new(self.peer, port),
+            SocketAddr::new(self.pod, app),
+        );
+        for shot in shots {
+            self.sender.send(&shot.segment(from, to), self.pod);
+        }
+        self.forget();
+        let client = self.open(&self.world.peer, from, to);
+        self.drain();
+        let reached = self.apps.iter().any(|app| app.accept().is_ok());
+        drop(client);
+        reached
+    }
+
+    /// The application's turn, after the server that it calls has prepared the ground.
+    fn outward(&mut self, shots: &[Shot], port: u16) -> bool {
+        let (from, to) = (
+            SocketAddr::new(self.pod, port),
+            SocketAddr::new(self.peer, SERVER),
+        );
+        for shot in shots {
+            self.sender.send(&shot.segment(to, from), self.pod);
+        }
+        self.forget();
+        let client = self.open(&self.world.pod, from, to);
+        self.drain();
+        let reached = self.server.accept().is_ok();
+        drop(client);
+        reached
+    }
+
+    /// What the proxy got is not held against anybody.
+    fn drain(&self) {
+        for listener in [
+            &self.proxy.inbound,
+            &self.proxy.outbound,
+            &self.proxy.tunnel,
+        ] {
+            while let Ok((stream, _)) = listener.accept() {
+                let _gone = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            }
+        }
+    }
+
+    fn ready(&self) {
+        let proxies = [
+            &self.proxy.inbound,
+            &self.proxy.outbound,
+            &self.proxy.tunnel,
+        ];
+        let ours = self.apps.iter().chain([&self.server]);
+        for listener in ours.chain(proxies) {
+            listener.set_nonblocking(true).unwrap();
+        }
+    }
+
+    /// All of it. Returns the first way around.
+    fn run(&mut self, dice: &mut Dice, random: usize) -> Option<String> {
+        self.ready();
+        let mut port = 2000;
+        for shots in sequences(dice, random) {
+            port += 1;
+            if self.inward(&shots, port, APP + u16::from(port % 3 == 0)) {
+                return Some(format!("inward from port {port} after {shots:?}"));
+            }
+            if self.outward(&shots, port) {
+                return Some(format!("outward from port {port} after {shots:?}"));
+            }
+        }
+        None
+    }
+}
+
+/// Forgets all connections of a namespace: a request to delete that names none.
+fn flush_tracking(netns: &Netns) {
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketFlags, SocketType, netlink, send, socket_with,
+    };
+    let mut message = Vec::new();
+    message.extend(20u32.to_ne_bytes());
+    message.extend((1u16 << 8 | 2).to_ne_bytes());
+    message.extend(1u16.to_ne_bytes());
+    message.resize(20, 0);
+    let socket = netns.run(|| {
+        let protocol = Some(netlink::NETFILTER);
+        socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            protocol,
+        )
+    });
+    send(socket.unwrap().unwrap(), &message, SendFlags::empty()).unwrap();
+}
+
+fn seed() -> u64 {
+    let seed = match std::env::var("HOSTILE_SEED") {
+        Ok(text) => text.parse().unwrap(),
+        Err(_) => SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs(),
+    };
+    eprintln!("HOSTILE_SEED={seed}");
+    seed
+}
+
+const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
+const TRACKING: [Tracking; 4] = [
+    Tracking::Set,
+    Tracking::Loose,
+    Tracking::Off,
+    Tracking::Forgetful,
+];
+
+#[test]
+fn whatever_packets_arrive_openings_go_through_the_proxy() {
+    let mut dice = Dice(seed());
+    for backend in BACKENDS {
+        for family in FAMILIES {
+            for tracking in TRACKING {
+                let mut siege = Siege::new(backend, family, tracking);
+                let started = Instant::now();
+                let found = siege.run(&mut dice, 150);
+                assert_eq!(found, None, "{backend} {family:?} {tracking:?}");
+                eprintln!("{backend} {family:?} {tracking:?}: {:?}", started.elapsed());
+                // The pod is still one whose connections go to the proxy.
+                if tracking != Tracking::Off {
+                    flush_tracking(&siege.world.pod);
+                    let to = SocketAddr::new(siege.pod, APP);
+                    let _client = connect(&siege.world.peer, to).unwrap();
+                    accept(&siege.proxy.inbound);
+                }
+            }
+        }
+    }
+}
+
+/// The generator is worth something: without the guards it finds its way past the redirects at once.
+#[test]
+fn the_generator_finds_the_way_around_where_there_are_no_guards() {
+    for family in FAMILIES {
+        let mut siege = Siege::new(Backend::Nftables, family, Tracking::Loose);
+        for guard in ["input", "forward", "output"] {
+            sh(
+                &siege.world.pod,
+                &format!("nft delete chain inet ambit guard-{guard}"),
+            );
+        }
+        siege.ready();
+        let ack = Shot {
+            flags: ACK,
+            options: options()[1].clone(),
+            payload: 0,
+            good_checksum: true,
+            wrapping: Wrapping::Plain,
+            seq: 1,
+        };
+        assert!(
+            siege.inward(std::slice::from_ref(&ack), 1500, APP),
+            "{family:?}"
+        );
+        assert!(siege.outward(&[ack], 1501), "{family:?}");
+        let found = siege.run(&mut Dice(1), 0);
+        assert!(found.is_some(), "{family:?}");
+    }
+}
+
+/// A neighbour that pretends to be somebody cannot have that one's next connection refused.
+#[test]
+fn a_stray_packet_does_not_take_the_connection_of_another_away() {
+    for backend in BACKENDS {
+        for family in FAMILIES {
+            let mut siege = Siege::new(backend, family, Tracking::Set);
+            let (from, to) = (
+                SocketAddr::new(siege.peer, 3000),
+                SocketAddr::new(siege.pod, APP),
+            );
+            let stray = Segment {
+                options: options()[1].clone(),
+                ..Segment::new(from, to, ACK)
+            };
+            siege.sender.send(&stray, siege.pod);
+            let mut client = connect_from(&siege.world.peer, from, to).unwrap();
+            let (mut captured, _) = accept(&siege.proxy.inbound);
+            talk(&mut client, &mut captured);
+            let loose = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
+            assert_eq!(sh(&siege.world.pod, loose).trim(), "0");
+            release(&siege.world.pod).unwrap();
+            assert_eq!(sh(&siege.world.pod, loose).trim(), "1");
+        }
+    }
+}
+
+/// An application that is connecting takes no opening for an answer.
+#[test]
+fn simultaneous_openings_do_not_meet() {
+    for backend in BACKENDS {
+        for family in FAMILIES {
+            let mut siege = Siege::new(backend, family, Tracking::Loose);
+            // The proxy does not answer.
+            sh(
+                &siege.world.pod,
+                "nft 'add table inet mute; add chain inet mute in { type filter hook input priority -400; }; \
+                 add rule inet mute in tcp dport 15001 drop'",
+            );
+            let (from, to) = (
+                SocketAddr::new(siege.pod, 4000),
+                SocketAddr::new(siege.peer, SERVER),
+            );
+            let socket = siege
+                .world
+                .pod
+                .run(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))
+                .unwrap()
+                .unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket.bind(&from.into()).unwrap();
+            let _in_progress = socket.connect(&to.into());
+            for flags in [SYN, ACK, SYN | ACK, SYN] {
+                siege.sender.send(&Segment::new(to, from, flags), siege.pod);
+            }
+            assert!(socket.peer_addr().is_err(), "{backend} {family:?}");
+        }
+    }
+}
+
+/// What an earlier version of these rules has captured gets the guards without losing a connection.
+#[test]
+fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
+    for family in FAMILIES {
+        let mut siege = Siege::new(Backend::Nftables, family, Tracking::Loose);
+        let spec = with(Backend::Nftables);
+        for guard in ["input", "forward", "output"] {
+            sh(
+                &siege.world.pod,
+                &format!("nft delete chain inet ambit guard-{guard}"),
+            );
+        }
+        let to = SocketAddr::new(siege.pod, APP);
+        let mut client = connect(&siege.world.peer, to).unwrap();
+        let (mut captured, _) = accept(&siege.proxy.inbound);
+        let mut out = connect(&siege.world.pod, SocketAddr::new(siege.peer, SERVER)).unwrap();
+        let (mut out_captured, _) = accept(&siege.proxy.outbound);
+        // One that connection tracking has picked up, as of before the capture.
+        siege.ready();
+        let from = SocketAddr::new(siege.peer, 5000);
+        let stray = Segment {
+            options: options()[1].clone(),
+            ..Segment::new(from, to, ACK)
+        };
+        siege.sender.send(&stray, siege.pod);
+        let mut around = connect_from(&siege.world.peer, from, to).unwrap();
+        let (mut around_served, _) = accept(&siege.apps[0]);
+
+        assert!(!observe(&siege.world.pod, &spec).unwrap().is_empty());
+        let applied = apply(&siege.world.pod, &spec).unwrap();
+        assert!(matches!(applied, Applied::Repaired { .. }), "{applied:?}");
+        talk(&mut client, &mut captured);
+        talk(&mut out, &mut out_captured);
+        talk(&mut around, &mut around_served);
+        assert_eq!(siege.run(&mut Dice(2), 10), None);
+    }
+}
+
+/// Rewrites, at the neighbour's interface, the address it connects to: its own stack does the rest.
+fn pretend(siege: &Siege, pretended: &str, target: &str) {
+    let link = sh(&siege.world.pod, "ip -o link show eth0");
+    let mac = link.split_once("link/ether ").unwrap().1;
+    let mac = mac.split(' ').next().unwrap();
+    let prefix = if siege.pod.is_ipv4() { "ip" } else { "ip6" };
+    sh(
+        &siege.world.peer,
+        &format!(
+            "ip neigh replace {pretended} lladdr {mac} dev eth0; \
+             nft 'add table netdev w; delete table netdev w; add table netdev w; \
+             add chain netdev w out {{ type filter hook egress device eth0 priority 0; }}; \
+             add chain netdev w in {{ type filter hook ingress device eth0 priority 0; }}; \
+             add rule netdev w out {prefix} daddr {pretended} {prefix} daddr set {target}; \
+             add rule netdev w in {prefix} saddr {target} {prefix} saddr set {pretended}'"
+        ),
+    );
+}
+
+/// Loopback addresses and those of others are nothing a neighbour can ask a pod for.
+#[test]
+fn inbound_plaintext_is_taken_for_the_pods_own_addresses_alone() {
+    const TARGETS: [[&str; 4]; 2] = [
+        ["127.0.0.1", "127.9.9.9", "10.9.0.200", "224.0.0.1"],
+        ["::1", "::ffff:127.0.0.1", "fd00:9::200", "ff02::1"],
+    ];
+    for backend in BACKENDS {
+        for ((pod, peer), targets) in FAMILIES.into_iter().zip(TARGETS) {
+            let siege = Siege::new(backend, (pod, peer), Tracking::Set);
+            siege.ready();
+            let pretended = if pod == POD4 {
+                "10.9.0.99"
+            } else {
+                "fd00:9::99"
+            };
+            let open = |port| {
+                let from = SocketAddr::new(ip(peer), 0);
+                siege.open(&siege.world.peer, from, address(pretended, port))
+            };
+            pretend(&siege, pretended, pod);
+            let _captured = open(APP).unwrap();
+            accept(&siege.proxy.inbound);
+            sh(
+                &siege.world.pod,
+                "echo 1 > /proc/sys/net/ipv4/ip_forward; \
+                 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding",
+            );
+            for route_localnet in [0, 1] {
+                let setting = "/proc/sys/net/ipv4/conf/eth0/route_localnet";
+                sh(
+                    &siege.world.pod,
+                    &format!("echo {route_localnet} > {setting}"),
+                );
+                for target in targets {
+                    pretend(&siege, pretended, target);
+                    for port in [APP, 15006, 15008] {
+                        assert!(open(port).is_err(), "{backend} {target}:{port}");
+                    }
+                    let proxy = [&siege.proxy.inbound, &siege.proxy.tunnel];
+                    for listener in siege.apps.iter().chain(proxy) {
+                        nobody(listener);
+                    }
+                }
+            }
+            if backend == Backend::Nftables {
+                // With a redirect that takes everything, this is how it would be done.
+                sh(
+                    &siege.world.pod,
+                    "nft 'delete chain inet ambit guard-input; flush chain inet ambit nat-prerouting; \
+                     add rule inet ambit nat-prerouting meta l4proto tcp redirect to :15006'",
+                );
+                for target in [targets[1], targets[2]] {
+                    pretend(&siege, pretended, target);
+                    open(APP).unwrap();
+                    let (redirected, _) = accept(&siege.proxy.inbound);
+                    let original = original_destination(&redirected);
+                    assert_eq!(original.ip(), ip(target).to_canonical());
+                }
+            }
+        }
+    }
+}

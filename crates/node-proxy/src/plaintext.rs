@@ -1,6 +1,9 @@
 //! Connections to the pod that came without a tunnel.
 
-use std::{net::SocketAddr, pin::pin};
+use std::{
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+};
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::Forwarded;
@@ -22,6 +25,8 @@ use crate::{
 /// A plaintext connection to the pod that failed.
 #[derive(Debug, thiserror::Error)]
 enum PlaintextError {
+    #[error("{0} is not an address of the pod")]
+    NotOurs(IpAddr),
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(transparent)]
@@ -39,7 +44,7 @@ enum PlaintextError {
 impl PlaintextError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Denied(_) => Reason::Deny,
+            Self::NotOurs(_) | Self::Denied(_) => Reason::Deny,
             Self::Relay(error) => error.reason(),
             Self::Cut(cut) => cut.reason(),
             Self::App(_) | Self::Route(_) | Self::Waypoint(_) => Reason::Connect,
@@ -137,6 +142,11 @@ async fn set_up(accepted: Accepted) -> Option<Established> {
     };
     let mut tracked = pod.connections.inbound(shown, who.clone());
     let connecting = async {
+        // The rules redirect nothing else; but a connection that came by other ways would be led to
+        // what listens for the pod alone, or the pod be made a relay.
+        if !pod.owns(&local, dst.ip()) {
+            return Err(PlaintextError::NotOurs(dst.ip()));
+        }
         let local = Denied::check(pod, &who)?;
         if let Some(far) = hairpin(&shard, &local, peer, dst).await? {
             return Ok(far);

@@ -18,6 +18,7 @@ use ambit_model::{
 };
 use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use ambit_sys::{
+    addresses::addresses_in,
     netns::Netns,
     socket::{
         self, ListenSpec, Listening, OutboundSpec, SocketError, SocketKind, Transparent, Tuning,
@@ -377,6 +378,19 @@ impl Pod {
             .wait_for_workload(&self.name, deadline)
             .await?;
         Some(self.local(None)).filter(|local| local.is_known)
+    }
+
+    /// Whether an address is the pod's own, as others reach it: one that its record or its enrolment
+    /// names, or that an interface of it has. Loopback addresses are not.
+    pub fn owns(&self, local: &Local, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+            return false;
+        }
+        let named = |addresses: &[IpAddr]| addresses.iter().any(|own| own.to_canonical() == ip);
+        named(&local.workload.workload_ips)
+            || named(&self.cache.lock().addresses)
+            || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
     /// Whether an address is known to be a pod's of this node. Where the mesh's table takes everything for

@@ -132,7 +132,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
 }
 
 #[test]
-fn only_the_probe_rule_is_ever_added_to_the_nodes_namespace() {
+fn only_the_rules_for_probes_are_ever_added_to_the_nodes_namespace() {
     let node_pod = "---
 apiVersion: v1
 kind: Pod
@@ -161,13 +161,14 @@ spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: non
     drop(bare);
     let mesh = Mesh::up(&manifests);
     let with = rules(&mesh);
-    let added: Vec<_> = with
+    let mut added: Vec<_> = with
         .iter()
         .filter(|table| !without.contains(table))
         .collect();
+    added.sort();
     assert_eq!(
         added,
-        ["table inet ambit-probes"],
+        ["table bridge ambit-probes", "table inet ambit-probes"],
         "{with:?} against {without:?}"
     );
     let table = mesh

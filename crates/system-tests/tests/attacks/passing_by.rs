@@ -1,0 +1,235 @@
+//! A neighbour that sends frames of its own gets past no proxy: not by packets before a connection, not
+//! by asking a pod for what is the pod's alone or another's, not by the address of kubelet's probes.
+//!
+//! The neighbour's own stack makes the connections; rules at its interface change what leaves it. (What
+//! the kernel makes of packets of all kinds is tried in `sys/tests/redirection`.)
+
+use std::net::IpAddr;
+
+use ambit_system_tests::{
+    Answer, IpFamily, Mesh, Options, PAIR, PrimaryCni, binary, options, until,
+};
+
+const NEIGHBOUR: &str = "legacy/client";
+const VICTIM: &str = "shop/server";
+const STRICT: &str = "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+";
+
+struct Street {
+    mesh: Mesh,
+    /// Of the victim's interface.
+    mac: String,
+}
+
+impl Street {
+    fn new(primary_cni: PrimaryCni) -> Self {
+        let manifests = PAIR.replace("node-2", "node-1")
+            + "---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-the-node, namespace: legacy}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+";
+        let options = Options {
+            primary_cni,
+            nodes: 1,
+            ip_family: IpFamily::Dual,
+            env: [("RECONCILE_SECONDS".to_owned(), "2".to_owned())].into(),
+            ..options()
+        };
+        let mesh = Mesh::up_with(&manifests, options);
+        mesh.until_captured(VICTIM, true);
+        let mac = mac(&mesh, VICTIM);
+        Self { mesh, mac }
+    }
+
+    /// The victim's addresses, each with one of nobody in the same network.
+    fn addresses(&self) -> Vec<(IpAddr, &'static str)> {
+        let addresses = self.mesh.pod(VICTIM).ips;
+        assert_eq!(addresses.len(), 2);
+        let nobody = |ip: &IpAddr| {
+            if ip.is_ipv4() {
+                "10.244.1.250"
+            } else {
+                "fd00:10:244:1::fa"
+            }
+        };
+        addresses.iter().map(|ip| (*ip, nobody(ip))).collect()
+    }
+
+    fn sh(&self, pod: &str, command: &str) -> String {
+        self.mesh.run(pod, &["sh", "-ec", command])
+    }
+
+    /// A `GET` by the neighbour.
+    fn get(&self, address: impl std::fmt::Display, v4: bool) -> Answer {
+        let tool = binary("ambit");
+        let url = if v4 {
+            format!("http://{address}:8080/")
+        } else {
+            format!("http://[{address}]:8080/")
+        };
+        let command = [
+            tool.to_str().unwrap(),
+            "lab-tool",
+            "get",
+            &url,
+            "--timeout",
+            "3000",
+        ];
+        let output = self.mesh.client().output(NEIGHBOUR, &command).unwrap();
+        Answer {
+            code: output.code,
+            body: output.stdout + &output.stderr,
+        }
+    }
+
+    /// What leaves the neighbour for `from` leaves for `to`, at the victim's station.
+    fn rewrite(&self, from: &str, to: &str) {
+        let (mac, ip) = (&self.mac, if from.contains(':') { "ip6" } else { "ip" });
+        self.sh(
+            NEIGHBOUR,
+            &format!(
+                "ip neigh replace {from} lladdr {mac} dev eth0
+                 nft -f - <<'END'
+add table netdev w
+delete table netdev w
+add table netdev w
+add chain netdev w out {{ type filter hook egress device eth0 priority 0; }}
+add chain netdev w in {{ type filter hook ingress device eth0 priority 0; }}
+add rule netdev w out {ip} daddr {from} {ip} daddr set {to}
+add rule netdev w in {ip} saddr {to} {ip} saddr set {from}
+END
+"
+            ),
+        );
+    }
+
+    fn rewrite_nothing(&self) {
+        self.sh(NEIGHBOUR, "nft delete table netdev w");
+    }
+
+    /// The first opening leaves as a bare ACK with a signature in the place of its options: nothing
+    /// answers that. What is sent again a second later is the opening.
+    fn begin_with_a_signed_ack(&self, victim: IpAddr) {
+        let ip = if victim.is_ipv4() { "ip" } else { "ip6" };
+        self.sh(
+            NEIGHBOUR,
+            &format!(
+                "nft -f - <<'END'
+add table netdev w
+add chain netdev w out {{ type filter hook egress device eth0 priority 0; }}
+add rule netdev w out {ip} daddr {victim} tcp flags syn limit rate 1/day burst 1 packets tcp flags set ack @th,160,16 set 0x1312
+END
+"
+            ),
+        );
+    }
+}
+
+fn mac(mesh: &Mesh, pod: &str) -> String {
+    let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]);
+    let (_, rest) = link.split_once("link/ether ").unwrap();
+    rest.split(' ').next().unwrap().to_owned()
+}
+
+fn each_cni(test: impl Fn(&Street)) {
+    for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Macvlan] {
+        eprintln!("{primary_cni:?}");
+        test(&Street::new(primary_cni));
+    }
+}
+
+#[test]
+fn a_neighbours_frames_reach_nothing_but_the_proxy() {
+    each_cni(|street| {
+        for (victim, nobody) in street.addresses() {
+            let v4 = victim.is_ipv4();
+            // The victim takes plaintext, so what is refused is so for its address.
+            street.rewrite(nobody, &victim.to_string());
+            assert!(street.get(nobody, v4).ok().contains("plain-marker"));
+            let loopback = if v4 { "127.0.0.1" } else { "::ffff:127.0.0.1" };
+            street.rewrite(nobody, loopback);
+            street.get(nobody, v4).refused();
+            // Another pod's address: the victim would be a relay.
+            let others = street.mesh.pod("legacy/server").ips;
+            let other = others.iter().find(|ip| ip.is_ipv4() == v4).unwrap();
+            street.rewrite(nobody, &other.to_string());
+            street.get(nobody, v4).refused();
+            street.rewrite_nothing();
+        }
+
+        street.mesh.apply("strict", STRICT);
+        let (victim, _) = street.addresses()[0];
+        street
+            .mesh
+            .until_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
+        for (victim, _) in street.addresses() {
+            street.begin_with_a_signed_ack(victim);
+            street.get(victim, victim.is_ipv4()).refused();
+            street.rewrite_nothing();
+        }
+        // The mesh's own connections go on as ever.
+        street
+            .mesh
+            .get("shop/client", &format!("http://{victim}:8080/"))
+            .ok();
+    });
+}
+
+#[test]
+fn the_address_of_probes_opens_no_way_on_a_bridge() {
+    let street = Street::new(PrimaryCni::Bridge);
+    street.mesh.apply("strict", STRICT);
+    let (victim, _) = street.addresses()[0];
+    street
+        .mesh
+        .until_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
+    let neighbour = mac(&street.mesh, NEIGHBOUR);
+    for (victim, _) in street.addresses() {
+        let v4 = victim.is_ipv4();
+        let (probe, gateway) = if v4 {
+            ("169.254.7.127", "10.244.1.1")
+        } else {
+            (
+                "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
+                "fd00:10:244:1::1",
+            )
+        };
+        let length = if v4 { 32 } else { 128 };
+        let nodad = if v4 { "" } else { "nodad" };
+        street.sh(
+            NEIGHBOUR,
+            &format!(
+                "ip addr add {probe}/{length} dev eth0 {nodad}; \
+                 ip route replace {victim}/{length} dev eth0 src {probe}"
+            ),
+        );
+        // As after a neighbour has made the victim believe that it is the gateway.
+        street.sh(
+            VICTIM,
+            &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
+        );
+        street.get(victim, v4).refused();
+        // Nothing else is in its way.
+        until("the neighbour passes where the node lets it", || {
+            let delete = "nft delete table bridge ambit-probes";
+            let _restored = street
+                .mesh
+                .client()
+                .output("legacy/on-the-node", &["sh", "-c", delete]);
+            street.get(victim, v4).succeeded()
+        });
+        street.sh(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
+        street.sh(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
+        // The agent finds the rules gone.
+        until("the node's rules stand again", || {
+            let list = ["nft", "list", "table", "bridge", "ambit-probes"];
+            let output = street.mesh.client().output("legacy/on-the-node", &list);
+            output.unwrap().code == 0
+        });
+    }
+}

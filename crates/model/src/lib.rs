@@ -8,6 +8,7 @@
 mod identity;
 mod names;
 mod policy;
+mod port_map;
 mod ports;
 mod reason;
 mod service;
@@ -22,6 +23,7 @@ pub use names::{
 pub use policy::{
     Action, Authorization, Clause, Match, PolicyKey, Rule, Scope, ServiceAccountMatch, StringMatch,
 };
+pub use port_map::PortMap;
 pub use ports::{
     DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK, SOCKS5_PORT,
 };
@@ -31,8 +33,8 @@ pub use service::{
     WeightedWaypoint,
 };
 pub use workload::{
-    AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, PortMap,
-    Protocol, Workload, WorkloadKind, WorkloadStatus,
+    AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,
+    Workload, WorkloadKind, WorkloadStatus,
 };
 
 /// The trust domain a workload has when none is named (Istio's default).

@@ -1,12 +1,12 @@
 //! A service: a name, its virtual addresses and ports, and how endpoints are chosen.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::net::IpAddr;
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{GatewayAddress, NamespacedHostname, NetworkAddress};
+use crate::{GatewayAddress, NamespacedHostname, NetworkAddress, PortMap};
 
 /// Which address families clients may be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ pub struct Service {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cidr_vips: Vec<CidrVip>,
     /// Service port to target port; target 0 is a named port that each endpoint maps itself.
-    pub ports: BTreeMap<u16, u16>,
+    pub ports: PortMap,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<ArcStr>,
     /// Waypoint for traffic addressed to the service.

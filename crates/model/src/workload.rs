@@ -5,10 +5,9 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 use arcstr::ArcStr;
 use serde::{Deserialize, Serialize};
 
-use crate::{DEFAULT_TRUST_DOMAIN, GatewayAddress, Identity, NamespacedHostname, WorkloadUid};
-
-/// Service port to target port of one endpoint.
-pub type PortMap = BTreeMap<u16, u16>;
+use crate::{
+    DEFAULT_TRUST_DOMAIN, GatewayAddress, Identity, NamespacedHostname, PortMap, WorkloadUid,
+};
 
 /// How a workload takes connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -269,8 +268,7 @@ mod services_form {
         de::{MapAccess, SeqAccess, Visitor},
     };
 
-    use super::PortMap;
-    use crate::NamespacedHostname;
+    use crate::{NamespacedHostname, PortMap};
 
     type Services = BTreeMap<NamespacedHostname, PortMap>;
 

@@ -118,7 +118,7 @@ fn by_uid(endpoints: Vec<EndpointView>) -> BTreeMap<WorkloadUid, EndpointDump> {
             uid.clone(),
             EndpointDump {
                 workload_uid: uid,
-                port: ports,
+                port: ports.sorted(),
                 status,
             },
         )

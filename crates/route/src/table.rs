@@ -147,10 +147,7 @@ impl MeshTable {
                     namespace: strings.share(&name.namespace),
                     hostname: strings.share(&name.hostname),
                 },
-                ports: ports
-                    .iter()
-                    .map(|(port, target)| (*port, *target))
-                    .collect(),
+                ports: ports.sorted().into_iter().collect(),
             })
             .collect();
         let template = Template {

@@ -4,7 +4,7 @@ mod inbound;
 mod outbound;
 mod state;
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::net::SocketAddr;
 
 use ambit_model::{
     ArcStr, Destination, EndpointWaypoint, GatewayAddress, Identity, LbMode, LoadBalancing,
@@ -81,7 +81,7 @@ fn service_in(namespace: &str, name: &str, vips: &[&str], ports: &[(u16, u16)]) 
                 }
             })
             .collect(),
-        ports: ports.iter().copied().collect::<BTreeMap<_, _>>(),
+        ports: ports.iter().copied().collect(),
         canonical: true,
         ..Service::default()
     }

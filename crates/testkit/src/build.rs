@@ -1,7 +1,5 @@
 //! Mesh objects with little typing; everything not said has the value most tests want.
 
-use std::collections::BTreeMap;
-
 use ambit_model::{
     Action, ArcStr, Authorization, Identity, Match, NamespacedHostname, NetworkAddress, Protocol,
     Scope, Service, StringMatch, Workload, WorkloadKind,
@@ -54,7 +52,7 @@ pub fn service(name: &str, vips: &[&str], ports: &[(u16, u16)]) -> Service {
         namespace: "ns".into(),
         hostname: format!("{name}.ns.svc.cluster.local").into(),
         vips: vips.iter().map(|vip| network_address(vip)).collect(),
-        ports: ports.iter().copied().collect::<BTreeMap<_, _>>(),
+        ports: ports.iter().copied().collect(),
         canonical: true,
         ..Service::default()
     }

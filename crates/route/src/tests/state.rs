@@ -1,5 +1,7 @@
 //! The indices under insertions, changes and removals.
 
+use std::collections::BTreeMap;
+
 use ambit_model::{NetworkAddress, NetworkMode, PodName, Visibility};
 use proptest::{collection::vec, prelude::*};
 

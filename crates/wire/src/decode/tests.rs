@@ -67,7 +67,7 @@ prop_compose! {
         attached in option::of(endpoint_waypoint()),
         services in proptest::collection::btree_map(
             hostname(),
-            proptest::collection::btree_map(any::<u16>(), any::<u16>(), 0..3),
+            vec((any::<u16>(), any::<u16>()), 0..3),
             0..3,
         ),
         policies in vec(text(), 0..3),
@@ -101,7 +101,10 @@ prop_compose! {
             waypoint,
             network_gateway,
             endpoint_waypoint: attached,
-            services,
+            services: services
+                .into_iter()
+                .map(|(name, ports)| (name, ports.into_iter().collect()))
+                .collect(),
             authorization_policies: policies,
             capacity,
             application_tunnel: tunnel.map(|(proxy, port)| model::AppTunnel {
@@ -118,7 +121,7 @@ prop_compose! {
         (name, namespace, host) in (text(), text(), text()),
         vips in vec(network_address(), 0..3),
         cidrs in vec((text(), net()), 0..3),
-        ports in proptest::collection::btree_map(any::<u16>(), any::<u16>(), 0..3),
+        ports in vec((any::<u16>(), any::<u16>()), 0..3),
         sans in vec(text(), 0..2),
         waypoint in option::of(gateway_address()),
         weighted in vec((gateway_address(), any::<u32>()), 0..3),
@@ -143,7 +146,7 @@ prop_compose! {
                 .filter(|(_, cidr)| cidr.prefix_len() != cidr.max_prefix_len())
                 .map(|(network, cidr)| model::CidrVip { network, cidr })
                 .collect(),
-            ports,
+            ports: ports.into_iter().collect(),
             subject_alt_names: sans,
             waypoint,
             weighted_waypoints: weighted

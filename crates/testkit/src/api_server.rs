@@ -62,6 +62,10 @@ struct State {
     away: bool,
     /// Statuses that the next requests are answered with.
     failing: Vec<u16>,
+    /// The same for requests of one path each.
+    failing_at: Vec<(String, u16)>,
+    /// What is answered at a path, whatever is there.
+    fixed: HashMap<String, Value>,
     requests: Vec<ApiRequest>,
     watches: Vec<Watcher>,
     reviews: HashMap<String, Review>,
@@ -207,6 +211,18 @@ impl ApiServer {
         self.shared.state.lock().failing.extend(statuses);
     }
 
+    /// Answers the next requests of a path with these statuses, in this order.
+    pub fn fail_next_at(&self, path: &str, statuses: &[u16]) {
+        let failures = statuses.iter().map(|status| (path.to_owned(), *status));
+        self.shared.state.lock().failing_at.extend(failures);
+    }
+
+    /// From now on answers a path with this, whatever is there.
+    pub fn answer(&self, path: &str, answer: Value) {
+        let mut state = self.shared.state.lock();
+        state.fixed.insert(path.to_owned(), answer);
+    }
+
     /// The requests so far.
     pub fn requests(&self) -> Vec<ApiRequest> {
         self.shared.state.lock().requests.clone()
@@ -315,6 +331,19 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer>
     if !state.failing.is_empty() {
         return failure(state.failing.remove(0), "Injected");
     }
+    let path = head.uri.path();
+    if let Some(index) = state.failing_at.iter().position(|(at, _)| at == path) {
+        let (_, status) = state.failing_at.remove(index);
+        let reason = if status == 404 {
+            "NotFound"
+        } else {
+            "Injected"
+        };
+        return failure(status, reason);
+    }
+    if let Some(answer) = state.fixed.get(path) {
+        return respond(200, answer);
+    }
     let metadata_only = head
         .headers
         .get(header::ACCEPT)
@@ -330,13 +359,10 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Answer>
             let list = state.store.page(&target);
             respond(200, &list)
         }
-        (&Method::GET, true) => state
-            .store
-            .get(&target.collection, &target.namespace, target.name())
-            .map_or_else(
-                || failure(404, "NotFound"),
-                |object| respond(200, &target.shown(object)),
-            ),
+        (&Method::GET, true) => state.store.find(&target).map_or_else(
+            || failure(404, "NotFound"),
+            |object| respond(200, &target.shown(&object)),
+        ),
         (&Method::POST, false) if state.reviews.contains_key(&target.collection) => {
             let review = state.reviews.get(&target.collection);
             respond(201, &review.map_or(Value::Null, |review| (review.0)(&body)))

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectKey};
 use ambit_kube_kit::watch::{self, Watch, WatchEvent};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::DynamicObject, discovery::ApiResource};
 use serde_json::{Value, json};
 use tokio::sync::watch as signal;
@@ -26,6 +27,8 @@ const VERSIONS: &[&str] = &["v1", "v1beta1"];
 /// First and longest pause between looks for a definition; after news of one it is short again,
 /// because the server takes a moment to serve it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// How long after the first answer that there is no definition a second one must say the same.
+const CONFIRM: Duration = Duration::from_secs(1);
 
 /// Follows one kind.
 pub(super) struct Follower {
@@ -39,31 +42,50 @@ pub(super) struct Follower {
 
 type Read = Result<Object, (InvalidObject, Box<Value>)>;
 
+/// What the cluster says about a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Definition {
+    /// Served in this version.
+    Served(&'static str),
+    /// There, but in no version that is read.
+    Unreadable,
+    /// Not there.
+    Absent,
+}
+
 impl Follower {
     /// Runs until nobody listens.
     pub(super) async fn run(mut self) {
         let mut pause = PAUSE.0;
         let mut absent_told = false;
+        let mut there = BTreeSet::new();
         loop {
             self.definitions.mark_unchanged();
-            match self.served_version().await {
-                Ok(Some(version)) => {
-                    if !self.follow(version).await {
+            match self.definition().await {
+                Ok(Definition::Served(version)) => {
+                    if !self.follow(version, &mut there).await {
                         return;
                     }
                     (pause, absent_told) = (PAUSE.0, false);
                 }
-                Ok(None) => {
+                Ok(Definition::Unreadable) => {
+                    tracing::error!(kind = %self.kind, versions = ?VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
+                }
+                Ok(Definition::Absent) => {
                     if !absent_told {
                         tracing::info!(kind = %self.kind, "the cluster has no such kind; waiting for its definition");
                         absent_told = true;
                     }
-                    if !self.teller.tell(Told::Listed(self.kind)).await {
+                    // A kind that is gone took its objects with it.
+                    let gone = std::mem::take(&mut there);
+                    if !self.tell_gone(gone).await
+                        || !self.teller.tell(Told::Listed(self.kind)).await
+                    {
                         return;
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(kind = %self.kind, %error, "cannot ask which kinds the cluster has");
+                    tracing::warn!(kind = %self.kind, %error, "cannot ask for the definition of this kind");
                 }
             }
             tokio::select! {
@@ -73,32 +95,42 @@ impl Follower {
         }
     }
 
-    /// The best version that the cluster serves; `None` if it does not know the kind.
-    async fn served_version(&self) -> Result<Option<&'static str>, kube::Error> {
-        let groups = self.client.list_api_groups().await?;
-        let group = groups
-            .groups
-            .iter()
-            .find(|one| one.name == self.kind.group());
-        for version in VERSIONS {
-            let served = group.is_some_and(|group| {
-                let mut versions = group.versions.iter();
-                versions.any(|one| one.version == *version)
-            });
-            if !served {
-                continue;
-            }
-            let api = format!("{}/{version}", self.kind.group());
-            let list = self.client.list_api_group_resources(&api).await?;
-            if list.resources.iter().any(|one| one.name == self.plural) {
-                return Ok(Some(version));
-            }
+    /// What the cluster says about the kind. Policies hang on it: that a definition is not there is
+    /// believed only of the definition's own place, and only when it says so twice. Lists of what is
+    /// served are incomplete now and then.
+    async fn definition(&self) -> Result<Definition, kube::Error> {
+        let first = self.look().await?;
+        if first != Definition::Absent {
+            return Ok(first);
         }
-        Ok(None)
+        tokio::time::sleep(CONFIRM).await;
+        self.look().await
     }
 
-    /// Watches until the definition is gone (true) or nobody listens (false).
-    async fn follow(&self, version: &str) -> bool {
+    async fn look(&self) -> Result<Definition, kube::Error> {
+        let resource = ApiResource::erase::<CustomResourceDefinition>(&());
+        let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
+        let name = format!("{}.{}", self.plural, self.kind.group());
+        let Some(definition) = api.get_opt(&name).await? else {
+            return Ok(Definition::Absent);
+        };
+        let versions = definition.data.pointer("/spec/versions");
+        let versions = versions.and_then(Value::as_array);
+        let is_served = |version: &&&str| {
+            versions.into_iter().flatten().any(|one| {
+                one.get("name").and_then(Value::as_str) == Some(**version)
+                    && one.get("served").and_then(Value::as_bool) == Some(true)
+            })
+        };
+        let best = VERSIONS.iter().find(is_served);
+        Ok(best.map_or(Definition::Unreadable, |version| {
+            Definition::Served(version)
+        }))
+    }
+
+    /// Watches until the kind is not served like this any more (true) or nobody listens (false).
+    /// `there` are the objects that the index knows.
+    async fn follow(&self, version: &'static str, there: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
         let resource = ApiResource {
             group: kind.group().to_owned(),
@@ -111,38 +143,57 @@ impl Follower {
         let api_version = resource.api_version.clone();
         let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));
         let mut watch = Watch::new(kind.as_str(), api, watch::config(), read);
-        let mut there = BTreeSet::new();
+        // Known from a watch before this one, and not met again yet.
+        let mut unseen = there.clone();
+        let mut definitions = self.definitions.clone();
         loop {
-            let told = match watch.next().await {
-                WatchEvent::Object(id, read) => {
+            let next = tokio::select! {
+                event = watch.next() => Some(event),
+                Ok(()) = definitions.changed() => None,
+            };
+            let told = match next {
+                Some(WatchEvent::Object(id, read)) => {
                     let key = key(kind, &id);
+                    unseen.remove(&key);
                     there.insert(key.clone());
                     Told::Event(event(key, read))
                 }
-                WatchEvent::Gone(id) => {
+                Some(WatchEvent::Gone(id)) => {
                     let key = key(kind, &id);
+                    unseen.remove(&key);
                     there.remove(&key);
                     Told::Event(Event::Deleted(key))
                 }
-                WatchEvent::Listed => Told::Listed(kind),
-                WatchEvent::Listing => continue,
-                WatchEvent::Away(_) => {
-                    // The server may only be away. A kind that is gone took its objects with it.
-                    if !matches!(self.served_version().await, Ok(None)) {
-                        continue;
+                Some(WatchEvent::Listed) => {
+                    let gone = std::mem::take(&mut unseen);
+                    there.retain(|key| !gone.contains(key));
+                    if !self.tell_gone(gone).await {
+                        return false;
                     }
-                    for key in std::mem::take(&mut there) {
-                        if !self.teller.tell(Told::Event(Event::Deleted(key))).await {
-                            return false;
-                        }
-                    }
-                    return true;
+                    Told::Listed(kind)
                 }
+                Some(WatchEvent::Listing) => continue,
+                Some(WatchEvent::Away(_)) | None => match self.definition().await {
+                    // The server may only be away, and what it served stands.
+                    Err(_) => continue,
+                    Ok(Definition::Served(now)) if now == version => continue,
+                    Ok(_) => return true,
+                },
             };
             if !self.teller.tell(told).await {
                 return false;
             }
         }
+    }
+
+    /// False when nobody listens any more.
+    async fn tell_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
+        for key in gone {
+            if !self.teller.tell(Told::Event(Event::Deleted(key))).await {
+                return false;
+            }
+        }
+        true
     }
 }
 

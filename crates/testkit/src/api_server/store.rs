@@ -25,6 +25,9 @@ pub(super) struct Change {
     pub(super) object: Arc<Value>,
 }
 
+/// Where definitions of kinds are.
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
 type Refused = (u16, &'static str);
 
 #[derive(Debug, Default)]
@@ -43,6 +46,32 @@ impl Store {
     pub(super) fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
         let key = (namespace.to_owned(), name.to_owned());
         self.objects.get(collection)?.get(&key)
+    }
+
+    /// An object that is asked for by name. Kinds of groups that are not Kubernetes' own have a
+    /// definition, unless one was put there.
+    pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
+        let put = self.get(&target.collection, &target.namespace, target.name());
+        put.cloned().or_else(|| {
+            let defines = target.collection == DEFINITIONS;
+            defines.then(|| self.definition(target.name())).flatten()
+        })
+    }
+
+    fn definition(&self, name: &str) -> Option<Arc<Value>> {
+        let (plural, group) = name.split_once('.')?;
+        let kinds = self.kinds().into_iter();
+        let versions: Vec<_> = kinds
+            .filter_map(|(collection, _)| {
+                let path = collection.strip_prefix("/apis/")?.strip_suffix(plural)?;
+                let version = path.strip_prefix(group)?.trim_matches('/');
+                Some(json!({"name": version, "served": true}))
+            })
+            .collect();
+        let definition = json!({"apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition", "metadata": {"name": name},
+            "spec": {"group": group, "names": {"plural": plural}, "versions": versions}});
+        (!versions.is_empty()).then(|| definition.into())
     }
 
     pub(super) fn list(&self, collection: &str) -> Vec<Value> {

@@ -24,6 +24,7 @@ pub use index::Index;
 pub(crate) use pods::PodInput;
 pub use pods::{PodDirectory, PodFacts};
 pub use services::ServiceRecord;
+pub(crate) use services::created;
 
 /// What holds for the whole mesh.
 #[derive(Clone, Debug)]

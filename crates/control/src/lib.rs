@@ -22,3 +22,6 @@ pub mod serving;
 pub mod source;
 pub mod status;
 pub mod xds;
+
+#[cfg(test)]
+mod vectors;

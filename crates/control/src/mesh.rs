@@ -100,7 +100,6 @@ impl Follower {
                         let now = Instant::now();
                         self.take(&change);
                         if change.complete {
-                            self.index.started();
                             let first = waiting.map_or(now, |(first, _)| first);
                             waiting = Some((first, now));
                         }
@@ -139,6 +138,11 @@ impl Follower {
         }
         drop(pods);
         if change.complete {
+            if *self.follow.borrow() == 0
+                && let Some(reports) = &self.reports
+            {
+                reports.send(Report::Complete).ok();
+            }
             self.follow.send_modify(|number| *number += 1);
         }
         self.metrics.objects_changed(change.events.len());
@@ -153,10 +157,7 @@ impl Follower {
                 .iter()
                 .filter(|problem| !problems.manifests.contains(problem))
             {
-                tracing::error!(
-                    problem,
-                    "a manifest cannot be used; its last good state stays in force"
-                );
+                tracing::error!(problem, "a manifest cannot be used as it is written");
             }
             problems.manifests.clone_from(manifests);
         }
@@ -173,8 +174,21 @@ impl Follower {
             .set_problems(errors + problems.manifests.len(), warnings);
     }
 
+    /// What one object says may lose its effect through another one.
+    fn report_conflicts(&mut self) {
+        for key in self.index.take_changed_conflicts() {
+            if let Some(reports) = &self.reports {
+                let problems = self.index.problems_of(&key);
+                // Fails only at the end.
+                reports.send(Report::Problems(key, problems)).ok();
+            }
+        }
+        self.note_problems(&Change::default());
+    }
+
     fn flush(&mut self, since: Duration) {
         let delta = self.index.flush();
+        self.report_conflicts();
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
         let count = |collection| store.entries(collection).count();
@@ -206,7 +220,7 @@ fn report(index: &Index, event: &Event) -> Option<Report> {
     };
     Some(Report::Seen(Box::new(Seen {
         facts,
-        problems: index.problems_of(&key).to_vec(),
+        problems: index.problems_of(&key),
         is_news: index.has_new_problems(&key),
         in_force: index.is_in_force(&key),
         key,

@@ -66,6 +66,7 @@ impl From<ambit_manifests::Change> for Change {
                 object,
                 origin: Some(origin.to_string()),
             },
+            ObjectEvent::Refused { key, error, value } => Event::Refused { key, error, value },
             ObjectEvent::Deleted(key) => Event::Deleted(key),
         };
         Self {

@@ -8,8 +8,10 @@
 //! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` (nothing is), `Outdated` (something else is: what it said before, or the refusal of everything) |
 //! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | False: `AncestorNotBound` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
+//! | ServiceEntry, WorkloadEntry that are not used as they are | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
 //! | Service, ServiceEntry, WorkloadEntry that name a waypoint, or whose namespace does | `istio.io/WaypointBound` | False: `WaypointIsNotReady` |
 
+pub mod addresses;
 mod book;
 mod judge;
 
@@ -20,12 +22,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{environment::Cluster, problems::Problem};
-use book::Book;
+pub(crate) use book::Book;
 
 /// The condition of policies.
-pub(crate) const ACCEPTED: &str = "ZtunnelAccepted";
-/// Reason of [`ACCEPTED`] on a policy of which nothing ever was in force.
-pub(crate) const VOID: &str = "Invalid";
+const ACCEPTED: &str = "ZtunnelAccepted";
 /// The name under which events are told.
 const CONTROLLER: &str = "ambit-control";
 
@@ -34,8 +34,12 @@ const CONTROLLER: &str = "ambit-control";
 pub enum Report {
     /// An object was taken in, or could not be.
     Seen(Box<Seen>),
+    /// What is wrong with it changed, because of other objects.
+    Problems(ObjectKey, Vec<Problem>),
     /// It is gone.
     Gone(ObjectKey),
+    /// Every object that existed at the start was reported.
+    Complete,
 }
 
 /// An object and what became of it.
@@ -68,6 +72,8 @@ pub struct Facts {
     pub is_attached: bool,
     /// Its conditions as they stand.
     pub conditions: Vec<Value>,
+    /// The addresses of its hosts: of ServiceEntries.
+    pub addresses: addresses::Addresses,
 }
 
 /// Whether objects of a kind are of interest here.
@@ -83,7 +89,7 @@ impl Facts {
             Object::AuthorizationPolicy(policy) => (
                 policy.api_version.clone(),
                 judge::conditions(&policy.status),
-                policy.spec.target_ref.is_some() || policy.spec.target_refs.is_some(),
+                policy.spec.is_attached(),
             ),
             Object::PeerAuthentication(policy) => (
                 policy.api_version.clone(),
@@ -120,6 +126,10 @@ impl Facts {
             waypoint: judge::waypoint(metadata.labels.as_ref()),
             is_attached,
             conditions,
+            addresses: match object {
+                Object::ServiceEntry(entry) => addresses::Addresses::of(entry),
+                _ => addresses::Addresses::default(),
+            },
         }
     }
 

@@ -33,6 +33,8 @@ const SECRETS: &str = "/api/v1/secrets";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const DEFINITION: &str = "authorizationpolicies.security.istio.io";
+const ENTRIES: &str = "/apis/networking.istio.io/v1/serviceentries";
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 struct Cluster {
@@ -276,7 +278,8 @@ async fn kinds_that_are_defined_later_are_followed_then() {
     cluster.server.put(
         DEFINITIONS,
         json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": "authorizationpolicies.security.istio.io"}}),
+            "metadata": {"name": DEFINITION},
+            "spec": {"versions": [{"name": "v1", "served": true}]}}),
     );
     cluster.policy("p", json!({"rules": [{}]}));
     replica.records_become(&["p"]).await;
@@ -414,20 +417,129 @@ async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
 }
 
 #[tokio::test]
-async fn replicas_agree_on_a_policy_that_never_could_be_used() {
+async fn a_policy_that_never_could_be_used_refuses_everything_in_every_replica() {
     let cluster = Cluster::start();
     cluster.policy("good", json!({"rules": [{}]}));
     let first = cluster.replica("a").await;
     first.records_become(&["good"]).await;
     cluster.policy("bad", json!({"rulez": [{}]}));
-    shown("that it is void", || {
-        let condition = cluster.condition("bad");
-        condition.filter(|text| text == "ZtunnelAccepted=False Invalid")
+    first.records_become(&["bad", "good"]).await;
+    let condition = shown("its condition", || cluster.condition("bad")).await;
+    assert_eq!(condition, "ZtunnelAccepted=False Outdated");
+    let second = cluster.replica("b").await;
+    second.records_become(&["bad", "good"]).await;
+    let records = second.page("/debug/ambientz").await;
+    assert!(records.contains("Deny"), "{records}");
+    first.running.stop().await;
+    second.running.stop().await;
+}
+
+/// How often the definition of policies was asked for.
+fn looks(cluster: &Cluster) -> usize {
+    let place = format!("{DEFINITIONS}/{DEFINITION}");
+    let requests = cluster.server.requests().into_iter();
+    requests
+        .filter(|request| request.path.starts_with(&place))
+        .count()
+}
+
+#[tokio::test]
+async fn policies_go_only_when_their_definition_twice_is_not_there() {
+    let cluster = Cluster::start();
+    cluster.policy("p", json!({"rules": [{}]}));
+    let replica = cluster.replica("a").await;
+    replica.records_become(&["p"]).await;
+    // Incomplete answers: the list of kinds, the objects' own place, one look for the definition.
+    let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
+    cluster.server.answer("/apis", incomplete);
+    let definition = format!("{DEFINITIONS}/{DEFINITION}");
+    cluster.server.fail_next_at(&definition, &[404]);
+    let before = looks(&cluster);
+    cluster.server.fail_next_at(POLICIES, &[404, 404]);
+    cluster.server.compact();
+    cluster.server.cut();
+    shown("two looks", || {
+        (looks(&cluster) >= before + 2).then_some(())
     })
     .await;
-    let second = cluster.replica("b").await;
-    second.records_become(&["good"]).await;
-    assert_eq!(first.records().await, ["good"]);
+    cluster.policy("q", json!({"rules": [{}]}));
+    replica.records_become(&["p", "q"]).await;
+    // It is gone: so are they.
+    for name in ["p", "q"] {
+        cluster.server.delete(POLICIES, "shop", name);
+    }
+    replica.records_become(&[]).await;
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn one_look_that_finds_no_definition_does_not_let_a_replica_start_without_policies() {
+    let cluster = Cluster::start();
+    cluster.policy("p", json!({"rules": [{}]}));
+    let definition = format!("{DEFINITIONS}/{DEFINITION}");
+    cluster.server.fail_next_at(&definition, &[404]);
+    let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
+    cluster.server.answer("/apis", incomplete);
+    let replica = cluster.replica("a").await;
+    let begin = std::time::Instant::now();
+    while !replica.page("/ready").await.starts_with("HTTP/1.1 200") {
+        assert!(begin.elapsed() < DEADLINE, "never ready");
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(replica.records().await, ["p"]);
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
+    let cluster = Cluster::start();
+    let entry = |name: &str, spec: Value| {
+        let mut entry = json!({"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+            "metadata": {"name": name, "namespace": "shop", "generation": 1}});
+        entry["spec"] = json!({"resolution": "DNS", "ports": [{"number": 80, "name": "http"}]});
+        for (field, value) in spec.as_object().unwrap() {
+            entry["spec"][field] = value.clone();
+        }
+        cluster.server.put(ENTRIES, entry);
+    };
+    let addresses = |name: &'static str| {
+        let entry = cluster.server.get(ENTRIES, "shop", name)?;
+        let all = entry["status"]["addresses"].as_array()?.iter();
+        let all = all.map(|one| one["value"].as_str().unwrap().to_owned());
+        Some(all.collect::<Vec<_>>())
+    };
+    entry("a", json!({"hosts": ["a.example.com"]}));
+    let first = cluster.replica("a").await;
+    let of_a = shown("addresses", || addresses("a")).await;
+    assert_eq!(of_a, ["240.240.0.1", "2001:2::1"]);
+    let published = |page: String| page.contains("240.240.0.1");
+    let begin = std::time::Instant::now();
+    while !published(first.page("/debug/ambientz").await) {
+        assert!(begin.elapsed() < DEADLINE, "never published");
+        tokio::task::yield_now().await;
+    }
     first.running.stop().await;
+    let second = cluster.replica("b").await;
+    entry("b", json!({"hosts": ["b.example.com"]}));
+    let of_b = shown("addresses", || addresses("b")).await;
+    assert_eq!(of_b, ["240.240.0.2", "2001:2::2"]);
+    assert_eq!(addresses("a").unwrap(), of_a);
+    // An address that is somebody else's, later than the entry.
+    entry(
+        "c",
+        json!({"hosts": ["c.example.com"], "addresses": ["10.0.0.7"]}),
+    );
+    cluster.pod("istio-system", "victim", "victim", "10.0.0.7");
+    let condition = || {
+        let entry = cluster.server.get(ENTRIES, "shop", "c")?;
+        let one = &entry["status"]["conditions"][0];
+        Some((
+            one["reason"].as_str()?.to_owned(),
+            one["message"].to_string(),
+        ))
+    };
+    let (reason, message) = shown("its condition", condition).await;
+    assert_eq!(reason, "PartlyUsed");
+    assert!(message.contains("Pod istio-system/victim"), "{message}");
     second.running.stop().await;
 }

@@ -1,7 +1,7 @@
 //! Istio's kinds, as far as L4 concerns the mesh; field names as Istio's CRDs have them.
 //!
-//! Unknown fields are errors. Where an empty list means something else than no list (policies), the
-//! field is an `Option<Vec<_>>`.
+//! Unknown fields are errors. A list that is empty and one that is left out are the same, as in the
+//! protobuf messages that these objects are to Istio.
 
 use std::collections::BTreeMap;
 
@@ -98,13 +98,27 @@ pub struct AuthorizationPolicySpec {
     /// Attached to a waypoint's object.
     pub target_ref: Option<PolicyTargetReference>,
     /// Attached to several.
-    pub target_refs: Option<Vec<PolicyTargetReference>>,
+    pub target_refs: Vec<PolicyTargetReference>,
     /// Any one suffices; none never matches.
-    pub rules: Option<Vec<Rule>>,
+    pub rules: Vec<Rule>,
     /// What a match means.
     pub action: PolicyAction,
     /// Of a CUSTOM policy.
     pub provider: Option<Value>,
+}
+
+impl AuthorizationPolicySpec {
+    /// Whether the policy is for the waypoints of other objects.
+    pub fn is_attached(&self) -> bool {
+        self.target_ref.is_some() || !self.target_refs.is_empty()
+    }
+}
+
+/// The labels that a selector asks for; `None` if it selects everything, which an empty one does too.
+pub fn selected_labels(selector: Option<&WorkloadSelector>) -> Option<&BTreeMap<String, String>> {
+    selector
+        .map(|selector| &selector.match_labels)
+        .filter(|labels| !labels.is_empty())
 }
 
 /// All parts that are given must match.
@@ -112,11 +126,11 @@ pub struct AuthorizationPolicySpec {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Rule {
     /// Sources; any one.
-    pub from: Option<Vec<RuleFrom>>,
+    pub from: Vec<RuleFrom>,
     /// Operations; any one.
-    pub to: Option<Vec<RuleTo>>,
+    pub to: Vec<RuleTo>,
     /// Conditions; all.
-    pub when: Option<Vec<Condition>>,
+    pub when: Vec<Condition>,
 }
 
 /// One source.
@@ -140,20 +154,20 @@ pub struct RuleTo {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct Source {
-    pub principals: Option<Vec<String>>,
-    pub not_principals: Option<Vec<String>>,
-    pub request_principals: Option<Vec<String>>,
-    pub not_request_principals: Option<Vec<String>>,
-    pub namespaces: Option<Vec<String>>,
-    pub not_namespaces: Option<Vec<String>>,
-    pub service_accounts: Option<Vec<String>>,
-    pub not_service_accounts: Option<Vec<String>>,
-    pub trust_domains: Option<Vec<String>>,
-    pub not_trust_domains: Option<Vec<String>>,
-    pub ip_blocks: Option<Vec<String>>,
-    pub not_ip_blocks: Option<Vec<String>>,
-    pub remote_ip_blocks: Option<Vec<String>>,
-    pub not_remote_ip_blocks: Option<Vec<String>>,
+    pub principals: Vec<String>,
+    pub not_principals: Vec<String>,
+    pub request_principals: Vec<String>,
+    pub not_request_principals: Vec<String>,
+    pub namespaces: Vec<String>,
+    pub not_namespaces: Vec<String>,
+    pub service_accounts: Vec<String>,
+    pub not_service_accounts: Vec<String>,
+    pub trust_domains: Vec<String>,
+    pub not_trust_domains: Vec<String>,
+    pub ip_blocks: Vec<String>,
+    pub not_ip_blocks: Vec<String>,
+    pub remote_ip_blocks: Vec<String>,
+    pub not_remote_ip_blocks: Vec<String>,
 }
 
 /// An operation; all fields that are given must match.
@@ -161,14 +175,14 @@ pub struct Source {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct Operation {
-    pub hosts: Option<Vec<String>>,
-    pub not_hosts: Option<Vec<String>>,
-    pub ports: Option<Vec<String>>,
-    pub not_ports: Option<Vec<String>>,
-    pub methods: Option<Vec<String>>,
-    pub not_methods: Option<Vec<String>>,
-    pub paths: Option<Vec<String>>,
-    pub not_paths: Option<Vec<String>>,
+    pub hosts: Vec<String>,
+    pub not_hosts: Vec<String>,
+    pub ports: Vec<String>,
+    pub not_ports: Vec<String>,
+    pub methods: Vec<String>,
+    pub not_methods: Vec<String>,
+    pub paths: Vec<String>,
+    pub not_paths: Vec<String>,
 }
 
 /// One `when`.
@@ -178,9 +192,9 @@ pub struct Condition {
     /// For instance `source.ip`.
     pub key: String,
     /// One of them must match.
-    pub values: Option<Vec<String>>,
+    pub values: Vec<String>,
     /// None of them may match.
-    pub not_values: Option<Vec<String>>,
+    pub not_values: Vec<String>,
 }
 
 /// Whether plaintext is accepted.
@@ -263,10 +277,19 @@ pub struct ServiceEntrySpec {
     pub endpoints: Vec<WorkloadEntrySpec>,
     /// Pods and workload entries that are endpoints.
     pub workload_selector: Option<LabelSelector>,
-    /// Not used.
+    /// The namespaces that see it.
     pub export_to: Vec<String>,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<String>,
+}
+
+impl ServiceEntrySpec {
+    /// The labels of pods and workload entries that are its endpoints; `None` if it selects none, which
+    /// an empty selector does not either.
+    pub fn selected_labels(&self) -> Option<&BTreeMap<String, String>> {
+        let labels = self.workload_selector.as_ref().map(|one| &one.labels);
+        labels.filter(|labels| !labels.is_empty())
+    }
 }
 
 /// A selector in the networking group.

@@ -48,6 +48,8 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
+/// Label of a ServiceEntry: `false` if it is to be given no addresses.
+pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 /// Label: the waypoint to use, or `none`.
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of [`USE_WAYPOINT`].

@@ -102,7 +102,7 @@ impl Cluster {
                         ObjectEvent::Applied { object, .. } => {
                             self.objects.insert(object.key(), object);
                         }
-                        ObjectEvent::Deleted(key) => {
+                        ObjectEvent::Refused { key, .. } | ObjectEvent::Deleted(key) => {
                             self.objects.remove(&key);
                         }
                     }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_k8s_api::{Object, ObjectKey, ReadKeyError, labels::OVERLAY};
+use ambit_k8s_api::{InvalidObject, Object, ObjectKey, ReadKeyError, labels::OVERLAY};
 use serde_json::Value;
 
 use crate::{lines::line_of, merge::merge_patch};
@@ -40,6 +40,15 @@ pub(crate) struct BadDocument {
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
+    /// The object, where it is one and its fields are the trouble.
+    pub(crate) refused: Option<Refused>,
+}
+
+/// An object that cannot be read, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) error: InvalidObject,
+    pub(crate) value: Value,
 }
 
 /// What is in a file.
@@ -128,6 +137,7 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
                 key: None,
                 line,
                 message,
+                refused: None,
             });
             return;
         }
@@ -196,6 +206,7 @@ fn judge(
                 key: None,
                 line,
                 message: error.to_string(),
+                refused: None,
             });
             return;
         }
@@ -227,6 +238,8 @@ fn judge(
                 key: Some(key),
                 line,
                 message: error.to_string(),
+                // An overlay is no object by itself.
+                refused: (!patch && !overlay).then_some(Refused { error, value }),
             });
         }
     }

@@ -15,7 +15,8 @@ mod tree;
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
-use ambit_k8s_api::{Object, ObjectKey};
+use ambit_k8s_api::{InvalidObject, Object, ObjectKey};
+use serde_json::Value;
 
 pub use follow::{ManifestDirs, OpenError, read};
 pub use merge::merge_patch;
@@ -44,6 +45,15 @@ pub enum ObjectEvent {
         object: Object,
         /// Where its first layer is written.
         origin: Origin,
+    },
+    /// It is there, but cannot be read, and no readable form of it is known.
+    Refused {
+        /// Which.
+        key: ObjectKey,
+        /// Why.
+        error: InvalidObject,
+        /// All of it.
+        value: Box<Value>,
     },
     /// It is gone.
     Deleted(ObjectKey),

@@ -8,10 +8,11 @@ use std::{
 };
 
 use ambit_k8s_api::{Object, ObjectKey};
+use serde_json::Value;
 
 use crate::{
     Change, ObjectEvent, Origin, Problem, Snapshot,
-    document::{Document, Known, Parsed},
+    document::{Document, Known, Parsed, Refused},
     merge::merge_patch,
 };
 
@@ -25,6 +26,8 @@ pub(crate) struct FileId {
 #[derive(Debug, Default)]
 struct FileState {
     documents: HashMap<ObjectKey, Document>,
+    /// Objects that cannot be read and of which the file had no readable form before.
+    refused: HashMap<ObjectKey, Refused>,
     problems: Vec<Problem>,
 }
 
@@ -72,7 +75,15 @@ impl Tree {
         for bad in parsed.bad {
             match &bad.key {
                 Some(key) if !new.documents.contains_key(key) => {
-                    new.documents.extend(old.documents.remove_entry(key));
+                    match (old.documents.remove_entry(key), bad.refused) {
+                        (Some((key, document)), _) => {
+                            new.documents.insert(key, document);
+                        }
+                        (None, Some(refused)) => {
+                            new.refused.insert(key.clone(), refused);
+                        }
+                        (None, None) => {}
+                    }
                 }
                 Some(_) => {}
                 None => keep_all = true,
@@ -87,6 +98,11 @@ impl Tree {
             // Whose document is broken cannot be told: nothing that the file held before goes.
             for (key, document) in std::mem::take(&mut old.documents) {
                 new.documents.entry(key).or_insert(document);
+            }
+            for (key, refused) in std::mem::take(&mut old.refused) {
+                if !new.documents.contains_key(&key) {
+                    new.refused.entry(key).or_insert(refused);
+                }
             }
         }
         self.problems_changed |= new.problems != old.problems;
@@ -220,6 +236,8 @@ impl Tree {
                 .filter(|key| !self.told.contains_key(*key))
                 .cloned(),
         );
+        let refused = old.refused.keys().chain(new.refused.keys());
+        self.touched.extend(refused.cloned());
         self.files.insert(id.clone(), new);
     }
 
@@ -229,13 +247,9 @@ impl Tree {
         let (value, origin, mut problem) = self.lay(&key);
         let event = match (value, origin) {
             (Some(value), Some(origin)) => match Object::from_value(key.kind, &value) {
-                Ok(object) => {
-                    let mut hasher = DefaultHasher::new();
-                    value.to_string().hash(&mut hasher);
-                    let hash = hasher.finish();
-                    let old = self.told.insert(key.clone(), hash);
-                    (old != Some(hash)).then_some(ObjectEvent::Applied { object, origin })
-                }
+                Ok(object) => self
+                    .is_news(&key, &value)
+                    .then_some(ObjectEvent::Applied { object, origin }),
                 Err(error) => {
                     problem = Some(Problem {
                         origin,
@@ -245,10 +259,20 @@ impl Tree {
                     None
                 }
             },
-            _ => self
-                .told
-                .remove(&key)
-                .map(|_| ObjectEvent::Deleted(key.clone())),
+            _ => match self.refused(&key) {
+                Some(Refused { error, value }) => {
+                    let value = Box::new(value);
+                    self.is_news(&key, &value).then(|| ObjectEvent::Refused {
+                        key: key.clone(),
+                        error,
+                        value,
+                    })
+                }
+                None => self
+                    .told
+                    .remove(&key)
+                    .map(|_| ObjectEvent::Deleted(key.clone())),
+            },
         };
         self.problems_changed |= problem != old_problem;
         if let Some(problem) = problem {
@@ -257,8 +281,22 @@ impl Tree {
         event
     }
 
+    /// What no file has a readable form of.
+    fn refused(&self, key: &ObjectKey) -> Option<Refused> {
+        let mut files = self.files.values();
+        files.find_map(|file| file.refused.get(key)).cloned()
+    }
+
+    /// Whether an object was not told like this before; from now on it was.
+    fn is_news(&mut self, key: &ObjectKey, value: &Value) -> bool {
+        let mut hasher = DefaultHasher::new();
+        value.to_string().hash(&mut hasher);
+        let hash = hasher.finish();
+        self.told.insert(key.clone(), hash) != Some(hash)
+    }
+
     /// Lays the documents of an object over each other: the first of each layer, then its overlays.
-    fn lay(&self, key: &ObjectKey) -> (Option<serde_json::Value>, Option<Origin>, Option<Problem>) {
+    fn lay(&self, key: &ObjectKey) -> (Option<Value>, Option<Origin>, Option<Problem>) {
         let holders = self.holders.get(key).into_iter().flatten();
         let documents: Vec<_> = holders
             .filter_map(|id| Some((id, self.files.get(id)?.documents.get(key)?)))
@@ -271,7 +309,7 @@ impl Tree {
             return (None, None, None);
         };
         let mut problem = None;
-        let mut value = serde_json::Value::Null;
+        let mut value = Value::Null;
         let mut begun = false;
         let mut layers: BTreeMap<usize, (&FileId, &Document)> = BTreeMap::new();
         let mut ordered = Vec::new();

@@ -102,7 +102,7 @@ impl NodeView {
                     None => self.gone(&key, events),
                 }
             }
-            ObjectEvent::Applied { .. } => {}
+            ObjectEvent::Applied { .. } | ObjectEvent::Refused { .. } => {}
             ObjectEvent::Deleted(key) => match key.kind {
                 ambit_k8s_api::Kind::Namespace => {
                     events.push(SourceEvent::NamespaceGone(key.name));

@@ -11,15 +11,15 @@ use ambit_k8s_api::{
     labels,
 };
 use ambit_model as model;
-use ambit_model::{ArcStr, HealthPolicy, LbMode, LoadBalancing, Locality, PortMap};
+use ambit_model::{ArcStr, HealthPolicy, LbMode, LoadBalancing, Locality, PortMap, Visibility};
 use ipnet::IpNet;
 
 use super::{
-    Labels,
+    Labels, MeshConfig,
     pods::PodInput,
     services::{ServiceRecord, app_protocol, created, load_balancing},
 };
-use crate::problems::FieldError;
+use crate::problems::{FieldError, Note};
 
 /// Where an entry can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,14 @@ pub(crate) struct EntryInput {
 }
 
 impl EntryInput {
+    /// The address that it names.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        match self.address {
+            Address::Ip(ip) => Some(ip),
+            Address::Host(_) => None,
+        }
+    }
+
     fn read(
         spec: &WorkloadEntrySpec,
         more_labels: Option<&Labels>,
@@ -69,12 +77,9 @@ impl EntryInput {
                 .map_err(|message| FieldError::new(field(&format!("ports.{name}")), message))?;
             ports.insert(name.clone(), number);
         }
-        let account = spec
-            .service_account
-            .as_deref()
-            .filter(|account| !account.is_empty())
-            .unwrap_or("default");
-        if !is_dns_name(account, 253) {
+        // Without one it has no identity: nothing that it could be called by is made up for it.
+        let account = spec.service_account.as_deref().unwrap_or_default();
+        if !account.is_empty() && !is_dns_name(account, 253) {
             return Err(FieldError::new(
                 field("serviceAccount"),
                 format!("{account:?} is not a valid name"),
@@ -162,21 +167,38 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) hosts: Vec<ArcStr>,
-    /// By host; the empty host stands for all.
-    addresses: Vec<(ArcStr, IpNet)>,
+    /// Hosts of other namespaces' Services.
+    foreign: Vec<ArcStr>,
+    /// By host, with their field; the empty host stands for all.
+    addresses: Vec<(ArcStr, IpNet, String)>,
     ports: Vec<EntryPort>,
     pub(crate) endpoints: Vec<EntryInput>,
     pub(crate) selector: Option<Labels>,
     pub(crate) resolution: Resolution,
     subject_alt_names: Vec<ArcStr>,
     distribution: Option<String>,
+    export: Export,
     pub(crate) created: String,
 }
 
+/// Which namespaces see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Export {
+    All,
+    Own,
+    None,
+}
+
 impl ServiceEntryInput {
-    pub(crate) fn read(entry: &ServiceEntry) -> Result<Self, FieldError> {
+    pub(crate) fn read(
+        entry: &ServiceEntry,
+        config: &MeshConfig,
+    ) -> Result<(Self, Vec<Note>), FieldError> {
         let spec = &entry.spec;
-        if !spec.endpoints.is_empty() && spec.workload_selector.is_some() {
+        let namespace = entry.metadata.namespace.as_deref().unwrap_or("default");
+        let mut notes = Vec::new();
+        let export = read_export(&spec.export_to, namespace, &mut notes);
+        if !spec.endpoints.is_empty() && spec.selected_labels().is_some() {
             return Err(FieldError::new(
                 "spec.endpoints",
                 "cannot be given together with spec.workloadSelector",
@@ -200,27 +222,59 @@ impl ServiceEntryInput {
             .annotations
             .as_ref()
             .and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
-        Ok(Self {
+        let hosts = read_hosts(&spec.hosts)?;
+        let foreign = hosts.iter().filter(|host| {
+            namespace != config.root_namespace && is_foreign(host, namespace, config)
+        });
+        let foreign: Vec<_> = foreign.cloned().collect();
+        if !foreign.is_empty() {
+            let message = format!(
+                "{}: names of other namespaces' Services are seen in this namespace only",
+                foreign.join(", ")
+            );
+            notes.push(Note::new("spec.hosts", message));
+        }
+        let input = Self {
             name: entry.metadata.name.as_deref().unwrap_or_default().into(),
-            namespace: entry
-                .metadata
-                .namespace
-                .as_deref()
-                .unwrap_or("default")
-                .into(),
-            hosts: read_hosts(&spec.hosts)?,
+            namespace: namespace.into(),
+            hosts,
+            foreign,
+            export,
             addresses: read_addresses(entry)?,
             ports: read_ports(entry)?,
             endpoints,
-            selector: spec
-                .workload_selector
-                .as_ref()
-                .map(|selector| selector.labels.clone()),
+            selector: spec.selected_labels().cloned(),
             resolution: spec.resolution,
             subject_alt_names: spec.subject_alt_names.iter().map(ArcStr::from).collect(),
             distribution: annotation.cloned(),
             created: created(&entry.metadata),
-        })
+        };
+        Ok((input, notes))
+    }
+
+    /// Whether any namespace sees it.
+    pub(crate) fn is_exported(&self) -> bool {
+        self.export != Export::None
+    }
+
+    /// Which namespaces see one of its hosts.
+    pub(crate) fn visibility(&self, host: &ArcStr) -> Visibility {
+        match self.export {
+            Export::All if !self.foreign.contains(host) => Visibility::Public,
+            _ => Visibility::Namespace,
+        }
+    }
+
+    /// Its virtual addresses with the fields they stand in.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&String, &IpNet)> {
+        self.addresses.iter().map(|(_, net, field)| (field, net))
+    }
+
+    /// Every address that it names, of its own or of endpoints.
+    pub(crate) fn named(&self) -> impl Iterator<Item = IpNet> {
+        let endpoints = self.endpoints.iter().filter_map(EntryInput::ip);
+        let own = self.addresses.iter().map(|(_, net, _)| *net);
+        own.chain(endpoints.map(IpNet::from))
     }
 
     /// Whether its endpoints are found by resolving its hosts.
@@ -232,19 +286,20 @@ impl ServiceEntryInput {
         by_dns && self.endpoints.is_empty() && self.selector.is_none()
     }
 
-    /// The record of one of its hosts, but for `canonical`.
+    /// The record of one of its hosts, but for `canonical`, with those of its addresses that are free.
     pub(crate) fn record(
         &self,
         host: &ArcStr,
         network: &ArcStr,
         namespace_distribution: Option<&str>,
+        is_free: impl Fn(&Self, &IpNet) -> bool,
     ) -> ServiceRecord {
         let of_host = self
             .addresses
             .iter()
-            .filter(|(of, _)| of.is_empty() || of == host);
+            .filter(|(of, net, _)| (of.is_empty() || of == host) && is_free(self, net));
         let (mut vips, mut cidr_vips) = (Vec::new(), Vec::new());
-        for (_, net) in of_host {
+        for (_, net, _) in of_host {
             if net.prefix_len() == net.max_prefix_len() {
                 vips.push(model::NetworkAddress::new(network.clone(), net.addr()));
             } else {
@@ -262,11 +317,7 @@ impl ServiceEntryInput {
         let protocol =
             |port: &EntryPort| app_protocol(Some(&port.protocol), &port.name, port.number);
         ServiceRecord {
-            app_protocols: self
-                .ports
-                .iter()
-                .map(|port| (port.number, protocol(port)))
-                .collect(),
+            app_protocols: self.ports.iter().map(protocol).collect(),
             service: model::Service {
                 name: self.name.clone(),
                 namespace: self.namespace.clone(),
@@ -288,6 +339,7 @@ impl ServiceEntryInput {
                         HealthPolicy::OnlyHealthy,
                     )
                 },
+                visibility: self.visibility(host),
                 ..model::Service::default()
             },
         }
@@ -314,6 +366,47 @@ impl ServiceEntryInput {
     }
 }
 
+/// `*`, `.` (its own namespace), `~` (none) and namespaces by name; nothing is `*`. Records can be seen
+/// by all namespaces or by their own: of a list of others, its own is what is left.
+fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Export {
+    if export_to.is_empty() || export_to.iter().any(|one| one == "*") {
+        return Export::All;
+    }
+    let is_own = |one: &&String| *one == "." || *one == namespace;
+    let others = export_to.iter().filter(|one| !is_own(one) && *one != "~");
+    let others: Vec<_> = others.map(String::as_str).collect();
+    if !others.is_empty() {
+        let message = format!(
+            "{}: cannot be shown to single other namespaces, and is not; only \"*\" and \".\" can be said to node proxies",
+            others.join(", ")
+        );
+        notes.push(Note::new("spec.exportTo", message));
+    }
+    if export_to.iter().any(|one| is_own(&one)) {
+        Export::Own
+    } else {
+        Export::None
+    }
+}
+
+/// Whether a host is, or a wildcard could be, the name of a Service of another namespace.
+fn is_foreign(host: &str, namespace: &str, config: &MeshConfig) -> bool {
+    let services = format!("svc.{}", config.cluster_domain);
+    let name = host.strip_prefix("*.").unwrap_or(host);
+    let covers_all = ["svc", services.as_str()].contains(&name);
+    if host != name && (covers_all || services.ends_with(&format!(".{name}"))) {
+        return true;
+    }
+    // `<service>.<namespace>.svc` is looked up, too.
+    let of_services = name
+        .strip_suffix(services.as_str())
+        .or_else(|| name.strip_suffix("svc"));
+    let Some(of) = of_services.and_then(|of| of.strip_suffix('.')) else {
+        return false;
+    };
+    of.rsplit('.').next() != Some(namespace)
+}
+
 fn read_hosts(hosts: &[String]) -> Result<Vec<ArcStr>, FieldError> {
     if hosts.is_empty() {
         return Err(FieldError::new("spec.hosts", "must name at least one host"));
@@ -334,13 +427,11 @@ fn read_hosts(hosts: &[String]) -> Result<Vec<ArcStr>, FieldError> {
     Ok(read)
 }
 
-fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet)>, FieldError> {
+fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet, String)>, FieldError> {
     let mut read = Vec::new();
     for (index, text) in entry.spec.addresses.iter().enumerate() {
-        read.push((
-            ArcStr::new(),
-            read_net(text, || format!("spec.addresses[{index}]"))?,
-        ));
+        let field = format!("spec.addresses[{index}]");
+        read.push((ArcStr::new(), read_net(text, &field)?, field));
     }
     if read.is_empty() {
         let given = entry
@@ -354,20 +445,20 @@ fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet)>, FieldErr
                     .and_then(|value| value.as_str())
                     .unwrap_or_default()
             };
-            let net = read_net(text("value"), || format!("status.addresses[{index}].value"))?;
-            read.push((text("host").into(), net));
+            let field = format!("status.addresses[{index}].value");
+            read.push((text("host").into(), read_net(text("value"), &field)?, field));
         }
     }
     Ok(read)
 }
 
-fn read_net(text: &str, field: impl Fn() -> String) -> Result<IpNet, FieldError> {
+fn read_net(text: &str, field: &str) -> Result<IpNet, FieldError> {
     let ip = text
         .parse::<IpAddr>()
         .map(|ip| IpNet::from(ip.to_canonical()));
     ip.or_else(|_| text.parse::<IpNet>()).map_err(|_| {
         FieldError::new(
-            field(),
+            field,
             format!("{text:?} is neither an IP address nor a prefix"),
         )
     })

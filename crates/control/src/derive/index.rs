@@ -22,8 +22,11 @@ use super::{
 };
 use crate::problems::{FieldError, Note, Problem, Severity};
 
+mod addresses;
 mod marks;
 mod stand_in;
+
+use addresses::Addresses;
 
 /// The objects of one namespace, by name.
 #[derive(Debug, Default)]
@@ -70,8 +73,14 @@ pub struct Index {
     /// Objects that declare a host.
     pub(super) declares: HashMap<ArcStr, BTreeSet<ObjectKey>>,
     peer_auth_count: usize,
-    starting: bool,
+    /// Policies for which something stands in, because no usable form of them is known.
+    stand_ins: BTreeSet<ObjectKey>,
+    pub(super) addresses: Addresses,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// What of an object has no effect because of other objects.
+    conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// Objects whose conflicts changed since they were last asked for.
+    conflicts_changed: BTreeSet<ObjectKey>,
     /// Objects whose problems changed since they were last asked for.
     problems_changed: BTreeSet<ObjectKey>,
     pub(super) dirty: Dirty,
@@ -93,7 +102,7 @@ enum Input {
 }
 
 impl Index {
-    /// An index without objects. Until [`Index::started`] it is being filled for the first time.
+    /// An index without objects.
     pub fn new(config: MeshConfig) -> Self {
         Self {
             config,
@@ -103,19 +112,15 @@ impl Index {
             on_node: HashMap::new(),
             declares: HashMap::new(),
             peer_auth_count: 0,
-            starting: true,
+            stand_ins: BTreeSet::new(),
+            addresses: Addresses::default(),
             problems: BTreeMap::new(),
+            conflicts: BTreeMap::new(),
+            conflicts_changed: BTreeSet::new(),
             problems_changed: BTreeSet::new(),
             dirty: Dirty::default(),
             told: Told::default(),
         }
-    }
-
-    /// Every object that existed at the start was applied. From now on an unusable policy that was not
-    /// there before has no effect; one met before the start refuses everything in its scope, because
-    /// what it said in an earlier life is not known.
-    pub fn started(&mut self) {
-        self.starting = false;
     }
 
     /// An object is there, or is as it is now. `pods` follows at once, records at the next flush.
@@ -129,17 +134,18 @@ impl Index {
             origin: origin.clone(),
         };
         let (input, problems) = match self.read(object) {
-            Ok((input, notes)) => (
-                Some(input),
-                notes
-                    .into_iter()
-                    .map(|note| problem(Severity::Warning, note))
-                    .collect(),
-            ),
+            Ok((input, notes)) => {
+                self.stand_ins.remove(&key);
+                let notes = notes.into_iter();
+                let notes = notes.map(|note| problem(Severity::Warning, note));
+                (Some(input), notes.collect())
+            }
             Err(mut error) => {
                 let stand_in = self.stand_in(object, &key);
                 error.message += self.consequence(&key, stand_in.as_ref());
-                (stand_in, vec![problem(Severity::Error, error)])
+                let error = problem(Severity::Error, error);
+                self.put_stand_in(&key, stand_in, pods);
+                (None, vec![error])
             }
         };
         self.set_problems(&key, problems);
@@ -165,9 +171,17 @@ impl Index {
             message: format!("{}{consequence}", error.message),
             origin: None,
         };
+        self.put_stand_in(key, stand_in, pods);
         self.set_problems(key, vec![problem]);
-        if let Some(input) = stand_in {
+    }
+
+    /// Puts what stands in for an unusable object in its place; nothing may be the right thing to.
+    fn put_stand_in(&mut self, key: &ObjectKey, input: Option<Input>, pods: &mut PodDirectory) {
+        if let Some(input) = input {
+            self.stand_ins.insert(key.clone());
             self.put(key, input, pods);
+        } else if self.stand_ins.remove(key) {
+            self.put(key, Input::Nothing, pods);
         }
     }
 
@@ -182,21 +196,44 @@ impl Index {
 
     /// An object is gone.
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
+        self.stand_ins.remove(key);
         self.set_problems(key, Vec::new());
         self.put(key, Input::Nothing, pods);
     }
 
     /// What is wrong with objects now.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems.values().flatten()
+        let own = self.problems.values().flatten();
+        own.chain(self.conflicts.values().flatten())
     }
 
     /// The problems of one object.
-    pub fn problems_of(&self, key: &ObjectKey) -> &[Problem] {
-        self.problems
-            .get(key)
-            .map(Vec::as_slice)
-            .unwrap_or_default()
+    pub fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
+        let own = self.problems.get(key).into_iter().flatten();
+        let conflicts = self.conflicts.get(key).into_iter().flatten();
+        own.chain(conflicts).cloned().collect()
+    }
+
+    /// Objects of which other parts have an effect since the last call, because of other objects.
+    pub fn take_changed_conflicts(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.conflicts_changed)
+    }
+
+    pub(super) fn set_conflicts(&mut self, key: &ObjectKey, conflicts: Vec<Problem>) {
+        let old = self.conflicts.get(key).map(Vec::as_slice);
+        if old.unwrap_or_default() == conflicts {
+            return;
+        }
+        for problem in &conflicts {
+            tracing::warn!(%problem, "an object has less effect than it says");
+        }
+        self.problems_changed.insert(key.clone());
+        self.conflicts_changed.insert(key.clone());
+        if conflicts.is_empty() {
+            self.conflicts.remove(key);
+        } else {
+            self.conflicts.insert(key.clone(), conflicts);
+        }
     }
 
     /// Whether the problems of an object changed since they were last taken.
@@ -257,7 +294,8 @@ impl Index {
             }
             Object::EndpointSlice(slice) => plain(Input::Slice(SliceInput::read(slice)?)),
             Object::ServiceEntry(entry) => {
-                plain(Input::ServiceEntry(ServiceEntryInput::read(entry)?))
+                let (input, notes) = ServiceEntryInput::read(entry, &self.config)?;
+                (Input::ServiceEntry(input), notes)
             }
             Object::WorkloadEntry(entry) => {
                 plain(Input::WorkloadEntry(WorkloadEntryInput::read(entry)?))

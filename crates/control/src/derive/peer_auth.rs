@@ -7,7 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::{PeerAuthentication, istio::MtlsMode};
+use ambit_k8s_api::{
+    PeerAuthentication,
+    istio::{MtlsMode, selected_labels},
+};
 use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
 
 use super::{Labels, MeshConfig, services::created};
@@ -59,16 +62,7 @@ impl PeerAuthInput {
             .as_deref()
             .unwrap_or("default")
             .into();
-        let selector = spec
-            .selector
-            .as_ref()
-            .map(|selector| selector.match_labels.clone());
-        if selector.as_ref().is_some_and(Labels::is_empty) {
-            return Err(FieldError::new(
-                "spec.selector.matchLabels",
-                "is empty; leave the selector out",
-            ));
-        }
+        let selector = selected_labels(spec.selector.as_ref()).cloned();
         if selector.is_some() && namespace == config.root_namespace {
             notes.push(Note::new(
                 "spec.selector",
@@ -118,11 +112,7 @@ impl PeerAuthInput {
                 .as_deref()
                 .unwrap_or("default")
                 .into(),
-            selector: policy
-                .spec
-                .selector
-                .as_ref()
-                .map(|selector| selector.match_labels.clone()),
+            selector: selected_labels(policy.spec.selector.as_ref()).cloned(),
             mode: Some(Mode::Strict),
             ports: BTreeMap::new(),
             created: created(&policy.metadata),
@@ -161,11 +151,14 @@ impl PeerAuthInput {
         };
         let rules = match whole {
             Mode::Strict => {
-                let others = Match {
-                    not_destination_ports: different,
-                    ..Match::default()
+                let but = |port| {
+                    vec![Match {
+                        not_destination_ports: vec![port],
+                        ..Match::default()
+                    }]
                 };
-                vec![vec![plaintext(), vec![others]]]
+                let others = different.into_iter().map(but);
+                vec![std::iter::once(plaintext()).chain(others).collect()]
             }
             Mode::Permissive => {
                 let port = |port| {

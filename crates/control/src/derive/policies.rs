@@ -1,6 +1,10 @@
 //! What the mesh reads from an AuthorizationPolicy.
 
-use ambit_k8s_api::{AuthorizationPolicy, istio::PolicyAction, labels};
+use ambit_k8s_api::{
+    AuthorizationPolicy,
+    istio::{PolicyAction, selected_labels},
+    labels,
+};
 use ambit_model::{Action, ArcStr, Authorization, Scope};
 
 use super::{Labels, MeshConfig, rules};
@@ -28,10 +32,7 @@ impl PolicyInput {
             .as_deref()
             .unwrap_or("default")
             .into();
-        let selector = spec
-            .selector
-            .as_ref()
-            .map(|selector| selector.match_labels.clone());
+        let selector = selected_labels(spec.selector.as_ref()).cloned();
         let nothing = |note: Note| {
             Ok((
                 Self {
@@ -41,7 +42,7 @@ impl PolicyInput {
                 vec![note],
             ))
         };
-        let attached = spec.target_ref.is_some() || spec.target_refs.is_some();
+        let attached = spec.is_attached();
         if attached && selector.is_some() {
             return Err(FieldError::new(
                 "spec.selector",
@@ -66,7 +67,7 @@ impl PolicyInput {
         };
         // Read even if it is not sent, so that mistakes show.
         let mut rules = Vec::new();
-        for (index, rule) in spec.rules.iter().flatten().enumerate() {
+        for (index, rule) in spec.rules.iter().enumerate() {
             let at = format!("spec.rules[{index}]");
             rules.extend(rules::convert(rule, action, &namespace, &at, &mut notes)?);
         }
@@ -76,22 +77,7 @@ impl PolicyInput {
                 "is enforced by the waypoint of its target only",
             ));
         }
-        let annotation = policy
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(labels::DRY_RUN));
-        let dry_run = match annotation.map(String::as_str) {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(other) => {
-                let field = format!("metadata.annotations[{}]", labels::DRY_RUN);
-                return Err(FieldError::new(
-                    field,
-                    format!("{other:?} is neither true nor false"),
-                ));
-            }
-        };
+        let dry_run = is_dry_run(policy)?;
         if dry_run && !config.dry_run_policies {
             return nothing(Note::new(
                 format!("metadata.annotations[{}]", labels::DRY_RUN),
@@ -121,11 +107,11 @@ impl PolicyInput {
         ))
     }
 
-    /// What stands in for a policy that was never readable since the start: what it said before the
-    /// start is not known, so everything in its scope is refused until it is mended.
+    /// What stands in for a policy of which no readable form is known: everything in its scope is
+    /// refused until it is mended. Nothing for one that would not be enforced here anyway.
     pub(crate) fn stand_in(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         let spec = &policy.spec;
-        if spec.target_ref.is_some() || spec.target_refs.is_some() {
+        if spec.is_attached() || is_dry_run(policy) == Ok(true) {
             return None;
         }
         let namespace: ArcStr = policy
@@ -134,10 +120,7 @@ impl PolicyInput {
             .as_deref()
             .unwrap_or("default")
             .into();
-        let selector = spec
-            .selector
-            .as_ref()
-            .map(|selector| selector.match_labels.clone());
+        let selector = selected_labels(spec.selector.as_ref()).cloned();
         let scope = match &selector {
             Some(_) => Scope::WorkloadSelector,
             None if namespace == config.root_namespace => Scope::Global,
@@ -157,5 +140,19 @@ impl PolicyInput {
             sent: Some(sent),
             selector,
         })
+    }
+}
+
+/// Whether the policy is to be logged only.
+fn is_dry_run(policy: &AuthorizationPolicy) -> Result<bool, FieldError> {
+    let annotations = policy.metadata.annotations.as_ref();
+    let annotation = annotations.and_then(|all| all.get(labels::DRY_RUN));
+    match annotation.map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(FieldError::new(
+            format!("metadata.annotations[{}]", labels::DRY_RUN),
+            format!("{other:?} is neither true nor false"),
+        )),
     }
 }

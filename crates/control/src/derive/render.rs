@@ -5,11 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use ambit_k8s_api::{Kind, ObjectKey};
+use ambit_k8s_api::{Kind, ObjectKey, istio::Resolution};
 use ambit_model::{
-    ArcStr, Authorization, NamespacedHostname, NetworkMode, PolicyKey, PortMap, Protocol, Workload,
-    WorkloadKind, WorkloadStatus, WorkloadUid,
+    ArcStr, Authorization, NamespacedHostname, NetworkMode, PolicyKey, PortMap, Protocol,
+    Visibility, Workload, WorkloadKind, WorkloadStatus, WorkloadUid,
 };
+
+use ipnet::IpNet;
 
 use super::{
     Delta, Index, Labels, ServiceRecord,
@@ -19,6 +21,7 @@ use super::{
     pods::{PodInput, canonical},
     selects,
 };
+use crate::problems::{Problem, Severity};
 
 type Endpoints = BTreeMap<NamespacedHostname, PortMap>;
 
@@ -40,7 +43,73 @@ impl Index {
         delta
     }
 
+    /// Notes which addresses of an entry are somebody else's.
+    fn flush_conflicts(&mut self, key: &ObjectKey) {
+        let Some(objects) = self.namespaces.get(&key.namespace) else {
+            return;
+        };
+        let problem = |field: String, message: String| Problem {
+            severity: Severity::Warning,
+            object: key.clone(),
+            field,
+            message,
+            origin: None,
+        };
+        let mut conflicts = Vec::new();
+        let mut endpoint = |field: String, entry: &EntryInput| {
+            if let Some(pod) = self.pod_at(entry) {
+                let message = format!(
+                    "{:?} is the address of {pod}: services have it as an endpoint, but the address itself stays the pod's",
+                    entry.text
+                );
+                conflicts.push(problem(field, message));
+            }
+        };
+        if key.kind == Kind::WorkloadEntry
+            && let Some(input) = objects.workload_entries.get(&key.name)
+        {
+            endpoint("spec.address".to_owned(), &input.entry);
+        }
+        if key.kind == Kind::ServiceEntry
+            && let Some(input) = objects.service_entries.get(&key.name)
+        {
+            for (index, one) in input.endpoints.iter().enumerate() {
+                endpoint(format!("spec.endpoints[{index}].address"), one);
+            }
+            let taken = input.addresses().filter_map(|(field, net)| {
+                let owner = self.owner_elsewhere(input, net)?;
+                let message = if net.prefix_len() == net.max_prefix_len() {
+                    format!("{} belongs to {owner}: it is not published", net.addr())
+                } else {
+                    format!("{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published")
+                };
+                Some(problem(field.clone(), message))
+            });
+            conflicts.extend(taken.collect::<Vec<_>>());
+        }
+        self.set_conflicts(key, conflicts);
+    }
+
+    /// Who of another namespace owns a virtual address that an entry names.
+    fn owner_elsewhere(&self, entry: &ServiceEntryInput, net: &IpNet) -> Option<&ObjectKey> {
+        // Without load balancing, what is known inside a prefix is reached as itself.
+        let is_prefix = net.prefix_len() != net.max_prefix_len();
+        let passes_by = is_prefix && entry.resolution == Resolution::None;
+        let owner = self.addresses.owner_elsewhere(net, &entry.namespace);
+        owner.filter(|_| !passes_by)
+    }
+
+    /// The pod whose address an entry names.
+    fn pod_at(&self, entry: &EntryInput) -> Option<&ObjectKey> {
+        let is_here = entry
+            .network
+            .as_ref()
+            .is_none_or(|network| *network == self.network);
+        self.addresses.pod_at(&entry.ip().filter(|_| is_here)?)
+    }
+
     fn flush_workloads(&mut self, key: &ObjectKey, delta: &mut Delta) {
+        self.flush_conflicts(key);
         let new = self.render_workloads(key);
         let uids: Vec<WorkloadUid> = new.iter().map(|workload| workload.uid.clone()).collect();
         let old = if uids.is_empty() {
@@ -196,7 +265,10 @@ impl Index {
                 *winner = (rank, key);
             }
         }
-        let canonical = winners.values().min().map(|(_, key)| *key);
+        let public = winners
+            .values()
+            .filter(|(_, key)| self.is_public(key, host));
+        let canonical = public.min().map(|(_, key)| *key);
         winners
             .values()
             .filter_map(|(_, key)| {
@@ -212,6 +284,7 @@ impl Index {
                         host,
                         &self.network,
                         distribution,
+                        |entry, net| self.owner_elsewhere(entry, net).is_none(),
                     ),
                 };
                 record.service.canonical = canonical == Some(*key);
@@ -220,11 +293,23 @@ impl Index {
             .collect()
     }
 
+    /// Whether every namespace sees what an object makes of a host.
+    fn is_public(&self, key: &ObjectKey, host: &ArcStr) -> bool {
+        let objects = self.namespaces.get(&key.namespace);
+        let entry = objects.and_then(|objects| objects.service_entries.get(&key.name));
+        key.kind == Kind::Service
+            || entry.is_some_and(|entry| entry.visibility(host) == Visibility::Public)
+    }
+
     fn rank<'a>(&'a self, key: &'a ObjectKey) -> Option<Rank<'a>> {
         let objects = self.namespaces.get(&key.namespace)?;
         let (is_entry, created) = match key.kind {
             Kind::Service => (false, &objects.services.get(&key.name)?.created),
-            _ => (true, &objects.service_entries.get(&key.name)?.created),
+            _ => {
+                let entries = &objects.service_entries;
+                let entry = entries.get(&key.name).filter(|one| one.is_exported())?;
+                (true, &entry.created)
+            }
         };
         Some((is_entry, created, &key.namespace, &key.name))
     }
@@ -475,6 +560,8 @@ impl Index {
             .map_or_else(|| name.clone(), ArcStr::from);
         let (canonical_name, canonical_revision) = canonical(&entry.labels, &workload_name);
         let base = self.base(namespace, name);
+        // A pod's address stays the pod's: an entry that has it, too, is found through services only.
+        let is_pods = self.pod_at(entry).is_some();
         Workload {
             uid,
             workload_ips: match &entry.address {
@@ -499,6 +586,11 @@ impl Index {
             workload_name,
             canonical_name,
             canonical_revision,
+            network_mode: if is_pods {
+                NetworkMode::HostNetwork
+            } else {
+                NetworkMode::Standard
+            },
             authorization_policies: self.policies_for(namespace, objects, &entry.labels),
             locality: entry.locality.clone(),
             capacity: entry.capacity,
@@ -531,9 +623,7 @@ impl Index {
                 // The address may belong to something else as well: never claim it.
                 network_mode: NetworkMode::HostNetwork,
                 service_account: ArcStr::new(),
-                workload_name: key.name.clone(),
-                canonical_name: key.name.clone(),
-                canonical_revision: "latest".into(),
+                workload_type: WorkloadKind::Deployment,
                 status: if *ready {
                     WorkloadStatus::Healthy
                 } else {

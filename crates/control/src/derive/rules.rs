@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use ambit_k8s_api::{
     is_dns_name,
-    istio::{Condition, Operation, Rule as PolicyRule, Source},
+    istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, RuleTo, Source},
 };
 use ambit_model::{Action, ArcStr, Clause, Match, Rule, ServiceAccountMatch, StringMatch};
 use ipnet::IpNet;
@@ -33,10 +33,10 @@ pub(super) fn convert(
         notes,
         l7: Vec::new(),
     };
-    let to = converter.operations(rule.to.as_deref(), at)?;
-    let from = converter.sources(rule.from.as_deref(), at)?;
-    let when = converter.conditions(rule.when.as_deref(), at)?;
-    let l7 = std::mem::take(&mut converter.l7);
+    let to = converter.operations(&rule.to, at)?;
+    let from = converter.sources(&rule.from, at)?;
+    let when = converter.conditions(&rule.when, at)?;
+    let l7 = converter.l7;
     if action == Action::Allow && !l7.is_empty() {
         let message = format!(
             "{} can only be judged by a waypoint: this rule allows nothing here",
@@ -83,23 +83,17 @@ pub(super) fn convert(
 
 struct Converter<'a> {
     namespace: &'a ArcStr,
-    #[expect(dead_code, reason = "keeps the borrow in one place")]
     notes: &'a mut Vec<Note>,
     /// Fields about requests that were met.
     l7: Vec<String>,
 }
 
-type Values<'a> = Option<&'a [String]>;
-
 impl Converter<'_> {
-    fn operations(
-        &mut self,
-        to: Option<&[ambit_k8s_api::istio::RuleTo]>,
-        at: &str,
-    ) -> Result<Option<Clause>, FieldError> {
-        let Some(to) = to else { return Ok(None) };
+    fn operations(&mut self, to: &[RuleTo], at: &str) -> Result<Option<Clause>, FieldError> {
+        if to.is_empty() {
+            return Ok(None);
+        }
         let at = format!("{at}.to");
-        not_empty(to, &at)?;
         let mut clause = Clause::new();
         for (index, one) in to.iter().enumerate() {
             let at = format!("{at}[{index}].operation");
@@ -131,11 +125,11 @@ impl Converter<'_> {
                 ("paths", paths),
                 ("notPaths", not_paths),
             ] {
-                self.request_field(values.as_deref(), &format!("{at}.{name}"))?;
+                self.request_field(values, &format!("{at}.{name}"))?;
             }
             clause.push(Match {
-                destination_ports: list(ports.as_deref(), &format!("{at}.ports"), port)?,
-                not_destination_ports: list(not_ports.as_deref(), &format!("{at}.notPorts"), port)?,
+                destination_ports: list(ports, &format!("{at}.ports"), port)?,
+                not_destination_ports: list(not_ports, &format!("{at}.notPorts"), port)?,
                 ..Match::default()
             });
         }
@@ -145,12 +139,13 @@ impl Converter<'_> {
     /// For each source the clauses that must all hold.
     fn sources(
         &mut self,
-        from: Option<&[ambit_k8s_api::istio::RuleFrom]>,
+        from: &[RuleFrom],
         at: &str,
     ) -> Result<Option<Vec<Vec<Clause>>>, FieldError> {
-        let Some(from) = from else { return Ok(None) };
+        if from.is_empty() {
+            return Ok(None);
+        }
         let at = format!("{at}.from");
-        not_empty(from, &at)?;
         let mut sources = Vec::new();
         for (index, one) in from.iter().enumerate() {
             let at = format!("{at}[{index}].source");
@@ -177,48 +172,28 @@ impl Converter<'_> {
             ("remoteIpBlocks", &source.remote_ip_blocks),
             ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
         ] {
-            self.request_field(values.as_deref(), &field(name))?;
+            self.request_field(values, &field(name))?;
         }
         let account = |text: &str| service_account(text, self.namespace);
         let mut matched = Match {
-            principals: list(
-                source.principals.as_deref(),
-                &field("principals"),
-                principal,
-            )?,
-            not_principals: list(
-                source.not_principals.as_deref(),
-                &field("notPrincipals"),
-                principal,
-            )?,
-            namespaces: list(source.namespaces.as_deref(), &field("namespaces"), pattern)?,
-            not_namespaces: list(
-                source.not_namespaces.as_deref(),
-                &field("notNamespaces"),
-                pattern,
-            )?,
-            service_accounts: list(
-                source.service_accounts.as_deref(),
-                &field("serviceAccounts"),
-                account,
-            )?,
+            principals: self.names(&source.principals, &field("principals"))?,
+            not_principals: self.names(&source.not_principals, &field("notPrincipals"))?,
+            namespaces: self.names(&source.namespaces, &field("namespaces"))?,
+            not_namespaces: self.names(&source.not_namespaces, &field("notNamespaces"))?,
+            service_accounts: list(&source.service_accounts, &field("serviceAccounts"), account)?,
             not_service_accounts: list(
-                source.not_service_accounts.as_deref(),
+                &source.not_service_accounts,
                 &field("notServiceAccounts"),
                 account,
             )?,
-            source_ips: list(source.ip_blocks.as_deref(), &field("ipBlocks"), net)?,
-            not_source_ips: list(source.not_ip_blocks.as_deref(), &field("notIpBlocks"), net)?,
+            source_ips: list(&source.ip_blocks, &field("ipBlocks"), net)?,
+            not_source_ips: list(&source.not_ip_blocks, &field("notIpBlocks"), net)?,
             ..Match::default()
         };
-        let domains = list(
-            source.trust_domains.as_deref(),
-            &field("trustDomains"),
-            trust_domain,
-        )?;
+        let domains = list(&source.trust_domains, &field("trustDomains"), trust_domain)?;
         // None of these and none of those: one list.
         matched.not_principals.extend(list(
-            source.not_trust_domains.as_deref(),
+            &source.not_trust_domains,
             &field("notTrustDomains"),
             trust_domain,
         )?);
@@ -234,16 +209,8 @@ impl Converter<'_> {
         Ok(vec![vec![matched], vec![of_domains]])
     }
 
-    fn conditions(
-        &mut self,
-        when: Option<&[Condition]>,
-        at: &str,
-    ) -> Result<Vec<Clause>, FieldError> {
-        let Some(when) = when else {
-            return Ok(Vec::new());
-        };
+    fn conditions(&mut self, when: &[Condition], at: &str) -> Result<Vec<Clause>, FieldError> {
         let at = format!("{at}.when");
-        not_empty(when, &at)?;
         let mut clauses = Vec::new();
         for (index, condition) in when.iter().enumerate() {
             clauses.push(vec![self.condition(condition, &format!("{at}[{index}]"))?]);
@@ -252,8 +219,8 @@ impl Converter<'_> {
     }
 
     fn condition(&mut self, condition: &Condition, at: &str) -> Result<Match, FieldError> {
-        let (values, not_values) = (condition.values.as_deref(), condition.not_values.as_deref());
-        if values.is_none() && not_values.is_none() {
+        let (values, not_values) = (&condition.values, &condition.not_values);
+        if values.is_empty() && not_values.is_empty() {
             return Err(FieldError::new(at, "must have values or notValues"));
         }
         let (some, none) = (format!("{at}.values"), format!("{at}.notValues"));
@@ -266,13 +233,13 @@ impl Converter<'_> {
                 ..empty()
             },
             "source.namespace" => Match {
-                namespaces: list(values, &some, pattern)?,
-                not_namespaces: list(not_values, &none, pattern)?,
+                namespaces: self.names(values, &some)?,
+                not_namespaces: self.names(not_values, &none)?,
                 ..empty()
             },
             "source.principal" => Match {
-                principals: list(values, &some, principal)?,
-                not_principals: list(not_values, &none, principal)?,
+                principals: self.names(values, &some)?,
+                not_principals: self.names(not_values, &none)?,
                 ..empty()
             },
             "source.trustDomain" => Match {
@@ -311,8 +278,21 @@ impl Converter<'_> {
         })
     }
 
-    fn request_field(&mut self, values: Values<'_>, field: &str) -> Result<(), FieldError> {
-        if values.is_some() {
+    /// Names of peers: principals or namespaces.
+    fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
+        let literal = values.iter().enumerate();
+        for (index, value) in literal.filter(|(_, value)| matches_nobody(value)) {
+            let message = format!(
+                "{value:?} is compared as it is written and matches nobody: '*' stands for other text only at the beginning or at the end, and principals are written without spiffe://"
+            );
+            self.notes
+                .push(Note::new(format!("{field}[{index}]"), message));
+        }
+        list(values, field, pattern)
+    }
+
+    fn request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
+        if !values.is_empty() {
             list(values, field, |_| Ok(()))?;
             self.l7.push(field.to_owned());
         }
@@ -331,25 +311,11 @@ fn is_request_key(key: &str) -> bool {
         || matches!(key, "remote.ip" | "connection.sni" | "request.headers")
 }
 
-fn not_empty<T>(list: &[T], field: &str) -> Result<(), FieldError> {
-    if list.is_empty() {
-        return Err(FieldError::new(
-            field,
-            "is empty; leave it out, or name at least one entry",
-        ));
-    }
-    Ok(())
-}
-
 fn list<T>(
-    values: Values<'_>,
+    values: &[String],
     field: &str,
     read: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<T>, FieldError> {
-    let Some(values) = values else {
-        return Ok(Vec::new());
-    };
-    not_empty(values, field)?;
     values
         .iter()
         .enumerate()
@@ -363,31 +329,25 @@ fn list<T>(
         .collect()
 }
 
+/// `*`, `*suffix` and `prefix*`; a `*` anywhere else is a character like any other, as it is to Istio.
 fn pattern(text: &str) -> Result<StringMatch, String> {
-    let inner = text
-        .strip_prefix('*')
-        .or_else(|| text.strip_suffix('*'))
-        .unwrap_or(text);
-    if inner.contains('*') {
-        return Err(format!(
-            "{text:?} may have '*' only at its beginning or at its end"
-        ));
-    }
     Ok(StringMatch::from_pattern(text))
 }
 
-/// Principals are compared without their scheme; many write it nevertheless.
-fn principal(text: &str) -> Result<StringMatch, String> {
-    match text.strip_prefix("spiffe://") {
-        Some("") => Err(format!("{text:?} is not a principal")),
-        Some(rest) => pattern(rest),
-        None => pattern(text),
-    }
+/// Whether a pattern has a form that many take for more than it is: peers' names have no `*`, and are
+/// compared without their scheme.
+fn matches_nobody(text: &str) -> bool {
+    let literal = match StringMatch::from_pattern(text) {
+        StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
+        StringMatch::Presence([]) => return false,
+    };
+    literal.contains('*') || text.starts_with("spiffe://")
 }
 
 /// A trust domain is how a principal begins.
 fn trust_domain(text: &str) -> Result<StringMatch, String> {
-    match pattern(text)? {
+    match StringMatch::from_pattern(text) {
+        _ if matches_nobody(text) => Err(format!("{text:?} is not a trust domain")),
         StringMatch::Exact(domain) => Ok(StringMatch::Prefix(arcstr::format!("{domain}/"))),
         StringMatch::Suffix(_) => Err(format!(
             "{text:?}: a trust domain cannot be matched by its end; write it out"

@@ -16,8 +16,8 @@ use crate::problems::{FieldError, Note};
 pub struct ServiceRecord {
     /// The record.
     pub service: model::Service,
-    /// What its ports speak; waypoints want to know, node proxies do not.
-    pub app_protocols: BTreeMap<u16, AppProtocol>,
+    /// What its ports speak, in their order; waypoints want to know, node proxies do not.
+    pub app_protocols: Vec<AppProtocol>,
 }
 
 /// Where a service port leads in a pod.
@@ -116,7 +116,7 @@ impl ServiceInput {
             Target::Number(number) => Some(*number),
             Target::Name(name) => pod.ports.get(name).copied(),
         };
-        self.tcp_first()
+        self.published_ports()
             .filter_map(|port| Some((port.port, target(port)?)))
             .collect()
     }
@@ -131,15 +131,19 @@ impl ServiceInput {
                 .copied()
                 .unwrap_or(port.port),
         };
-        self.tcp_first()
+        self.published_ports()
             .map(|port| (port.port, target(port)))
             .collect()
     }
 
-    /// Ports so that of two with the same number the TCP one comes last and stays.
-    pub(crate) fn tcp_first(&self) -> impl Iterator<Item = &ServicePort> {
-        let of = |tcp: bool| self.ports.iter().filter(move |port| port.is_tcp == tcp);
-        of(false).chain(of(true))
+    /// Its ports in their order. Receivers take the last of a number, which must be the TCP one: a port
+    /// of another protocol behind it is left out.
+    fn published_ports(&self) -> impl Iterator<Item = &ServicePort> {
+        self.ports.iter().enumerate().filter_map(|(index, port)| {
+            let mut earlier = self.ports.iter().take(index);
+            let behind_tcp = earlier.any(|one| one.is_tcp && one.port == port.port);
+            (port.is_tcp || !behind_tcp).then_some(port)
+        })
     }
 
     /// The record, but for `canonical`.
@@ -160,8 +164,8 @@ impl ServiceInput {
         };
         ServiceRecord {
             app_protocols: self
-                .tcp_first()
-                .map(|port| (port.port, port.app_protocol))
+                .published_ports()
+                .map(|port| port.app_protocol)
                 .collect(),
             service: model::Service {
                 name: self.name.clone(),
@@ -173,7 +177,7 @@ impl ServiceInput {
                     .map(|ip| model::NetworkAddress::new(network.clone(), *ip))
                     .collect(),
                 ports: self
-                    .tcp_first()
+                    .published_ports()
                     .map(|port| (port.port, target(port)))
                     .collect(),
                 load_balancing: load_balancing(
@@ -293,7 +297,11 @@ fn read_ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, FieldError> {
             ));
         }
         ports.push(ServicePort {
-            app_protocol: app_protocol(port.app_protocol.as_deref(), &name, number),
+            app_protocol: if is_tcp {
+                app_protocol(port.app_protocol.as_deref(), &name, number)
+            } else {
+                AppProtocol::Unknown
+            },
             name,
             port: number,
             target,
@@ -355,7 +363,7 @@ pub(crate) fn app_protocol(declared: Option<&str>, name: &str, number: u16) -> A
         name.split('-').next().unwrap_or_default()
     };
     by_word(word).unwrap_or(match number {
-        25 | 53 | 3306 | 27017 if name.is_empty() => AppProtocol::Tcp,
+        25 | 53 | 3306 | 27017 => AppProtocol::Tcp,
         _ => AppProtocol::Unknown,
     })
 }

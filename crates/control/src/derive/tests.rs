@@ -1,5 +1,6 @@
 //! Objects in, records out; no API server, no files.
 
+mod addresses;
 mod peer_auth;
 mod policies;
 mod property;
@@ -56,7 +57,6 @@ impl TestMesh {
     pub(crate) fn of(yaml: &str) -> Self {
         let mut mesh = Self::empty();
         mesh.apply(yaml);
-        mesh.index.started();
         mesh
     }
 

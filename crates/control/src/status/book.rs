@@ -17,23 +17,34 @@ use serde_json::{Value, json};
 
 use super::{
     Report, Seen,
+    addresses::Pool,
     judge::{self, Slot, Verdict},
+};
+
+/// Under which manager addresses are written.
+const ADDRESSES: Slot = Slot {
+    condition: "",
+    manager: "ambit-addresses",
 };
 
 /// What leaves the book.
 #[derive(Debug, Default)]
-pub(super) struct Out {
-    pub(super) wishes: Vec<Wish>,
+pub(crate) struct Out {
+    pub(crate) wishes: Vec<Wish>,
     pub(super) remarks: Vec<Remark>,
 }
 
 /// See the module above.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(crate) struct Book {
     leads: bool,
     entries: BTreeMap<ObjectKey, Entry>,
     /// The waypoints that namespaces name.
     waypoints: BTreeMap<ArcStr, String>,
+    /// Addresses of ServiceEntries.
+    pool: Pool,
+    /// Whether every object that existed at the start is known.
+    complete: bool,
 }
 
 #[derive(Debug)]
@@ -41,11 +52,13 @@ struct Entry {
     seen: Seen,
     /// What was asked to be written and is not seen yet.
     asked: BTreeMap<Slot, Option<Verdict>>,
+    /// The addresses that were asked to be written and are not seen yet.
+    asked_addresses: Option<Value>,
 }
 
 impl Book {
     /// Takes one report.
-    pub(super) fn take(&mut self, report: Report) -> Out {
+    pub(crate) fn take(&mut self, report: Report) -> Out {
         let mut out = Out::default();
         match report {
             Report::Seen(seen) if seen.key.kind == Kind::Namespace => {
@@ -56,7 +69,21 @@ impl Book {
                 self.set_waypoint(&key.name, None, &mut out);
             }
             Report::Seen(seen) => self.see(*seen, &mut out),
+            Report::Problems(key, problems) => {
+                if let Some(entry) = self.entries.get_mut(&key) {
+                    entry.seen.problems = problems;
+                    if self.leads {
+                        compare(entry, &self.waypoints, &mut out);
+                    }
+                }
+            }
+            Report::Complete => {
+                self.complete = true;
+                let all: Vec<_> = self.entries.keys().cloned().collect();
+                self.give_addresses(all, &mut out);
+            }
             Report::Gone(key) => {
+                self.pool.forget(&key);
                 if let Some(entry) = self.entries.remove(&key) {
                     let parts = judge::slots(key.kind).iter();
                     let parts = parts.filter_map(|slot| part(&entry.seen, *slot));
@@ -68,11 +95,12 @@ impl Book {
     }
 
     /// This replica leads from now on, or no more.
-    pub(super) fn lead(&mut self, leads: bool) -> Out {
+    pub(crate) fn lead(&mut self, leads: bool) -> Out {
         let mut out = Out::default();
         self.leads = leads;
         for entry in self.entries.values_mut() {
             entry.asked.clear();
+            entry.asked_addresses = None;
             if leads {
                 compare(entry, &self.waypoints, &mut out);
             } else {
@@ -81,7 +109,32 @@ impl Book {
                 out.wishes.extend(parts.map(Wish::Forget));
             }
         }
+        let all: Vec<_> = self.entries.keys().cloned().collect();
+        self.give_addresses(all, &mut out);
         out
+    }
+
+    /// Gives addresses to those of some objects that should have other ones than they have.
+    fn give_addresses(&mut self, to: impl IntoIterator<Item = ObjectKey>, out: &mut Out) {
+        for key in to {
+            let Some(entry) = self
+                .entries
+                .get_mut(&key)
+                .filter(|_| self.leads && self.complete)
+            else {
+                continue;
+            };
+            if key.kind != Kind::ServiceEntry || entry.asked_addresses.is_some() {
+                continue;
+            }
+            let Some(status) = self.pool.give(&key, &entry.seen.facts.addresses) else {
+                continue;
+            };
+            if let Some(part) = part(&entry.seen, ADDRESSES) {
+                out.wishes.push(Wish::Status(part, status.clone()));
+                entry.asked_addresses = Some(status);
+            }
+        }
     }
 
     fn see(&mut self, seen: Seen, out: &mut Out) {
@@ -91,7 +144,15 @@ impl Book {
             return;
         }
         let mut asked = BTreeMap::new();
+        let mut asked_addresses = None;
         if let Some(old) = self.entries.remove(&key) {
+            // Until it shows them, the addresses that it was given stay its own.
+            if old.seen.facts.uid == seen.facts.uid
+                && old.seen.facts.generation == seen.facts.generation
+                && old.seen.facts.addresses == seen.facts.addresses
+            {
+                asked_addresses = old.asked_addresses;
+            }
             // A change of what is wished is a new chance for a write that was given up.
             if old.seen.facts.generation == seen.facts.generation
                 && old.seen.facts.uid == seen.facts.uid
@@ -102,11 +163,21 @@ impl Book {
         if self.leads && !judges_problems(key.kind) {
             self.remark_news(&seen, out);
         }
-        let mut entry = Entry { seen, asked };
+        let mut affected = BTreeSet::new();
+        if key.kind == Kind::ServiceEntry && asked_addresses.is_none() {
+            affected = self.pool.see(&key, &seen.facts.addresses);
+            affected.insert(key.clone());
+        }
+        let mut entry = Entry {
+            seen,
+            asked,
+            asked_addresses,
+        };
         if self.leads {
             compare(&mut entry, &self.waypoints, out);
         }
         self.entries.insert(key, entry);
+        self.give_addresses(affected, out);
     }
 
     fn remark_news(&self, seen: &Seen, out: &mut Out) {
@@ -136,7 +207,13 @@ impl Book {
 
 /// Whether a condition of this kind tells its problems, so that they need no event of their own.
 fn judges_problems(kind: Kind) -> bool {
-    matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication)
+    matches!(
+        kind,
+        Kind::AuthorizationPolicy
+            | Kind::PeerAuthentication
+            | Kind::ServiceEntry
+            | Kind::WorkloadEntry
+    )
 }
 
 /// Asks for what differs.
@@ -209,7 +286,12 @@ fn condition(slot: Slot, verdict: &Verdict, there: Option<&Value>, seen: &Seen) 
         "lastTransitionTime": since,
     });
     if let (Some(generation), Some(fields)) = (seen.facts.generation, condition.as_object_mut()) {
-        fields.insert("observedGeneration".to_owned(), generation.into());
+        // Istio's own conditions have it as text, Kubernetes' as a number.
+        let generation = match seen.key.kind {
+            Kind::Service => Value::from(generation),
+            _ => generation.to_string().into(),
+        };
+        fields.insert("observedGeneration".to_owned(), generation);
     }
     condition
 }

@@ -35,6 +35,11 @@ const BOUND_ENTRY: Slot = Slot {
     ..BOUND
 };
 
+const USED: Slot = Slot {
+    condition: "ambit.io/Used",
+    manager: "ambit-entry",
+};
+
 /// What a condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
@@ -62,8 +67,9 @@ pub(super) fn slots(kind: Kind) -> &'static [Slot] {
     match kind {
         Kind::AuthorizationPolicy => &[ZTUNNEL, WAYPOINT],
         Kind::PeerAuthentication => &[ZTUNNEL],
-        Kind::Service | Kind::ServiceEntry => &[BOUND],
-        Kind::WorkloadEntry => &[BOUND_ENTRY],
+        Kind::Service => &[BOUND],
+        Kind::ServiceEntry => &[BOUND, USED],
+        Kind::WorkloadEntry => &[BOUND_ENTRY, USED],
         _ => &[],
     }
 }
@@ -79,22 +85,32 @@ pub(super) fn verdict(slot: Slot, seen: &Seen, inherited: Option<&str>) -> Optio
                 .to_owned(),
             is_trouble: true,
         }),
+        "ambit.io/Used" => used(seen),
         _ => bound(seen, inherited),
     }
+}
+
+/// Of an entry that is used as it is, nothing is said.
+fn used(seen: &Seen) -> Option<Verdict> {
+    let is_broken = seen
+        .problems
+        .iter()
+        .any(|problem| problem.severity == Severity::Error);
+    (!seen.problems.is_empty()).then(|| Verdict {
+        is_true: false,
+        reason: if is_broken { "NotUsed" } else { "PartlyUsed" },
+        message: text(&seen.problems),
+        is_trouble: true,
+    })
 }
 
 fn policy(seen: &Seen) -> Verdict {
     let is_broken = |problem: &Problem| problem.severity == Severity::Error;
     let (is_true, reason) = match seen.problems.as_slice() {
         [] => (true, "Accepted"),
-        problems if problems.iter().any(is_broken) => (
-            false,
-            if seen.in_force {
-                "Outdated"
-            } else {
-                super::VOID
-            },
-        ),
+        problems if problems.iter().any(is_broken) => {
+            (false, if seen.in_force { "Outdated" } else { "Invalid" })
+        }
         _ => (seen.in_force, "UnsupportedValue"),
     };
     let message = if seen.problems.is_empty() {

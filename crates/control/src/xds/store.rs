@@ -81,14 +81,8 @@ impl Entry {
 
     fn service(from: &ServiceRecord) -> Self {
         let mut sent = workload::Service::from(&from.service);
-        for port in &mut sent.ports {
-            let number = u16::try_from(port.service_port).unwrap_or_default();
-            port.app_protocol = from
-                .app_protocols
-                .get(&number)
-                .copied()
-                .unwrap_or_default()
-                .into();
+        for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
+            port.app_protocol = (*protocol).into();
         }
         let sent: workload::Address = sent.into();
         let vips = from

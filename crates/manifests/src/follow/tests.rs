@@ -42,7 +42,7 @@ impl Reader {
                     self.nodes
                         .insert(pod.metadata.name.clone().unwrap(), node.unwrap_or_default());
                 }
-                ObjectEvent::Applied { .. } => {}
+                ObjectEvent::Applied { .. } | ObjectEvent::Refused { .. } => {}
                 ObjectEvent::Deleted(key) => {
                     self.nodes.remove(key.name.as_str());
                 }

@@ -28,6 +28,7 @@ fn names(change: &Change) -> Vec<String> {
         .iter()
         .map(|event| match event {
             ObjectEvent::Applied { object, .. } => format!("+{}", object.key()),
+            ObjectEvent::Refused { key, .. } => format!("!{key}"),
             ObjectEvent::Deleted(key) => format!("-{key}"),
         })
         .collect()
@@ -174,4 +175,25 @@ fn the_same_object_given_twice_differently_is_a_problem_and_the_first_is_used() 
     // A file renamed: nothing happens to its objects.
     tree.file_gone(&id(0, "a.yaml"));
     assert!(tree.take_change().is_none());
+}
+
+#[test]
+fn what_never_could_be_read_is_told_as_such_and_goes_like_anything_else() {
+    const POLICY: &str =
+        "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p}\n";
+    let bad = format!("{POLICY}spec: {{rulez: []}}\n");
+    let good = format!("{POLICY}spec: {{}}\n");
+    let mut tree = Tree::default();
+    let mut change = |text: &str| {
+        read(&mut tree, 0, "a.yaml", text);
+        tree.take_change().map(|change| names(&change))
+    };
+    let is = |name: &str| Some(vec![name.to_owned()]);
+    assert_eq!(change(&bad), is("!AuthorizationPolicy default/p"));
+    assert_eq!(change(&bad), None);
+    assert_eq!(change(&good), is("+AuthorizationPolicy default/p"));
+    assert_eq!(change(&bad), Some(Vec::new()), "the last good form stays");
+    assert_eq!(change(""), is("-AuthorizationPolicy default/p"));
+    assert_eq!(change(&bad), is("!AuthorizationPolicy default/p"));
+    assert_eq!(change(""), is("-AuthorizationPolicy default/p"));
 }

@@ -8,4 +8,5 @@
     reason = "tests"
 )]
 
+mod objects;
 mod passing_by;

@@ -1,9 +1,13 @@
 //! What a change of one object makes stale.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, Locality, PolicyKey};
+use ipnet::IpNet;
 
 use super::{Index, Input, Objects};
 use crate::derive::{
@@ -67,6 +71,11 @@ impl Index {
         if old == new {
             return;
         }
+        let vips = |service: &Option<ServiceInput>| -> Vec<IpAddr> {
+            service.iter().flat_map(|one| one.vips.clone()).collect()
+        };
+        let named_by = self.addresses.own(key, &vips(&old), &vips(&new));
+        self.mark_entries(named_by);
         let domain = self.config.cluster_domain.clone();
         let hosts = |service: &Option<ServiceInput>| -> Vec<ArcStr> {
             service
@@ -100,6 +109,13 @@ impl Index {
         if old == new {
             return;
         }
+        let named = |entry: &Option<ServiceEntryInput>| -> Vec<IpNet> {
+            entry.iter().flat_map(|entry| entry.named()).collect()
+        };
+        self.addresses.name(key, &named(&old), &named(&new));
+        if new.is_none() {
+            self.set_conflicts(key, Vec::new());
+        }
         let hosts = |entry: &Option<ServiceEntryInput>| -> Vec<ArcStr> {
             entry.iter().flat_map(|entry| entry.hosts.clone()).collect()
         };
@@ -111,13 +127,28 @@ impl Index {
     }
 
     fn put_workload_entry(&mut self, key: &ObjectKey, new: Option<WorkloadEntryInput>) {
-        if replace(
-            &mut self.objects(key).workload_entries,
-            &key.name,
-            new.clone(),
-        ) != new
-        {
-            self.dirty.workloads.insert(key.clone());
+        let objects = self.objects(key);
+        let old = replace(&mut objects.workload_entries, &key.name, new.clone());
+        if old == new {
+            return;
+        }
+        let named = |entry: &Option<WorkloadEntryInput>| -> Vec<IpNet> {
+            let ip = entry.iter().filter_map(|one| one.entry.ip());
+            ip.map(IpNet::from).collect()
+        };
+        self.addresses.name(key, &named(&old), &named(&new));
+        self.dirty.workloads.insert(key.clone());
+    }
+
+    /// Marks all that entries make.
+    fn mark_entries(&mut self, entries: BTreeSet<ObjectKey>) {
+        for key in entries {
+            let objects = self.namespaces.get(&key.namespace);
+            let entry = objects.and_then(|objects| objects.service_entries.get(&key.name));
+            if let (Kind::ServiceEntry, Some(entry)) = (key.kind, entry) {
+                self.dirty.hosts.extend(entry.hosts.iter().cloned());
+            }
+            self.dirty.workloads.insert(key);
         }
     }
 
@@ -156,6 +187,12 @@ impl Index {
         if old == new {
             return;
         }
+        let ips = |pod: &Option<PodInput>| -> Vec<IpAddr> {
+            let published = pod.iter().filter(|pod| pod.is_published());
+            published.flat_map(|pod| pod.ips.clone()).collect()
+        };
+        let named_by = self.addresses.own(key, &ips(&old), &ips(&new));
+        self.mark_entries(named_by);
         if let Some(old) = &old
             && let Some(on_node) = self.on_node.get_mut(&old.node)
         {

@@ -268,18 +268,21 @@ fn what_cannot_work_is_refused_or_noted() {
             "{selector: {matchLabels: {a: b}}, portLevelMtls: {\"70000\": {mode: STRICT}}}",
             "spec.portLevelMtls[70000]",
         ),
-        ("{selector: {matchLabels: {}}}", "spec.selector.matchLabels"),
     ] {
         let mut mesh = TestMesh::of(CART);
-        assert_eq!(
-            mesh.apply(&peer_auth("shop", "w", spec)),
-            Vec::<String>::new()
+        mesh.apply(&peer_auth("shop", "w", spec));
+        let problem = &mesh.problems()[0];
+        assert!(
+            problem.starts_with(&format!("PeerAuthentication shop/w: {field}: ")),
+            "{problem}"
         );
         assert!(
-            mesh.problems()[0].starts_with(&format!("PeerAuthentication shop/w: {field}: ")),
-            "{:?}",
-            mesh.problems()
+            problem.ends_with("; everything in its scope is refused until it is mended"),
+            "{problem}"
         );
+        // Its scope is the namespace without a selector.
+        let all = !spec.contains("selector");
+        assert_eq!(!refused(&mesh).is_empty(), all, "{spec}");
     }
     let mesh = TestMesh::of(&all(&[
         CART,
@@ -291,4 +294,14 @@ fn what_cannot_work_is_refused_or_noted() {
     ]));
     assert!(refused(&mesh).is_empty());
     assert!(mesh.problems()[0].contains("spec.selector"));
+}
+
+#[test]
+fn an_empty_selector_selects_the_namespace() {
+    for selector in ["selector: {matchLabels: {}}, ", "selector: {}, ", ""] {
+        let spec = format!("{{{selector}mtls: {{mode: STRICT}}}}");
+        let mesh = TestMesh::of(&all(&[CART, &peer_auth("shop", "w", &spec)]));
+        assert!(!refused(&mesh).is_empty(), "{spec}: {:?}", mesh.problems());
+        assert_eq!(mesh.problems(), Vec::<String>::new());
+    }
 }

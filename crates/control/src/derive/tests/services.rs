@@ -148,7 +148,9 @@ fn what_ports_speak() {
         (None, "https", 443, AppProtocol::Tls),
         (None, "redis-main", 1, AppProtocol::Tcp),
         (None, "", 3306, AppProtocol::Tcp),
-        (None, "web", 3306, AppProtocol::Unknown),
+        (None, "web", 3306, AppProtocol::Tcp),
+        (None, "dns-tcp", 53, AppProtocol::Tcp),
+        (None, "web", 80, AppProtocol::Unknown),
     ] {
         assert_eq!(
             app_protocol(declared, name, number),

@@ -1,0 +1,99 @@
+//! Whose addresses are whose.
+//!
+//! Pods and Services own the addresses that Kubernetes gave them. Entries are written by anybody who may
+//! write into some namespace: what they name of other namespaces' addresses would draw traffic to them
+//! that is meant for others, from the whole mesh.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ambit_k8s_api::{Kind, ObjectKey};
+use ipnet::IpNet;
+
+/// See the module above.
+#[derive(Debug, Default)]
+pub(in crate::derive) struct Addresses {
+    owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
+    /// Entries that name an address.
+    named: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
+    /// Entries that name prefixes: few.
+    prefixes: BTreeMap<ObjectKey, Vec<IpNet>>,
+}
+
+impl Addresses {
+    /// A pod or Service has other addresses than before. Returns the entries that name one of them.
+    pub(super) fn own(
+        &mut self,
+        key: &ObjectKey,
+        old: &[IpAddr],
+        new: &[IpAddr],
+    ) -> BTreeSet<ObjectKey> {
+        if old == new {
+            return BTreeSet::new();
+        }
+        for ip in old {
+            remove(&mut self.owners, ip, key);
+        }
+        for ip in new {
+            self.owners.entry(*ip).or_default().insert(key.clone());
+        }
+        let changed = || old.iter().chain(new);
+        let exact = changed().filter_map(|ip| self.named.get(ip)).flatten();
+        let prefixes = self.prefixes.iter();
+        let wide = prefixes
+            .filter(|(_, nets)| changed().any(|ip| nets.iter().any(|net| net.contains(ip))))
+            .map(|(entry, _)| entry);
+        exact.chain(wide).cloned().collect()
+    }
+
+    /// An entry names other addresses than before.
+    pub(super) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
+        let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
+        for net in old.iter().filter(is_one) {
+            remove(&mut self.named, &net.addr(), key);
+        }
+        for net in new.iter().filter(is_one) {
+            self.named
+                .entry(net.addr())
+                .or_default()
+                .insert(key.clone());
+        }
+        let wide: Vec<_> = new.iter().filter(|net| !is_one(net)).copied().collect();
+        if wide.is_empty() {
+            self.prefixes.remove(key);
+        } else {
+            self.prefixes.insert(key.clone(), wide);
+        }
+    }
+
+    /// Who of another namespace owns an address, or one of a prefix. Of a prefix only pods count:
+    /// Services' own addresses come before any prefix.
+    pub(in crate::derive) fn owner_elsewhere(
+        &self,
+        net: &IpNet,
+        namespace: &str,
+    ) -> Option<&ObjectKey> {
+        let is_one = net.prefix_len() == net.max_prefix_len();
+        let inside = self.owners.range(net.network()..=net.broadcast());
+        inside
+            .flat_map(|(_, owners)| owners)
+            .find(|owner| owner.namespace != namespace && (is_one || owner.kind == Kind::Pod))
+    }
+
+    /// The pod that has an address.
+    pub(in crate::derive) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
+        let mut owners = self.owners.get(ip).into_iter().flatten();
+        owners.find(|owner| owner.kind == Kind::Pod)
+    }
+}
+
+fn remove(map: &mut BTreeMap<IpAddr, BTreeSet<ObjectKey>>, ip: &IpAddr, key: &ObjectKey) {
+    if let Some(keys) = map.get_mut(ip) {
+        keys.remove(key);
+        if keys.is_empty() {
+            map.remove(ip);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What may be written into objects of the mesh, and must not open or divert anything: a policy holds in
+//! every form that Istio takes, one that cannot be read refuses everything in its scope from the moment
+//! it comes, and no entry draws traffic that is meant for other namespaces' pods and Services.
+
+use std::net::IpAddr;
+
+use ambit_system_tests::{Mesh, PAIR, binary, until};
+
+const EMPTY_REFS: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: empty-refs, namespace: shop}
+spec: {targetRefs: [], action: DENY, rules: [{from: [], to: [{operation: {ports: ['8080'], hosts: []}}]}]}
+";
+
+const EMPTY_SELECTOR: &str = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: empty-selector, namespace: shop}
+spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
+";
+
+/// Of no field that is known.
+const UNREADABLE: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: unreadable, namespace: shop}
+spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
+";
+
+/// Claims a pod, a Service and every address there is, and one that is nobody's.
+fn diversion(pod: &str, service: &str, own: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: diversion, namespace: legacy}}
+spec:
+  hosts: [diversion.example, server.shop.svc.cluster.local, db.shop.svc.cluster.local]
+  addresses: [{pod}, {service}, 0.0.0.0/0, 192.0.2.77]
+  resolution: STATIC
+  ports: [{{number: 8080, name: tcp, targetPort: 8080}}, {{number: 80, name: http, targetPort: 8080}}]
+  endpoints: [{{address: {own}}}]
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {{name: diversion, namespace: legacy}}
+spec: {{address: {pod}, serviceAccount: default}}
+"
+    )
+}
+
+/// Asks until `policy` refuses.
+fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
+    until(&format!("{policy} refuses"), || {
+        !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)
+    });
+    mesh.get(pod, url).refused();
+}
+
+#[test]
+fn a_policy_holds_however_it_is_written() {
+    let mesh = Mesh::up(PAIR);
+    let url = format!("http://{}:8080/", mesh.ip("shop/server"));
+    mesh.get("legacy/client", &url).ok();
+    mesh.apply("policy", EMPTY_REFS);
+    until_refused(&mesh, "shop/client", &url, "shop/empty-refs");
+    mesh.remove("policy");
+    mesh.until_get("shop/client", &url, true);
+    mesh.apply("policy", EMPTY_SELECTOR);
+    let strict = "istio-system/istio_converted_static_strict";
+    until_refused(&mesh, "legacy/client", &url, strict);
+    mesh.get("shop/client", &url).ok();
+    mesh.remove("policy");
+    mesh.until_get("legacy/client", &url, true);
+    // One that cannot be read, new while the mesh runs: nothing in its scope, all else as before.
+    mesh.apply("policy", UNREADABLE);
+    until_refused(&mesh, "shop/client", &url, "shop/unreadable");
+    until_refused(&mesh, "legacy/client", &url, "shop/unreadable");
+    let other = format!("http://{}:8080/", mesh.ip("legacy/server"));
+    mesh.get("shop/client", &other).ok();
+    // It goes with its object.
+    mesh.remove("policy");
+    mesh.until_get("legacy/client", &url, true);
+}
+
+#[test]
+fn an_entry_diverts_nothing_of_other_namespaces() {
+    let mesh = Mesh::up(PAIR);
+    let pod = mesh.ip("shop/server").to_string();
+    let own = mesh.ip("legacy/server").to_string();
+    let by_name = "http://server.shop/";
+    let service = mesh.get("shop/client", by_name);
+    service.ok();
+    let tool = binary("ambit");
+    let resolve = [tool.to_str().unwrap(), "lab-tool", "resolve", "server.shop"];
+    let told = mesh.run("shop/client", &resolve);
+    let mut addresses = told
+        .split_whitespace()
+        .filter(|word| word.parse::<IpAddr>().is_ok());
+    let vip = addresses.next().expect("the Service's address").to_owned();
+    mesh.apply("diversion", &diversion(&pod, &vip, &own));
+    // The entry is in force where it may be.
+    until("the entry is known", || {
+        let answer = mesh.get("shop/client", "http://192.0.2.77:8080/");
+        answer.body.contains("legacy-server")
+    });
+    for url in [
+        format!("http://{pod}:8080/"),
+        format!("http://{vip}/"),
+        by_name.to_owned(),
+    ] {
+        let answer = mesh.get("shop/client", &url);
+        assert!(answer.ok().contains("plain-marker"), "{url}: {answer:?}");
+    }
+    let log = mesh.access_log();
+    assert!(
+        !log.contains("spiffe://cluster.local/ns/legacy/sa/default"),
+        "{log}"
+    );
+}

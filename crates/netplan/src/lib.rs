@@ -7,6 +7,7 @@
 //! Invariant: nothing here performs a system call.
 #![forbid(unsafe_code)]
 
+pub mod foreign;
 pub mod iptables;
 pub mod nft;
 pub mod nft_text;

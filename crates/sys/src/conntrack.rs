@@ -1,5 +1,7 @@
-//! What connection tracking knows of datagrams: where a redirected one was going, and how to end a
-//! translation. Blocking, for microseconds.
+//! What connection tracking knows: of datagrams, where a redirected one was going, and how to end a
+//! translation; of connections, those that a proxy before us opened to the application. Blocking, for microseconds.
+
+mod spoofed;
 
 use std::{
     io,
@@ -13,6 +15,8 @@ use crate::{
     netns::Netns,
 };
 
+pub(crate) use spoofed::make_known_in;
+
 const SUBSYSTEM: u16 = 1 << 8;
 const GET: u16 = SUBSYSTEM | 1;
 const DELETE: u16 = SUBSYSTEM | 2;
@@ -24,6 +28,7 @@ const GENMSG: usize = 4;
 const INET: u8 = 2;
 const INET6: u8 = 10;
 const UDP: u8 = 17;
+const TCP: u8 = 6;
 /// An entry is some hundred bytes.
 const BUFFER: usize = 4096;
 

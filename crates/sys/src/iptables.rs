@@ -33,6 +33,13 @@ pub enum IptablesError {
     },
 }
 
+impl IptablesError {
+    /// Whether there is no such program here.
+    pub(crate) fn is_not_installed(&self) -> bool {
+        matches!(self, Self::Run { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// Keeps everybody else in this process, and other processes of ours, from changing the rules of the
 /// calling thread's namespace between reading and writing them. Until the value is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
@@ -65,6 +72,11 @@ impl Iptables {
 
     /// What is ours, as the kernel has it.
     pub(crate) fn read(self) -> Result<State, IptablesError> {
+        Ok(ambit_netplan::iptables::parse_save(&self.save()?))
+    }
+
+    /// All rules, as text.
+    pub(crate) fn save(self) -> Result<String, IptablesError> {
         let program = format!("{}-save", self.stem);
         let output = command(&program, &[])
             .stdin(Stdio::null())
@@ -73,8 +85,7 @@ impl Iptables {
                 program: program.clone(),
                 source,
             })?;
-        let text = succeeded(&program, &output)?;
-        Ok(ambit_netplan::iptables::parse_save(&text))
+        succeeded(&program, &output)
     }
 
     /// Feeds a script to the restorer; each table in it is committed in one step.

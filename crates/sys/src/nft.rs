@@ -4,6 +4,7 @@
 
 mod decode;
 mod encode;
+mod foreign;
 
 use std::{collections::BTreeMap, io, net::IpAddr};
 
@@ -12,6 +13,8 @@ use ambit_netplan::{
     nft::{Change, Set, Table, TableChain},
 };
 use rustix::{io::Errno, net::netlink};
+
+pub(crate) use foreign::Found;
 
 use crate::netlink::{Attrs, Socket, attr, text};
 

@@ -5,6 +5,7 @@
 //! They may be called at the same time for the same namespace.
 
 mod carrier;
+mod foreign;
 pub mod host;
 mod settings;
 
@@ -132,7 +133,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// Makes the namespace's redirection what `spec` says. Idempotent.
 ///
-/// Rules change in one step: no packet meets half of them. Rules of others are never touched.
+/// Rules change in one step: no packet meets half of them. Rules of others are never touched, but for
+/// those of Istio's agent, which captured the pod before: they go once ours stand.
 ///
 /// # Errors
 /// The rules are then as they were before.
@@ -146,14 +148,38 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
             mark_accepted_sockets(true);
         }
         move_openings(true);
+        foreign::find().map(|found| foreign::prepare(&found))?;
         let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
         // Only now is connection tracking sure to be there, and its settings with it.
         track_from_the_opening(true);
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
+        // Only now: there is no moment without rules.
+        take_over(&mut drift);
         Ok(drift.into_applied())
     })
 }
+
+/// Takes away what Istio's agent has left. The pod is captured, whether this succeeds or not.
+fn take_over(drift: &mut Drift) {
+    let removed = foreign::find().and_then(|found| {
+        drift.nothing_found &= found.is_absent();
+        // What the proxy has opened since.
+        foreign::prepare(&found);
+        foreign::remove(found)
+    });
+    match removed {
+        Ok(false) => {}
+        Ok(true) => drift.items.push(FOREIGN.to_owned()),
+        Err(error) => {
+            drift.nothing_found = false;
+            let error = chain(&error);
+            tracing::warn!(error, "rules of Istio's agent may be left in a pod");
+        }
+    }
+}
+
+const FOREIGN: &str = "rules of Istio's agent were still there";
 
 /// Says what `apply` would have to change, and changes nothing.
 ///
@@ -184,6 +210,11 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
         };
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
+        let found = foreign::find()?;
+        drift.nothing_found &= found.is_absent();
+        if found.is_present() {
+            drift.items.push(FOREIGN.to_owned());
+        }
         Ok(drift)
     })
 }
@@ -191,18 +222,25 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
 /// Takes redirection away from a running pod: new connections go direct, those in the proxy go on.
 ///
 /// What those need stays behind (see `ambit_netplan::plan_released`) and goes with the namespace, or
-/// with [`purge`]. In a namespace without redirection nothing happens.
+/// with [`purge`]. Rules of Istio's agent go too. In a namespace without redirection nothing happens.
 ///
 /// # Errors
 /// When something of ours could not be taken away.
 pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     let ruleset = plan_released();
     inside(netns, || {
-        for carrier in Carrier::present()? {
+        let present = Carrier::present()?;
+        let found = foreign::find()?;
+        foreign::prepare(&found);
+        for carrier in &present {
             carrier.replace(&ruleset)?;
             track_from_the_opening(false);
         }
-        Ok(())
+        if found.is_present() && present.is_empty() {
+            // Captured by Istio's agent, and never by us: its connections live on as ours do.
+            first_working(Backend::Auto, |carrier| carrier.replace(&ruleset))?;
+        }
+        foreign::remove(found).map(drop)
     })
 }
 
@@ -215,6 +253,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
         for carrier in Carrier::present()? {
             carrier.remove()?;
         }
+        foreign::remove(foreign::find()?)?;
         let mut routing = open_routing()?;
         for family in [Family::V4, Family::V6]
             .into_iter()

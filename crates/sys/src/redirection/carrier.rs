@@ -44,13 +44,14 @@ impl Carrier {
             Err(error) => return Err(error.into()),
         }
         let legacy = Self(Backend::IptablesLegacy);
-        if legacy_in_use()
-            && !legacy
-                .read_both()?
-                .iter()
-                .all(|(_, state)| state.is_empty())
-        {
-            out.push(legacy);
+        if legacy_in_use() {
+            match legacy.read_both() {
+                Ok(both) if both.iter().all(|(_, state)| state.is_empty()) => {}
+                Ok(_) => out.push(legacy),
+                // Without the program nothing of ours can have come there.
+                Err(RedirectionError::Iptables(error)) if error.is_not_installed() => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(out)
     }
@@ -228,7 +229,7 @@ fn nftables_in_use() -> Result<Vec<Carrier>, NftError> {
 }
 
 /// Whether legacy tables were ever used in this namespace: spares running a program to see nothing.
-fn legacy_in_use() -> bool {
+pub(super) fn legacy_in_use() -> bool {
     ["ip_tables_names", "ip6_tables_names"]
         .into_iter()
         .any(|file| {

@@ -11,6 +11,7 @@
 
 mod behaviour;
 mod dns;
+mod foreign;
 mod host;
 mod hostile;
 mod packets;

@@ -1,0 +1,116 @@
+//! Connections that a proxy has opened to the pod's application, with the client's address, under rules
+//! that put them into no zone of their own.
+//!
+//! Under our rules what the proxy sends to the application is looked up in a zone. A connection from
+//! before is not there: its packets would begin another, which clashes with it, and be dropped. So it is
+//! made known in the zone as well. From then on the kernel has it twice: there for what the proxy sends,
+//! and where it was, with its mark, for the answers, which find their way by that.
+
+use std::io;
+
+use ambit_netplan::marks;
+use rustix::net::netlink;
+
+use super::{GENMSG, GET, SUBSYSTEM, TCP};
+use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
+
+const NEW: u16 = SUBSYSTEM;
+/// `CTA_*`.
+const ORIGINAL: u16 = 1;
+const REPLY: u16 = 2;
+const STATUS: u16 = 3;
+const PROTOCOL_INFO: u16 = 4;
+const TIMEOUT: u16 = 7;
+const MARK: u16 = 8;
+const ZONE: u16 = 18;
+/// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
+const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
+/// `TCP_CONNTRACK_ESTABLISHED`.
+const ESTABLISHED: u8 = 3;
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`: either entry sees one direction alone, and must not judge it.
+const LIBERAL: u8 = 0x08;
+/// As long as the kernel's own for a connection in use.
+const FIVE_DAYS: u32 = 5 * 24 * 3600;
+
+/// One connection, with the addresses as the kernel writes them.
+struct Entry {
+    family: u8,
+    original: Vec<u8>,
+    reply: Vec<u8>,
+}
+
+/// Makes the connections of the calling thread's namespace that are marked as the proxy's to the
+/// application, and are in no zone, known in `zone` too. Gives how many there are.
+pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
+    let mut socket = Socket::open(Some(netlink::NETFILTER))?;
+    let mut entries = Vec::new();
+    socket.dump(GET, &[&[0; GENMSG]], |payload| {
+        entries.extend(read(payload))
+    })?;
+    for entry in &entries {
+        let header = [entry.family, 0, 0, 0];
+        let original = Attrs::new().nest(ORIGINAL, &Attrs::raw(&entry.original));
+        let reply = Attrs::new().nest(REPLY, &Attrs::raw(&entry.reply));
+        let tuples = [original.into_bytes(), reply.into_bytes()].concat();
+        let liberal = liberal(None).into_bytes();
+        ended(socket.request(NEW, 0, &[&header, &tuples, &liberal]))?;
+        let more = Attrs::new()
+            .bytes(ZONE, &zone.to_be_bytes())
+            .u32_be(STATUS, IN_USE)
+            .u32_be(TIMEOUT, FIVE_DAYS)
+            .into_bytes();
+        let established = self::liberal(Some(ESTABLISHED)).into_bytes();
+        let body: [&[u8]; 4] = [&header, &tuples, &more, &established];
+        match socket.request(NEW, CREATE | EXCLUSIVE, &body) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => result?,
+        }
+    }
+    Ok(entries.len())
+}
+
+/// One that has ended meanwhile is none to care for.
+fn ended(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn liberal(state: Option<u8>) -> Attrs {
+    let flags = [LIBERAL, LIBERAL];
+    let tcp = Attrs::new().bytes(4, &flags).bytes(5, &flags);
+    let tcp = match state {
+        Some(state) => tcp.bytes(1, &[state]),
+        None => tcp,
+    };
+    Attrs::new().nest(PROTOCOL_INFO, &Attrs::new().nest(1, &tcp))
+}
+
+fn read(payload: &[u8]) -> Option<Entry> {
+    let entry = payload.get(GENMSG..)?;
+    let (original, reply) = (attr(entry, ORIGINAL)?, attr(entry, REPLY)?);
+    let mark = attr(entry, MARK).and_then(u32_be)?;
+    let is_spoofed = mark & marks::MASK == marks::SPOOFED;
+    let is_tcp = attr(attr(original, 2)?, 1)? == [TCP];
+    // `CTA_TUPLE_ZONE`, where the directions differ.
+    let in_zone =
+        attr(entry, ZONE).is_some() || attr(original, 3).is_some() || attr(reply, 3).is_some();
+    (is_spoofed && is_tcp && !in_zone).then(|| Entry {
+        family: payload.first().copied().unwrap_or_default(),
+        original: original.to_vec(),
+        reply: reply.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+            let _any = read(&bytes);
+        }
+    }
+}

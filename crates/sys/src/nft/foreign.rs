@@ -1,0 +1,315 @@
+//! Others' tables: which of them Istio's agent has made, and their removal in one transaction.
+//!
+//! The standard tables (`nat`, `mangle`, `raw` of families ip and ip6) are what iptables' nft variant
+//! writes to. Others may have rules in the same, which stay; a table that holds nothing of others goes
+//! as a whole.
+
+use std::{collections::BTreeSet, io};
+
+use ambit_netplan::foreign::{CHAINS, STANDARD_TABLES, TABLES, is_capture};
+
+use super::{
+    BATCH_BEGIN, BATCH_END, GENMSG, GET_CHAIN, GET_RULE, Nft, NftError, SUBSYSTEM, UNSPEC,
+};
+use crate::netlink::{ACK, Attrs, REQUEST, attr, attrs, message, text, u32_be};
+
+const DELETE_TABLE: u16 = SUBSYSTEM | 2;
+const DELETE_CHAIN: u16 = SUBSYSTEM | 5;
+const DELETE_RULE: u16 = SUBSYSTEM | 8;
+const INET: u8 = 1;
+const INET4: u8 = 2;
+const INET6: u8 = 10;
+const ACCEPT: u32 = 1;
+
+/// A chain of any table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Chain {
+    family: u8,
+    table: String,
+    name: String,
+    /// It is called by nothing but rules, or it lets pass what no rule takes.
+    is_neutral: bool,
+}
+
+/// A rule, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    chain: String,
+    handle: Vec<u8>,
+    /// The chain to which it leads.
+    target: Option<String>,
+}
+
+/// One step of a removal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Removal {
+    Table(u8, String),
+    Rule(u8, String, String, Vec<u8>),
+    /// All its rules.
+    Rules(u8, String, String),
+    Chain(u8, String, String),
+}
+
+/// What of Istio's agent is there.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    own_tables: Vec<&'static str>,
+    /// Families whose standard tables have its chains.
+    families: Vec<u8>,
+    chains: Vec<Chain>,
+}
+
+impl Found {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.own_tables.is_empty() && self.families.is_empty()
+    }
+}
+
+impl Nft {
+    /// Looks for what Istio's agent has made: one list of all chains.
+    pub(crate) fn find_foreign(&mut self) -> Result<Found, NftError> {
+        let mut chains = Vec::new();
+        self.socket
+            .dump(GET_CHAIN, &[&[UNSPEC, 0, 0, 0]], |payload| {
+                chains.extend(chain(payload));
+            })
+            .map_err(|source| read_error("(all)", source))?;
+        let own_tables = TABLES
+            .into_iter()
+            .filter(|name| {
+                let mut of_inet = chains.iter().filter(|chain| chain.family == INET);
+                of_inet.any(|chain| chain.table == *name)
+            })
+            .collect();
+        let families = [INET4, INET6]
+            .into_iter()
+            .filter(|family| {
+                let standard = chains.iter().filter(|chain| {
+                    chain.family == *family && STANDARD_TABLES.contains(&&*chain.table)
+                });
+                is_capture(standard.map(|chain| (&*chain.table, &*chain.name)))
+            })
+            .collect();
+        Ok(Found {
+            own_tables,
+            families,
+            chains,
+        })
+    }
+
+    /// Takes it away, all in one transaction.
+    pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
+        let mut removals: Vec<_> = found
+            .own_tables
+            .iter()
+            .map(|name| Removal::Table(INET, (*name).to_owned()))
+            .collect();
+        for family in &found.families {
+            for table in STANDARD_TABLES {
+                let chains: Vec<_> = found
+                    .chains
+                    .iter()
+                    .filter(|chain| chain.family == *family && chain.table == table)
+                    .collect();
+                if chains.iter().any(|chain| CHAINS.contains(&&*chain.name)) {
+                    let rules = self.rules_of(*family, table)?;
+                    removals.extend(standard_table(*family, table, &chains, &rules));
+                }
+            }
+        }
+        self.carry_out(&removals)
+            .map_err(|source| NftError::Refused {
+                table: "of Istio's agent".to_owned(),
+                step: "removal".to_owned(),
+                source,
+            })
+    }
+
+    fn rules_of(&mut self, family: u8, table: &str) -> Result<Vec<Rule>, NftError> {
+        let mut rules = Vec::new();
+        let filter = Attrs::new().text(1, table).into_bytes();
+        self.socket
+            .dump(GET_RULE, &[&[family, 0, 0, 0], &filter], |payload| {
+                let found = payload.get(GENMSG..).unwrap_or_default();
+                if attr(found, 1).and_then(text) == Some(table) {
+                    rules.extend(rule(found));
+                }
+            })
+            .map_err(|source| read_error(table, source))?;
+        Ok(rules)
+    }
+
+    fn carry_out(&mut self, removals: &[Removal]) -> io::Result<()> {
+        if removals.is_empty() {
+            return Ok(());
+        }
+        let mut out = Vec::new();
+        let frame = [0, 0, 0, 10];
+        message(&mut out, BATCH_BEGIN, REQUEST, 0, &[&frame]);
+        let last = u32::try_from(removals.len()).unwrap_or(u32::MAX);
+        for (seq, removal) in (1..).zip(removals) {
+            let ack = if seq == last { ACK } else { 0 };
+            let (kind, family, attrs) = removal.encode();
+            let body = attrs.into_bytes();
+            message(
+                &mut out,
+                kind,
+                REQUEST | ack,
+                seq,
+                &[&[family, 0, 0, 0], &body],
+            );
+        }
+        let end = last.wrapping_add(1);
+        message(&mut out, BATCH_END, REQUEST, end, &[&frame]);
+        self.socket.send(&out)?;
+        self.socket.acknowledged(last).map_err(|(_, error)| error)
+    }
+}
+
+/// A table of which nothing is left but empty chains goes too: iptables makes it again when needed.
+fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
+    let is_theirs = |name: &str| CHAINS.contains(&name);
+    let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
+    let others: Vec<_> = rules
+        .iter()
+        .filter(|rule| !is_theirs(&rule.chain))
+        .collect();
+    let builtin: BTreeSet<_> = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].into();
+    let empty = others.iter().copied().all(|rule| leads(&rule))
+        && chains.iter().all(|chain| {
+            is_theirs(&chain.name) || (chain.is_neutral && builtin.contains(&*chain.name))
+        });
+    if empty {
+        return vec![Removal::Table(family, table.to_owned())];
+    }
+    let within = |chain: &str| (family, table.to_owned(), chain.to_owned());
+    let theirs: Vec<_> = chains
+        .iter()
+        .filter(|chain| is_theirs(&chain.name))
+        .collect();
+    let jumps = others.into_iter().filter(leads).map(|rule| {
+        let (family, table, chain) = within(&rule.chain);
+        Removal::Rule(family, table, chain, rule.handle.clone())
+    });
+    let emptied = theirs.iter().map(|chain| {
+        let (family, table, chain) = within(&chain.name);
+        Removal::Rules(family, table, chain)
+    });
+    let deleted = theirs.iter().map(|chain| {
+        let (family, table, chain) = within(&chain.name);
+        Removal::Chain(family, table, chain)
+    });
+    jumps.chain(emptied).chain(deleted).collect()
+}
+
+impl Removal {
+    fn encode(&self) -> (u16, u8, Attrs) {
+        let within = |table: &str| Attrs::new().text(1, table);
+        match self {
+            Self::Table(family, table) => (DELETE_TABLE, *family, within(table)),
+            Self::Rule(family, table, chain, handle) => (
+                DELETE_RULE,
+                *family,
+                within(table).text(2, chain).bytes(3, handle),
+            ),
+            Self::Rules(family, table, chain) => {
+                (DELETE_RULE, *family, within(table).text(2, chain))
+            }
+            Self::Chain(family, table, chain) => {
+                (DELETE_CHAIN, *family, within(table).text(3, chain))
+            }
+        }
+    }
+}
+
+fn read_error(table: &str, source: io::Error) -> NftError {
+    NftError::Read {
+        table: table.to_owned(),
+        source,
+    }
+}
+
+fn chain(payload: &[u8]) -> Option<Chain> {
+    let found = payload.get(GENMSG..)?;
+    let policy = attr(found, 5).and_then(u32_be);
+    Some(Chain {
+        family: *payload.first()?,
+        table: attr(found, 1).and_then(text)?.to_owned(),
+        name: attr(found, 3).and_then(text)?.to_owned(),
+        is_neutral: policy.is_none_or(|policy| policy == ACCEPT),
+    })
+}
+
+fn rule(found: &[u8]) -> Option<Rule> {
+    let list = attr(found, 4).unwrap_or_default();
+    Some(Rule {
+        chain: attr(found, 2).and_then(text)?.to_owned(),
+        handle: attr(found, 3)?.to_vec(),
+        target: attrs(list).find_map(|(_, one)| target(one)),
+    })
+}
+
+/// Of the expression that is a verdict with a chain.
+fn target(expression: &[u8]) -> Option<String> {
+    if attr(expression, 1).and_then(text)? != "immediate" {
+        return None;
+    }
+    let verdict = attr(attr(attr(expression, 2)?, 2)?, 2)?;
+    attr(verdict, 2).and_then(text).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(name: &str, is_neutral: bool) -> Chain {
+        Chain {
+            family: INET4,
+            table: "nat".to_owned(),
+            name: name.to_owned(),
+            is_neutral,
+        }
+    }
+
+    fn rule(chain: &str, handle: u8, target: Option<&str>) -> Rule {
+        Rule {
+            chain: chain.to_owned(),
+            handle: vec![handle],
+            target: target.map(str::to_owned),
+        }
+    }
+
+    fn removals(chains: &[Chain], rules: &[Rule]) -> Vec<Removal> {
+        standard_table(INET4, "nat", &chains.iter().collect::<Vec<_>>(), rules)
+    }
+
+    #[test]
+    fn a_table_with_nothing_of_others_goes_whole_and_others_rules_stay() {
+        let chains = [chain("OUTPUT", true), chain("ISTIO_OUTPUT", true)];
+        let theirs = [
+            rule("OUTPUT", 1, Some("ISTIO_OUTPUT")),
+            rule("ISTIO_OUTPUT", 2, None),
+        ];
+        let whole = [Removal::Table(INET4, "nat".to_owned())];
+        assert_eq!(removals(&chains, &theirs), whole);
+
+        let in_part = [
+            Removal::Rule(INET4, "nat".into(), "OUTPUT".into(), vec![1]),
+            Removal::Rules(INET4, "nat".into(), "ISTIO_OUTPUT".into()),
+            Removal::Chain(INET4, "nat".into(), "ISTIO_OUTPUT".into()),
+        ];
+        let others_rule = [&theirs[..], &[rule("OUTPUT", 3, None)]].concat();
+        assert_eq!(removals(&chains, &others_rule), in_part);
+        let others_chain = [&chains[..], &[chain("OTHERS", true)]].concat();
+        assert_eq!(removals(&others_chain, &theirs), in_part);
+        let refuses = [chain("OUTPUT", false), chain("ISTIO_OUTPUT", true)];
+        assert_eq!(removals(&refuses, &theirs), in_part);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+            let _any = (super::chain(&bytes), super::rule(&bytes), target(&bytes));
+        }
+    }
+}

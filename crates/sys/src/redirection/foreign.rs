@@ -1,0 +1,126 @@
+//! What Istio's agent has left in the calling thread's namespace, where it captured the pod before us.
+//!
+//! Both sets of rules may stand at once: they redirect to the same ports, and whichever comes first
+//! decides. So ours are put in place, and then the others go: there is no moment without capture, and
+//! since ours ask for connections' state, what is translated stays translated.
+
+use std::sync::Once;
+
+use ambit_netplan::{Backend, Family, foreign, marks};
+
+use super::{RedirectionError, carrier::legacy_in_use, family_enabled};
+use crate::{
+    conntrack,
+    iptables::{Iptables, IptablesError, lock},
+    nft::{Found, Nft, NftError},
+};
+
+/// Somebody else may be changing the same tables at the same time: then look and try again.
+const ATTEMPTS: usize = 5;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Foreign {
+    nftables: Found,
+    /// What takes the legacy rules away.
+    legacy: Vec<(Family, String)>,
+    /// There are legacy tables, and no program to look into them.
+    unreadable: bool,
+}
+
+impl Foreign {
+    /// Whether there certainly is nothing.
+    pub(super) fn is_absent(&self) -> bool {
+        !self.is_present() && !self.unreadable
+    }
+
+    /// Whether there certainly is something.
+    pub(super) fn is_present(&self) -> bool {
+        !self.nftables.is_empty() || !self.legacy.is_empty()
+    }
+}
+
+/// Looks. Where nothing ever used iptables' legacy variant, this is one question to the kernel.
+pub(super) fn find() -> Result<Foreign, RedirectionError> {
+    let mut found = Foreign {
+        nftables: find_in_nftables()?,
+        ..Foreign::default()
+    };
+    if legacy_in_use() {
+        for family in [Family::V4, Family::V6] {
+            if !family_enabled(family) {
+                continue;
+            }
+            let Some(program) = Iptables::new(Backend::IptablesLegacy, family) else {
+                continue;
+            };
+            match program.save() {
+                Ok(saved) => {
+                    let script = foreign::removal_script(&saved);
+                    found.legacy.extend(script.map(|script| (family, script)));
+                }
+                Err(error) if error.is_not_installed() => {
+                    found.unreadable = true;
+                    say_unreadable(&error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Sees to it that what a proxy opened to the application under others' rules goes on under ours. Before
+/// and after ours are put in place; where there is nothing of the kind, nothing happens.
+pub(super) fn prepare(found: &Foreign) {
+    if found.is_absent() {
+        return;
+    }
+    if let Err(error) = conntrack::make_known_in(marks::ZONE) {
+        tracing::warn!(%error, "connections to the application may break as a pod is taken over");
+    }
+}
+
+/// Takes away what there is. Says whether there was anything.
+pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
+    let any = found.is_present();
+    let mut attempt = 1;
+    while !found.nftables.is_empty() {
+        match Nft::open()?.remove_foreign(&found.nftables) {
+            Ok(()) => break,
+            Err(error) if attempt < ATTEMPTS && error.is_contention() => {
+                attempt += 1;
+                found.nftables = find_in_nftables()?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if !found.legacy.is_empty() {
+        let _lock = lock()?;
+        for (family, script) in found.legacy {
+            if let Some(program) = Iptables::new(Backend::IptablesLegacy, family) {
+                program.restore(&script)?;
+            }
+        }
+    }
+    Ok(any)
+}
+
+fn find_in_nftables() -> Result<Found, NftError> {
+    match Nft::open().and_then(|mut nft| nft.find_foreign()) {
+        Err(error) if error.is_unsupported() => Ok(Found::default()),
+        result => result,
+    }
+}
+
+fn say_unreadable(error: &IptablesError) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let error: &dyn std::error::Error = error;
+        tracing::warn!(
+            error,
+            "pods have tables of iptables' legacy variant, which cannot be looked at: rules of \
+             another mesh in them stay until the pod is started anew, or iptables is installed here"
+        );
+    });
+}

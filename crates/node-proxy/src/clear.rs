@@ -1,21 +1,20 @@
 //! Connections of a pod that the proxy does not carry: those that were open before the pod was
-//! captured. They go on in clear; they are listed, and closed where a setting says so.
+//! captured. They go on in plaintext, and are listed. A setting closes them all; inbound ones are
+//! closed when a policy begins to refuse them.
 
-use std::{
-    collections::HashSet,
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
+use std::{collections::BTreeMap, io, net::IpAddr, sync::Arc, time::Duration};
+
+use ambit_authz::{Connection as Peer, Decision, Why};
+use ambit_model::Workload;
+use ambit_sys::{
+    addresses::gateways_of,
+    tcp_sockets::{self, State, TcpSocket, Unproxied, Way},
 };
-
-use ambit_model::OUTBOUND_PORT;
-use ambit_netplan::probes;
-use ambit_sys::tcp_sockets::{self, State, TcpSocket};
+use ambit_telemetry::EarlierCause;
 
 use crate::{connections::Shown, pod::Pod};
 
-/// After which times the connections in clear of a new pod are closed. The agent redirects as soon as
+/// After which times the plaintext connections of a new pod are closed. The agent redirects as soon as
 /// the pod is served; a connection opened just before may still be in its handshake the first time.
 const CLOSE_AFTER: [Duration; 3] = [
     Duration::from_millis(500),
@@ -23,18 +22,21 @@ const CLOSE_AFTER: [Duration; 3] = [
     Duration::from_secs(10),
 ];
 
-/// The connections of the pod that are in clear now.
+/// Between looks at what a new pod brings along, for the same reason.
+const LOOK_AFTER: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
+
+/// The plaintext connections of the pod now.
 pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
-    let found = find(pod).unwrap_or_else(|error| {
-        tracing::debug!(pod = %pod.name, %error, "cannot look for connections in clear");
+    let found = find(pod, State::Established).unwrap_or_else(|error| {
+        tracing::debug!(pod = %pod.name, %error, "cannot look for plaintext connections");
         Vec::new()
     });
     found
         .iter()
-        .map(|connection| Shown {
-            src: connection.local,
-            original_dst: connection.remote.to_string(),
-            actual_dst: connection.remote.to_string(),
+        .map(|Unproxied { socket, .. }| Shown {
+            src: socket.local,
+            original_dst: socket.remote.to_string(),
+            actual_dst: socket.remote.to_string(),
             protocol: "CLEAR",
         })
         .collect()
@@ -46,93 +48,220 @@ pub(crate) async fn close(pod: Arc<Pod>) {
     for pause in CLOSE_AFTER {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
-        let found = match find(&pod) {
+        let found = match find(&pod, State::Open) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "cannot look for connections in clear");
+                tracing::warn!(pod = %pod.name, %error, "cannot look for plaintext connections");
                 return;
             }
         };
-        for connection in found {
-            let TcpSocket { local, remote, .. } = connection;
-            match tcp_sockets::destroy(&pod.netns, &connection) {
-                Ok(()) => {
-                    tracing::info!(pod = %pod.name, %local, %remote, "closed a connection in clear")
-                }
-                // It has ended by itself.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => tracing::warn!(
-                    pod = %pod.name, %local, %remote, %error,
-                    "cannot close a connection in clear"
-                ),
+        for Unproxied { socket, .. } in found {
+            if destroy(&pod, &socket, EarlierCause::Setting) {
+                let TcpSocket { local, remote, .. } = socket;
+                tracing::info!(
+                    pod = %pod.name, %local, %remote,
+                    "closed a plaintext connection from before the pod's capture"
+                );
             }
         }
     }
 }
 
-fn find(pod: &Pod) -> io::Result<Vec<TcpSocket>> {
-    let all = tcp_sockets::tcp_sockets(&pod.netns, State::Established)?;
-    let mark = pod.proxy.config.packet_mark.unwrap_or_default();
-    Ok(in_clear(all, mark))
+/// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
+/// STRICT, or any other. Those that it refused when capture began go on, which is the setting's affair;
+/// kubelet's, and those within the pod, always do. Ends when there are none left.
+pub(crate) async fn enforce(pod: Arc<Pod>) {
+    let mut changes = pod.proxy.state.watch_pod(&pod.name);
+    let pod = Arc::downgrade(&pod);
+    let mut earlier = Earlier::default();
+    let mut looks = LOOK_AFTER.into_iter();
+    let mut next = Some(Duration::ZERO);
+    loop {
+        let is_change = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => true,
+                Err(_) => return,
+            },
+            () = sleep(next), if next.is_some() => false,
+        };
+        if !is_change {
+            next = looks.next();
+        }
+        let Some(pod) = pod.upgrade() else { return };
+        // Until the control plane has told of the pod, nothing of it can be decided.
+        let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
+            continue;
+        };
+        let found = match find(&pod, State::Open) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(pod = %pod.name, %error, "cannot look for plaintext connections");
+                return;
+            }
+        };
+        // As it came before there was an address by which probes are told.
+        let kubelet = kubelet_addresses(&pod);
+        let inbound = found.into_iter().filter(|found| {
+            found.way == Way::Inbound && !kubelet.contains(&found.socket.remote.ip())
+        });
+        let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
+        for (socket, decision) in
+            earlier.refused_now(sockets, |socket| decide(&pod, &workload, socket))
+        {
+            if destroy(&pod, &socket, EarlierCause::Policy) {
+                let TcpSocket { local, remote, .. } = socket;
+                let policy = decision.decided_by.as_ref().map(ToString::to_string);
+                tracing::info!(
+                    pod = %pod.name, src = %remote, dst = %local, policy, reason = %decision,
+                    "closed a plaintext connection from before the pod's capture, which a policy now refuses"
+                );
+            }
+        }
+        // Capture stands by the last look: no more can come.
+        if next.is_none() && earlier.is_empty() {
+            return;
+        }
+    }
 }
 
-/// Of all connections of a pod, those of its application that no socket of the proxy, told by its
-/// mark, stands opposite to. What stays within the pod, and kubelet's probes, do not count.
-fn in_clear(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
-    let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
-    // From the application: accepted by the proxy. To it: connected by the proxy.
-    let from: HashSet<SocketAddr> = proxy
-        .iter()
-        .filter(|socket| socket.local.port() == OUTBOUND_PORT)
-        .map(|socket| socket.remote)
-        .collect();
-    let to: HashSet<_> = proxy.iter().map(|s| (s.remote, s.local)).collect();
-    let probe = |ip: IpAddr| ip == probes::V4 || ip == probes::V6;
-    app.into_iter()
-        .filter(|socket| {
+/// From where kubelet may have called the pod before its capture.
+fn kubelet_addresses(pod: &Pod) -> Vec<IpAddr> {
+    let mut addresses = gateways_of(&pod.netns).unwrap_or_default();
+    addresses.extend(pod.proxy.config.node_ip);
+    addresses
+}
+
+async fn sleep(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// As if the proxy had just taken the connection in: without an identity.
+fn decide(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Decision {
+    let peer = Peer {
+        source: None,
+        source_ip: socket.remote.ip(),
+        destination: socket.local,
+    };
+    pod.proxy.state.authorize(workload, &peer)
+}
+
+/// Inbound connections from before the capture, by cookie, and whether policies allowed them at the
+/// last look.
+#[derive(Debug, Default)]
+struct Earlier(BTreeMap<u64, bool>);
+
+impl Earlier {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Of the connections there are, those that were allowed and are not any more.
+    fn refused_now(
+        &mut self,
+        found: Vec<TcpSocket>,
+        decide: impl Fn(&TcpSocket) -> Decision,
+    ) -> Vec<(TcpSocket, Decision)> {
+        let before = std::mem::take(&mut self.0);
+        let mut refused = Vec::new();
+        for socket in found {
+            let was_allowed = before.get(&socket.cookie()).copied();
+            let decision = decide(&socket);
+            let allowed = match decision.why {
+                // Not known yet is no change.
+                Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
+                _ => decision.allowed,
+            };
+            if was_allowed == Some(true) && !allowed {
+                refused.push((socket, decision));
+            } else {
+                self.0.insert(socket.cookie(), allowed);
+            }
+        }
+        refused
+    }
+}
+
+/// Whether it was closed by this.
+fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
+    let metrics = &pod.proxy.metrics;
+    match tcp_sockets::destroy(&pod.netns, socket) {
+        Ok(()) => {
+            metrics.earlier_connection(cause, true);
+            true
+        }
+        // It has ended by itself.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => {
+            metrics.earlier_connection(cause, false);
             let TcpSocket { local, remote, .. } = socket;
-            local.ip() != remote.ip()
-                && !local.ip().is_loopback()
-                && !probe(remote.ip())
-                && !from.contains(local)
-                && !to.contains(&(*local, *remote))
-        })
-        .collect()
+            tracing::warn!(
+                pod = %pod.name, %local, %remote, %error,
+                "cannot close a plaintext connection from before the pod's capture; restart the pod"
+            );
+            false
+        }
+    }
+}
+
+fn find(pod: &Pod, state: State) -> io::Result<Vec<Unproxied>> {
+    let mark = pod.proxy.config.packet_mark.unwrap_or_default();
+    tcp_sockets::unproxied(&pod.netns, mark, state)
 }
 
 #[cfg(test)]
 mod tests {
+    use ambit_model::ArcStr;
+
     use super::*;
 
-    const MARK: u32 = 0x539;
+    fn socket() -> TcpSocket {
+        let (local, remote) = ("10.0.0.1:80", "10.0.0.9:4000");
+        TcpSocket::new(local.parse().unwrap(), remote.parse().unwrap(), 0)
+    }
 
-    fn socket(local: &str, remote: &str, mark: u32) -> TcpSocket {
-        TcpSocket::new(local.parse().unwrap(), remote.parse().unwrap(), mark)
+    fn decision(allowed: bool, why: Why) -> Decision {
+        Decision {
+            allowed,
+            decided_by: None,
+            why,
+            dry_run: Vec::new(),
+        }
+    }
+
+    fn refused(earlier: &mut Earlier, allowed: bool, why: Why) -> usize {
+        let decide = |_: &TcpSocket| decision(allowed, why.clone());
+        earlier.refused_now(vec![socket()], decide).len()
     }
 
     #[test]
-    fn what_the_proxy_carries_is_not_in_clear() {
-        let clear = [
-            socket("10.0.0.1:5000", "10.0.0.9:80", 0),
-            socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
-        ];
-        let carried = [
-            // From the application, and what the proxy accepted; its tunnel.
-            socket("10.0.0.1:5001", "10.0.0.9:80", 0),
-            socket("127.0.0.1:15001", "10.0.0.1:5001", MARK),
-            socket("10.0.0.1:6000", "10.0.0.9:15008", MARK),
-            // To the application, with the client's address.
-            socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
-            socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
-            socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
-        ];
-        let nobodys = [
-            socket("127.0.0.1:5002", "127.0.0.1:9000", 0),
-            socket("10.0.0.1:5003", "10.0.0.1:9000", 0),
-            socket("10.0.0.1:9000", "10.0.0.1:5003", 0),
-            socket("10.0.0.1:8080", "169.254.7.127:4000", 0),
-        ];
-        let all = clear.iter().chain(&carried).chain(&nobodys).cloned();
-        assert_eq!(in_clear(all.collect(), MARK), clear);
+    fn only_what_a_policy_begins_to_refuse_is_closed() {
+        let mut earlier = Earlier::default();
+        // Capture begins under STRICT: the setting decides, and whatever else changes, it goes on.
+        assert_eq!(refused(&mut earlier, false, Why::Denied), 0);
+        assert_eq!(refused(&mut earlier, false, Why::NoneAllowed), 0);
+        // Allowed for a while, and then no longer.
+        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
+        assert_eq!(refused(&mut earlier, false, Why::Denied), 1);
+        assert!(earlier.is_empty());
+    }
+
+    #[test]
+    fn a_policy_that_is_still_on_its_way_closes_nothing() {
+        let mut earlier = Earlier::default();
+        let missing = Why::MissingPolicy(ArcStr::from("shop/strict"));
+        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
+        assert_eq!(refused(&mut earlier, false, missing), 0);
+        assert_eq!(refused(&mut earlier, false, Why::Denied), 1);
+    }
+
+    #[test]
+    fn what_has_ended_is_forgotten() {
+        let mut earlier = Earlier::default();
+        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
+        let none = earlier.refused_now(Vec::new(), |_| decision(true, Why::NoPolicies));
+        assert!(none.is_empty() && earlier.is_empty());
     }
 }

@@ -98,6 +98,8 @@ pub struct Config {
     pub local_node: ArcStr,
     /// `INSTANCE_IP`.
     pub local_ip: Option<IpAddr>,
+    /// `HOST_IP`: the node's address, from which kubelet may call pods.
+    pub node_ip: Option<IpAddr>,
     /// `TRUST_DOMAIN`.
     pub trust_domain: ArcStr,
     /// `NETWORK`.
@@ -208,6 +210,7 @@ impl Config {
             },
             local_node: text("NODE_NAME"),
             local_ip: env.parse("INSTANCE_IP", "an IP address")?,
+            node_ip: env.parse("HOST_IP", "an IP address")?,
             trust_domain: env.text("TRUST_DOMAIN", "cluster.local").into(),
             network: text("NETWORK"),
             cluster_id: first(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),

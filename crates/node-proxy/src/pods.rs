@@ -386,7 +386,9 @@ impl Enrolment {
         self.keeper.hold(&uid, info, &pod.netns, &sockets);
         self.workers.serve(&pod, listeners);
         if self.proxy.config.close_clear_connections {
-            ambit_rt::spawn("connections in clear", clear::close(pod.clone()));
+            ambit_rt::spawn("earlier connections", clear::close(pod.clone()));
+        } else {
+            ambit_rt::spawn("earlier connections", clear::enforce(pod.clone()));
         }
         tracing::info!(pod = %pod.name, %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();

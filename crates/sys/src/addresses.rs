@@ -9,7 +9,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-use crate::netns::Netns;
+use crate::{netlink, netns::Netns};
 
 /// A dump longer than this is not a pod's.
 const MAX_REPLIES: usize = 4096;
@@ -20,6 +20,36 @@ const MAX_REPLIES: usize = 4096;
 /// When the namespace cannot be entered or the kernel does not answer.
 pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
     netns.run(dump)?
+}
+
+/// The routers of `netns`' default routes. A pod's is, on most networks, the node: kubelet calls the pod
+/// from that address.
+///
+/// # Errors
+/// When the namespace cannot be entered or the kernel does not answer.
+pub fn gateways_of(netns: &Netns) -> io::Result<Vec<IpAddr>> {
+    const GET_ROUTE: u16 = 26;
+    const GATEWAY: u16 = 5;
+    netns.run(|| {
+        let mut found = Vec::new();
+        // struct rtmsg: any family, then the length of the destination.
+        netlink::Socket::open(None)?.dump(GET_ROUTE, &[&[0; RTMSG]], |route| {
+            let is_default = route.get(1) == Some(&0);
+            let attributes = route.get(RTMSG..).unwrap_or_default();
+            let gateway = netlink::attr(attributes, GATEWAY).and_then(ip);
+            found.extend(gateway.filter(|_| is_default));
+        })?;
+        Ok(found)
+    })?
+}
+
+const RTMSG: usize = 12;
+
+fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
+        return Some(octets.into());
+    }
+    Some(<[u8; 16]>::try_from(bytes).ok()?.into())
 }
 
 fn dump() -> io::Result<Vec<IpAddr>> {

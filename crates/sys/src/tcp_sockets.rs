@@ -1,5 +1,7 @@
 //! The TCP sockets of a network namespace, whoever owns them, as the kernel's `sock_diag` tells.
 
+mod unproxied;
+
 use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -11,6 +13,8 @@ use crate::{
     netlink::{self, Socket},
     netns::Netns,
 };
+
+pub use unproxied::{Unproxied, Way, unproxied};
 
 const BY_FAMILY: u16 = 20;
 const DESTROY: u16 = 21;
@@ -30,6 +34,8 @@ const MOST: usize = 100_000;
 pub enum State {
     /// Connections in use.
     Established,
+    /// Connections that can still carry data at least one way: also half closed ones.
+    Open,
     /// Those that take connections.
     Listening,
 }
@@ -38,6 +44,8 @@ impl State {
     fn mask(self) -> u32 {
         match self {
             Self::Established => 1 << 1,
+            // Besides: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
+            Self::Open => 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8,
             Self::Listening => 1 << 10,
         }
     }
@@ -70,6 +78,12 @@ impl TcpSocket {
             id: [0; ID],
         }
     }
+
+    /// Tells this socket from every other of the same addresses, before and after.
+    pub fn cookie(&self) -> u64 {
+        let cookie = self.id.last_chunk::<8>().copied();
+        u64::from_ne_bytes(cookie.unwrap_or_default())
+    }
 }
 
 /// The sockets of `netns` in this state.
@@ -77,32 +91,36 @@ impl TcpSocket {
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
 pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
-    netns.run(|| {
-        let mut socket = Socket::open(Some(SOCK_DIAG))?;
-        let mut found = Vec::new();
-        for family in [INET, INET6] {
-            let request = request(family, state.mask(), &[0; ID]);
-            let dumped = socket.dump(BY_FAMILY, &[&request], |payload| {
-                if found.len() < MOST {
-                    found.extend(parse(payload));
-                }
-            });
-            match dumped {
-                // A kernel without IPv6 knows no such sockets.
-                Err(error) if family == INET6 && error.kind() == io::ErrorKind::NotFound => {}
-                result => result?,
+    netns.run(|| dump(state))?
+}
+
+/// Those of the calling thread's namespace.
+fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
+    let mut socket = Socket::open(Some(SOCK_DIAG))?;
+    let mut found = Vec::new();
+    for family in [INET, INET6] {
+        let request = request(family, state.mask(), &[0; ID]);
+        let dumped = socket.dump(BY_FAMILY, &[&request], |payload| {
+            if found.len() < MOST {
+                found.extend(parse(payload));
             }
+        });
+        match dumped {
+            // A kernel without IPv6 knows no such sockets.
+            Err(error) if family == INET6 && error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
         }
-        Ok(found)
-    })?
+    }
+    Ok(found)
 }
 
 /// Breaks a connection: both ends see it reset.
 ///
 /// # Errors
-/// When it is gone already, or the kernel cannot (`CONFIG_INET_DIAG_DESTROY`).
+/// [`io::ErrorKind::NotFound`] when it is gone already, [`io::ErrorKind::Unsupported`] when the kernel
+/// cannot (`CONFIG_INET_DIAG_DESTROY`).
 pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
-    let state = State::Established.mask();
+    let state = State::Open.mask();
     let request = request(connection.family, state, &connection.id);
     netns.run(|| Socket::open(Some(SOCK_DIAG))?.request(DESTROY, 0, &[&request]))?
 }

@@ -220,9 +220,14 @@ impl Mesh {
 
     /// A connection from inside a pod.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
+        self.dial_from(Place::Pod(pod.to_owned()), address)
+    }
+
+    /// A connection from anywhere.
+    pub fn dial_from(&self, place: Place, address: SocketAddr) -> std::io::Result<Conversation> {
         let stream = self
             .client
-            .dial(Place::Pod(pod.to_owned()), address)
+            .dial(place, address)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         Ok(Conversation(stream))
@@ -271,16 +276,25 @@ impl Mesh {
 
     /// What a node's proxy says of itself.
     pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
-        let admin = SocketAddr::from(([127, 0, 0, 1], 15000));
+        let answer = self.ask_proxy(node, 15000, "/config_dump");
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    /// The metrics of a node's proxy.
+    pub fn proxy_metrics(&self, node: &str) -> String {
+        self.ask_proxy(node, 15020, "/metrics")
+    }
+
+    fn ask_proxy(&self, node: &str, port: u16, path: &str) -> String {
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
         let place = Place::Node(node.to_owned());
-        let mut stream = self.client.dial(place, admin).unwrap();
-        stream
-            .write_all(b"GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            .unwrap();
+        let mut stream = self.client.dial(place, address).unwrap();
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+        body.to_owned()
     }
 
     /// Waits until a node's proxy has heard from the control plane by what protocol a pod takes connections.

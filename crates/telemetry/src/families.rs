@@ -29,6 +29,28 @@ pub enum XdsTermination {
     Complete,
 }
 
+/// Why a pod's plaintext connection from before its capture is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum EarlierCause {
+    /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
+    Setting,
+    /// A policy began to refuse it.
+    Policy,
+}
+
+/// Whether it could be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum EarlierResult {
+    Closed,
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EarlierLabels {
+    cause: EarlierCause,
+    result: EarlierResult,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TerminationLabels {
     reason: XdsTermination,
@@ -88,6 +110,7 @@ pub struct Metrics {
     crl_rejections: Family<Reporter, Counter>,
     crl_untracked: Family<Reporter, Counter>,
     setups_refused: Family<LimitLabels, Counter>,
+    earlier_connections: Family<EarlierLabels, Counter>,
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
     xds_bytes: Family<UrlLabels, Counter>,
@@ -153,6 +176,11 @@ impl Metrics {
             "ambit_setups_refused",
             "The total number of connections to pods refused because too many were being set up",
             self.setups_refused.clone(),
+        );
+        registry.register(
+            "ambit_earlier_connections",
+            "The total number of plaintext connections from before a pod's capture that were to be closed",
+            self.earlier_connections.clone(),
         );
     }
 
@@ -270,6 +298,17 @@ impl Metrics {
         self.setups_refused
             .get_or_create(&LimitLabels { limit })
             .inc();
+    }
+
+    /// A pod's plaintext connection from before its capture was closed, or could not be.
+    pub fn earlier_connection(&self, cause: EarlierCause, closed: bool) {
+        let result = if closed {
+            EarlierResult::Closed
+        } else {
+            EarlierResult::Failed
+        };
+        let labels = EarlierLabels { cause, result };
+        self.earlier_connections.get_or_create(&labels).inc();
     }
 
     /// An xDS stream ended.

@@ -11,6 +11,6 @@ mod labels;
 mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};
-pub use families::{ArcString, DnsLabels, Metrics, SocketGuard, XdsTermination};
+pub use families::{ArcString, DnsLabels, EarlierCause, Metrics, SocketGuard, XdsTermination};
 pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

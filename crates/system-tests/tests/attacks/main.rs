@@ -8,5 +8,6 @@
     reason = "tests"
 )]
 
+mod earlier;
 mod objects;
 mod passing_by;

@@ -1,0 +1,170 @@
+//! Connections of a pod's application that no socket of the proxy stands opposite to: those that were
+//! open before the pod was captured, and go on in plaintext.
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use ambit_netplan::{ports, probes};
+
+use super::{State, TcpSocket, dump};
+use crate::netns::Netns;
+
+/// Which way a connection was opened, seen from the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By somebody else, to the pod.
+    Inbound,
+    /// By the pod's application.
+    Outbound,
+}
+
+/// A connection that the proxy does not carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unproxied {
+    /// The application's end.
+    pub socket: TcpSocket,
+    /// Which way it was opened.
+    pub way: Way,
+}
+
+/// The connections in `state` that the proxy, whose sockets have `mark`, does not carry. What stays
+/// within the pod, and kubelet's probes, do not count.
+///
+/// # Errors
+/// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
+pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unproxied>> {
+    netns.run(|| {
+        let first = without_proxy(dump(state)?, mark);
+        if first.is_empty() {
+            return Ok(Vec::new());
+        }
+        // A list is not made in one moment: of a connection that the proxy was just taking, one end may
+        // be missing in it. It is not missing twice.
+        let certain: HashSet<u64> = first.iter().map(TcpSocket::cookie).collect();
+        let second = without_proxy(dump(state)?, mark);
+        let listening = dump(State::Listening)?;
+        let ephemeral = ephemeral_ports();
+        Ok(second
+            .into_iter()
+            .filter(|socket| certain.contains(&socket.cookie()))
+            .map(|socket| Unproxied {
+                way: way(&socket, &listening, ephemeral),
+                socket,
+            })
+            .collect())
+    })?
+}
+
+/// Of all connections of a pod, those of its application that no socket of the proxy, told by its
+/// mark, stands opposite to.
+fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
+    let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
+    // From the application: accepted by the proxy. To it: connected by the proxy.
+    let from: HashSet<SocketAddr> = proxy
+        .iter()
+        .filter(|socket| [ports::OUTBOUND, ports::DNS].contains(&socket.local.port()))
+        .map(|socket| socket.remote)
+        .collect();
+    let to: HashSet<_> = proxy.iter().map(|s| (s.remote, s.local)).collect();
+    let probe = |ip: IpAddr| ip == probes::V4 || ip == probes::V6;
+    app.into_iter()
+        .filter(|socket| {
+            let TcpSocket { local, remote, .. } = socket;
+            local.ip() != remote.ip()
+                && !local.ip().is_loopback()
+                && !probe(remote.ip())
+                && !from.contains(local)
+                && !to.contains(&(*local, *remote))
+        })
+        .collect()
+}
+
+/// Applications connect from ports of the ephemeral range, unless somebody listens on it. A server may
+/// have closed its listener and go on serving what it has.
+fn way(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Way {
+    let port = socket.local.port();
+    let is_listening = listening.iter().any(|listener| {
+        let ip = listener.local.ip();
+        listener.local.port() == port && (ip.is_unspecified() || ip == socket.local.ip())
+    });
+    if is_listening || port < ephemeral.0 || port > ephemeral.1 {
+        Way::Inbound
+    } else {
+        Way::Outbound
+    }
+}
+
+/// The kernel shows a thread the settings of its own namespace.
+fn ephemeral_ports() -> (u16, u16) {
+    const USUAL: (u16, u16) = (32768, 60999);
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let range = text.ok().and_then(|text| {
+        let mut ends = text.split_ascii_whitespace().map(str::parse);
+        Some((ends.next()?.ok()?, ends.next()?.ok()?))
+    });
+    range.unwrap_or(USUAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MARK: u32 = 0x539;
+
+    fn socket(local: &str, remote: &str, mark: u32) -> TcpSocket {
+        TcpSocket::new(local.parse().unwrap(), remote.parse().unwrap(), mark)
+    }
+
+    #[test]
+    fn what_the_proxy_carries_is_not_in_plaintext() {
+        let plaintext = [
+            socket("10.0.0.1:5000", "10.0.0.9:80", 0),
+            socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
+        ];
+        let carried = [
+            // From the application, and what the proxy accepted; its tunnel.
+            socket("10.0.0.1:5001", "10.0.0.9:80", 0),
+            socket("127.0.0.1:15001", "10.0.0.1:5001", MARK),
+            socket("10.0.0.1:6000", "10.0.0.9:15008", MARK),
+            // A question for a name.
+            socket("10.0.0.1:5004", "10.0.0.10:53", 0),
+            socket("127.0.0.1:15053", "10.0.0.1:5004", MARK),
+            // To the application, with the client's address.
+            socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
+            socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
+            socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
+        ];
+        let nobodys = [
+            socket("127.0.0.1:5002", "127.0.0.1:9000", 0),
+            socket("10.0.0.1:5003", "10.0.0.1:9000", 0),
+            socket("10.0.0.1:9000", "10.0.0.1:5003", 0),
+            socket("10.0.0.1:8080", "169.254.7.127:4000", 0),
+        ];
+        let all = plaintext.iter().chain(&carried).chain(&nobodys).cloned();
+        assert_eq!(without_proxy(all.collect(), MARK), plaintext);
+    }
+
+    #[test]
+    fn a_connection_is_outbound_from_an_ephemeral_port_that_nobody_listens_on() {
+        let range = (32768, 60999);
+        let listening = [
+            socket("0.0.0.0:40000", "0.0.0.0:0", 0),
+            socket("[::]:40001", "[::]:0", 0),
+            socket("127.0.0.1:40002", "0.0.0.0:0", 0),
+        ];
+        let of = |local: &str| way(&socket(local, "10.0.0.9:7", 0), &listening, range);
+        for (local, expected) in [
+            ("10.0.0.1:8080", Way::Inbound),
+            ("10.0.0.1:40000", Way::Inbound),
+            ("10.0.0.1:40001", Way::Inbound),
+            ("10.0.0.1:40002", Way::Outbound),
+            ("[fd00::1]:40003", Way::Outbound),
+            ("10.0.0.1:61000", Way::Inbound),
+        ] {
+            assert_eq!(of(local), expected, "{local}");
+        }
+    }
+}

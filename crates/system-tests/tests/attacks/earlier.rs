@@ -1,0 +1,108 @@
+//! A plaintext connection to a captured pod outlives the begin of STRICT only if it is kubelet's or stays
+//! within the pod. It may have been opened while that was still allowed, before the pod's capture.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use ambit_system_tests::{Conversation, LogSource, Mesh, PAIR, Place, until};
+
+const STRICT: &str = "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+";
+
+/// A running server outside the mesh, and an address of it.
+fn server_outside() -> (Mesh, SocketAddr) {
+    let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
+    let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    (mesh, server)
+}
+
+fn from_node(mesh: &Mesh, server: SocketAddr) -> Conversation {
+    mesh.dial_from(Place::Node("node-2".into()), server)
+        .unwrap()
+}
+
+/// The policies of the server, as its node's proxy knows them.
+fn is_strict(mesh: &Mesh) -> bool {
+    let dump = mesh.proxy_dump("node-2");
+    let workloads = dump["workloads"].as_array().cloned().unwrap_or_default();
+    let mut server = workloads
+        .iter()
+        .filter(|workload| workload["name"] == "server" && workload["namespace"] == "shop");
+    server.any(|workload| workload.to_string().contains("strict"))
+        && dump["policies"].to_string().contains("strict")
+}
+
+fn proxy_log(mesh: &Mesh) -> String {
+    let log = LogSource::Daemon {
+        name: "proxy".into(),
+        node: Some("node-2".into()),
+    };
+    mesh.client().log_text(log).unwrap()
+}
+
+#[test]
+fn when_strict_begins_plaintext_from_before_the_capture_ends() {
+    let (mesh, server) = server_outside();
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
+    let mut plaintext = mesh.dial("legacy/client", server).unwrap();
+    let mut kept = [
+        from_node(&mesh, server),
+        mesh.dial("shop/server", loopback).unwrap(),
+        mesh.dial("shop/server", server).unwrap(),
+    ];
+    mesh.label("shop", "ambient");
+    mesh.until_captured("shop/server", true);
+    // Kubelet's, by the exemption of probes.
+    let mut probe = from_node(&mesh, server);
+    plaintext.say("open before the capture").unwrap();
+
+    mesh.apply("strict", STRICT);
+    plaintext.until_closed();
+    for conversation in kept.iter_mut().chain([&mut probe]) {
+        conversation.say("goes on").unwrap();
+    }
+    until("the log names the policy", || {
+        let log = proxy_log(&mesh);
+        let mut lines = log.lines();
+        lines.any(|line| {
+            line.contains("closed a plaintext connection")
+                && line.contains("istio_converted_static_strict")
+        })
+    });
+    let metrics = mesh.proxy_metrics("node-2");
+    let counted = "ambit_earlier_connections_total{cause=\"Policy\",result=\"Closed\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn what_was_plaintext_when_capture_began_under_strict_is_the_settings_affair() {
+    let (mesh, server) = server_outside();
+    mesh.apply("strict", STRICT);
+    until("the server's proxy knows", || is_strict(&mesh));
+    let mut plaintext = mesh.dial("legacy/client", server).unwrap();
+    plaintext.say("open before the capture").unwrap();
+    mesh.label("shop", "ambient");
+    mesh.until_captured("shop/server", true);
+    plaintext.say("kept, as it is by default").unwrap();
+    // Another policy of the pod changes nothing about that.
+    mesh.apply(
+        "deny",
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: others, namespace: shop}
+spec:
+  action: DENY
+  rules: [{to: [{operation: {ports: ['1']}}]}]
+",
+    );
+    until("the server's proxy knows", || {
+        mesh.proxy_dump("node-2")["policies"]
+            .to_string()
+            .contains("others")
+    });
+    plaintext.say("still kept").unwrap();
+    let mut new = mesh.dial("legacy/client", server).unwrap();
+    assert!(new.say("refused").is_err());
+}

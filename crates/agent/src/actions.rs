@@ -9,12 +9,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ambit_netplan::{HostMember, HostSpec, RedirectionSpec};
+use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, marks};
 use ambit_sys::{
+    addresses::addresses_in,
     loopback,
     netns::Netns,
     procfs::{self, Attribution, WantedPod},
     redirection::{self, Applied, RedirectionError},
+    tcp_sockets::{self, State, Unproxied, Way},
 };
 use ambit_zds::PodUid;
 
@@ -32,15 +34,17 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When there is none, or it is the node's own, or its loopback stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand. Returns what of it did not stand before, if anything.
+    /// Makes redirection stand. Returns what of it stood before.
     ///
     /// # Errors
     /// When it does not.
-    fn apply_rules(
-        &self,
-        netns: &Netns,
-        spec: &RedirectionSpec,
-    ) -> Result<Option<String>, ActionError>;
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<Stood, ActionError>;
+    /// Closes the connections of a captured pod that its proxy does not carry: those from before its
+    /// capture. Kubelet's probes, and what stays within the pod, go on.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    fn close_unproxied(&self, netns: &Netns) -> Result<Closed, ActionError>;
     /// Takes redirection away, if there is any.
     ///
     /// # Errors
@@ -71,6 +75,26 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When it is left.
     fn remove_host(&self) -> Result<(), ActionError>;
+}
+
+/// What of a pod's redirection was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stood {
+    /// All of it.
+    All,
+    /// Nothing, neither ours nor another agent's.
+    Nothing,
+    /// Not all; what was missing or wrong.
+    InPart(String),
+}
+
+/// Connections that were to be closed, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// Both ends see them reset.
+    pub closed: Vec<String>,
+    /// With the reason that they could not be.
+    pub failed: Vec<(String, String)>,
 }
 
 /// Why something was not done.
@@ -118,6 +142,9 @@ pub enum ActionError {
         #[source]
         source: RedirectionError,
     },
+    /// A pod's connections.
+    #[error("cannot list the pod's connections")]
+    Connections(#[source] io::Error),
     /// The node's probe rule.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
@@ -215,21 +242,44 @@ impl Actions for KernelActions {
         Ok(netns)
     }
 
-    fn apply_rules(
-        &self,
-        netns: &Netns,
-        spec: &RedirectionSpec,
-    ) -> Result<Option<String>, ActionError> {
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<Stood, ActionError> {
         let applied =
             redirection::apply(netns, spec).map_err(|source| ActionError::Redirection {
                 what: "put in place",
                 source,
             })?;
         Ok(match applied {
-            Applied::Unchanged => None,
-            Applied::Installed => Some("all of it was missing".to_owned()),
-            Applied::Repaired { what } => Some(what.to_string()),
+            Applied::Unchanged => Stood::All,
+            Applied::Installed => Stood::Nothing,
+            Applied::Repaired { what } => Stood::InPart(what.to_string()),
         })
+    }
+
+    fn close_unproxied(&self, netns: &Netns) -> Result<Closed, ActionError> {
+        let open = tcp_sockets::unproxied(netns, marks::PROXY, State::Open)
+            .map_err(ActionError::Connections)?;
+        if open.is_empty() {
+            return Ok(Closed::default());
+        }
+        // Probes that began before the capture still come from the node's own addresses.
+        let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
+        let mut outcome = Closed::default();
+        for Unproxied { socket, way } in open {
+            if way == Way::Inbound && of_node.contains(&socket.remote.ip()) {
+                continue;
+            }
+            let text = match way {
+                Way::Inbound => format!("{} -> {}", socket.remote, socket.local),
+                Way::Outbound => format!("{} -> {}", socket.local, socket.remote),
+            };
+            match tcp_sockets::destroy(netns, &socket) {
+                Ok(()) => outcome.closed.push(text),
+                // It has ended by itself.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => outcome.failed.push((text, error.to_string())),
+            }
+        }
+        Ok(outcome)
     }
 
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {

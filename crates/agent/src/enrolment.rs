@@ -18,10 +18,11 @@ use ambit_zds::{PodUid, WorkloadInfo};
 
 use crate::{
     predicate::Enablement,
-    source::{Labels, PodView, SourceEvent, Status},
+    source::{Labels, PodView, Record, SourceEvent, Status},
 };
 
 mod annotations;
+mod owed;
 mod pod;
 mod report;
 mod requests;
@@ -131,6 +132,9 @@ pub enum Step<N> {
         netns: N,
         /// What.
         spec: RedirectionSpec,
+        /// The mesh owed the pod a wait (see `enrolment/owed.rs`): if nothing stands yet, connections
+        /// from before are closed.
+        close_earlier: bool,
     },
     /// Exempt kubelet's probes of these addresses.
     UpsertProbes {
@@ -197,6 +201,8 @@ pub struct Enrolment<N> {
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
+    /// What the agent before us has left, until the pods of the start are known.
+    record: Option<Record>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
@@ -211,6 +217,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             synced: false,
             next_step: 0,
             membership: None,
+            record: None,
         }
     }
 
@@ -313,8 +320,10 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 self.namespaces.remove(&name);
                 self.advance_namespace(&name, now, effects);
             }
+            SourceEvent::Recorded(record) => self.record = Some(record),
             SourceEvent::Synced => {
                 self.synced = true;
+                self.judge_initial_pods();
                 self.scanning.want(now);
             }
         }
@@ -327,8 +336,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
 
     fn update_pod(&mut self, view: PodView, now: Instant) {
         let Some(pod) = self.pods.get_mut(&view.uid) else {
-            self.pods
-                .insert(view.uid.clone(), Pod::new(view, !self.synced));
+            let mut pod = Pod::new(view, !self.synced);
+            pod.owed_wait = self.synced && self.is_owed_at_first_sight(&pod.view);
+            self.pods.insert(pod.view.uid.clone(), pod);
             return;
         };
         pod.gone = false;
@@ -383,6 +393,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if !self.scanning.initial_done() {
             return;
         }
+        self.forget_debt_outside(uid);
         let Some(pod) = self.pods.get(uid) else {
             return;
         };

@@ -32,6 +32,13 @@ pub struct StepOutcome {
     pub result: &'static str,
 }
 
+/// Labels of `ambit_agent_earlier_connections_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct EarlierOutcome {
+    /// `closed` or `failed`.
+    pub result: &'static str,
+}
+
 /// Every metric of the agent.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -45,6 +52,8 @@ pub struct Metrics {
     pub steps: Family<StepOutcome, Counter>,
     /// How long calls of the plugin took that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
+    /// Connections from before the capture of pods that should have waited for it.
+    pub earlier_connections: Family<EarlierOutcome, Counter>,
     wanted: Gauge,
     captured: Gauge,
     failing: Gauge,
@@ -61,6 +70,7 @@ impl Metrics {
             enrolment_seconds: Histogram::new([
                 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
             ]),
+            earlier_connections: Family::default(),
             wanted: Gauge::default(),
             captured: Gauge::default(),
             failing: Gauge::default(),
@@ -82,6 +92,11 @@ impl Metrics {
             "ambit_agent_enrolment_seconds",
             "Duration of plugin calls that ended with the pod captured",
             m.enrolment_seconds,
+        );
+        registry.register(
+            "ambit_agent_earlier_connections",
+            "Plaintext connections that pods had which should have started captured and did not, by whether they could be closed",
+            m.earlier_connections,
         );
         registry.register(
             "ambit_agent_pods_wanted",
@@ -110,7 +125,7 @@ impl Metrics {
         let r#type = match event {
             SourceEvent::Pod(_) | SourceEvent::Namespace(..) => "update",
             SourceEvent::PodGone(_) | SourceEvent::NamespaceGone(_) => "delete",
-            SourceEvent::Synced => return,
+            SourceEvent::Recorded(_) | SourceEvent::Synced => return,
         };
         self.reconcile_events
             .get_or_create(&EventType { r#type })

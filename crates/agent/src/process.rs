@@ -27,7 +27,11 @@ use crate::{
     metrics::Metrics,
     plugin::{self, Answer, Call},
     report::AgentReport,
-    source::{PodSource, SourceEvent, kubernetes::KubernetesSource, manifests::ManifestSource},
+    source::{
+        PodSource, SourceEvent,
+        kubernetes::{self, KubernetesSource},
+        manifests::ManifestSource,
+    },
     status::{
         StatusSink,
         api::ApiStatus,
@@ -37,6 +41,7 @@ use crate::{
 };
 
 mod admin;
+mod earlier;
 mod hands;
 
 use hands::Hands;
@@ -220,6 +225,10 @@ pub async fn run_with<S: PodSource, A: Actions>(
     // The plugin's socket goes first: what comes now waits for the agent after us.
     plugin.await.ok();
     drop(server);
+    if removed.load(Ordering::Relaxed) {
+        // Pods that start from now on are owed nothing, also if there is a mesh again some day.
+        kubernetes::forget(&args.run_dir);
+    }
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         // After all that was ordered, some of which would make the rule anew.
         let (done, removed) = oneshot::channel();

@@ -1,6 +1,10 @@
 //! Where the agent learns of pods and namespaces. What it needs of them, as values.
 
-use std::{collections::BTreeMap, future::Future, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    net::IpAddr,
+};
 
 use ambit_k8s_api::labels;
 use ambit_model::{ArcStr, PodName};
@@ -33,8 +37,22 @@ pub struct PodView {
     pub addresses: Vec<IpAddr>,
     /// What its cgroup is called if not by its uid (static pods).
     pub cgroup_alias: Option<String>,
-    /// What its annotation says of its capture. Never believed: it is there to be corrected.
+    /// What its annotation says of its capture. Nothing of what stands is read from it, only that the pod
+    /// was captured once; it is there to be corrected.
     pub reported: Status,
+    /// Whether its labels and annotations are those that it was created with, as far as the source can
+    /// tell: `false` is also "not known".
+    #[serde(default)]
+    pub unchanged: bool,
+}
+
+/// What the agent before us has left of what it knew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Namespaces and their labels.
+    pub namespaces: BTreeMap<ArcStr, Labels>,
+    /// The pods of this node.
+    pub pods: BTreeSet<PodUid>,
 }
 
 /// What a pod's annotation says of its capture.
@@ -81,6 +99,8 @@ pub enum SourceEvent {
     Namespace(ArcStr, Labels),
     /// A namespace is gone.
     NamespaceGone(ArcStr),
+    /// Told first, if there is one.
+    Recorded(Record),
     /// Everything that existed at the start has been told.
     Synced,
 }

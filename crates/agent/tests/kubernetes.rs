@@ -15,6 +15,10 @@ mod system {
     pub mod proxy;
 }
 
+mod kubernetes {
+    mod earlier;
+}
+
 use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 use system::{

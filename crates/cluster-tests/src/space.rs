@@ -157,6 +157,11 @@ impl<'a> Space<'a> {
         );
     }
 
+    /// A pod by itself that runs `ambit lab-tool` with these arguments. Does not wait.
+    pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
+        self.pod(name, labels, json!({}), pod_spec("default", node, args));
+    }
+
     fn pod(&self, name: &str, mut labels: Value, annotations: Value, spec: Value) {
         labels["app"] = name.into();
         let pod = json!({

@@ -45,7 +45,7 @@ pub(crate) fn write(
         fs::create_dir_all(&plugins)?;
         fs::copy(bin.join("flannel"), plugins.join("flannel"))?;
     }
-    reset_cni(directory, network, plugin, number)
+    reset_cni(directory, network, plugin, number, false)
 }
 
 /// The primary CNI writes its configuration anew, as some do at each boot of their node.
@@ -54,10 +54,16 @@ pub(crate) fn reset_cni(
     network: Network,
     plugin: PrimaryCni,
     number: u8,
+    alone: bool,
 ) -> Result<()> {
-    let file = directory.join("own/etc/cni/net.d").join(CNI_FILE);
+    let configurations = directory.join("own/etc/cni/net.d");
+    if alone {
+        for entry in configurations.read_dir()? {
+            fs::remove_file(entry?.path())?;
+        }
+    }
     let text = format!("{:#}\n", cni(network, plugin, number));
-    Ok(fs::write(file, text)?)
+    Ok(fs::write(configurations.join(CNI_FILE), text)?)
 }
 
 fn cni(network: Network, plugin: PrimaryCni, number: u8) -> Value {

@@ -22,6 +22,8 @@ pub enum Boot {
     Plain,
     /// The primary CNI writes its configuration anew, without whatever others put into it.
     CniRewritten,
+    /// As [`Self::CniRewritten`], and whatever else was in the directory of configurations is gone.
+    CniAlone,
 }
 
 /// One node.
@@ -136,9 +138,10 @@ impl Node<'_> {
     pub fn start(&self, boot: Boot) -> Result<()> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
         let (network, places) = (self.cluster.network(), self.cluster.places());
-        if boot == Boot::CniRewritten {
+        if boot != Boot::Plain {
             let plugin = self.cluster.options().primary_cni;
-            node_config::reset_cni(&self.directory(), network, plugin, self.number)?;
+            let alone = boot == Boot::CniAlone;
+            node_config::reset_cni(&self.directory(), network, plugin, self.number, alone)?;
         }
         cgroups::make(&node_config::cgroup(network, self.number))?;
         let init = Tool::new("nsenter")

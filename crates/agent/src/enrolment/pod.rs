@@ -94,6 +94,8 @@ pub(super) struct Pod<N> {
     pub(super) waiters: Vec<RequestId>,
     /// Its redirection has been put in place, by us or an agent before us, and not taken away.
     pub(super) should_stand: bool,
+    /// Its sandbox was made while it belonged to the mesh, and not captured before it started.
+    pub(super) owed_wait: bool,
     /// How often its redirection had to be repaired.
     pub(super) drifts: u32,
     /// The last failure told to its owner, until the pod is captured.
@@ -124,6 +126,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             failure: None,
             linger_until: None,
             waiters: Vec::new(),
+            owed_wait: false,
             drifts: 0,
             complaint: None,
         }
@@ -211,6 +214,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             return Next::Step(Step::ApplyRules {
                 netns,
                 spec: spec.clone(),
+                close_earlier: self.owed_wait,
             });
         }
         if !self.is_captured(goal) {
@@ -315,10 +319,11 @@ impl<N: Clone + PartialEq> Pod<N> {
                     self.linger_until = None;
                 }
             }
-            Step::ApplyRules { netns, spec } => {
+            Step::ApplyRules { netns, spec, .. } => {
                 if self.netns.as_ref() == Some(&netns) {
                     self.rules = Rules::Applied(spec);
                     self.should_stand = true;
+                    self.owed_wait = false;
                 }
             }
             Step::ReleaseRules { netns } => {

@@ -201,6 +201,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             (Parked::CniAdd(add), Ok(Goal::In(_))) => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.set_netns(add.netns, now);
+                    // It waits now.
+                    pod.owed_wait = false;
                     if !add.addresses.is_empty() {
                         pod.addresses = add.addresses;
                     }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::predicate::EnablementSelector;
 
+mod owed;
 mod told;
 
 /// The machine, a kernel made of records, and a clock.
@@ -32,6 +33,8 @@ struct World {
     zds_open: bool,
     /// What owners of pods were told.
     complaints: Vec<(PodUid, Option<String>)>,
+    /// Namespaces whose connections from before the capture were closed.
+    closed: Vec<u32>,
 }
 
 const AMBIENT: &[(&str, &str)] = &[("istio.io/dataplane-mode", "ambient")];
@@ -89,6 +92,7 @@ impl World {
             held: Vec::new(),
             zds_open: false,
             complaints: Vec::new(),
+            closed: Vec::new(),
         }
     }
 
@@ -204,9 +208,15 @@ impl World {
             Step::Announce { netns, .. } => {
                 self.served.insert(uid.clone(), *netns);
             }
-            Step::ApplyRules { netns, .. } => {
+            Step::ApplyRules {
+                netns,
+                close_earlier,
+                ..
+            } => {
                 assert_eq!(self.served.get(uid), Some(netns), "rules before listeners");
-                self.rules.insert(*netns);
+                if self.rules.insert(*netns) && *close_earlier {
+                    self.closed.push(*netns);
+                }
             }
             Step::UpsertProbes { addresses } => {
                 self.probes.insert(uid.clone(), addresses.clone());

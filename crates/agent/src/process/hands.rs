@@ -14,8 +14,9 @@ use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::earlier;
 use crate::{
-    actions::{Actions, with_causes},
+    actions::{Actions, Stood, with_causes},
     enrolment::{Event, Step, StepId, Wanted},
     membership,
     metrics::Metrics,
@@ -98,9 +99,10 @@ impl<A: Actions> Hands<A> {
                 });
             }
             step @ (Step::UpsertProbes { .. } | Step::RemoveProbes) => {
-                let actions = Arc::clone(&self.actions);
+                let (actions, metrics) = (Arc::clone(&self.actions), self.metrics.clone());
                 let job = move || {
-                    let result = carry_out(&*actions, &StatusSink::Nowhere, &uid, &step);
+                    let nowhere = StatusSink::Nowhere;
+                    let result = carry_out(&*actions, &nowhere, &metrics, &uid, &step);
                     report(uid, result.map(drop));
                 };
                 self.host_jobs.send(Box::new(job)).ok();
@@ -109,18 +111,26 @@ impl<A: Actions> Hands<A> {
                 let (actions, status) = (Arc::clone(&self.actions), self.status.clone());
                 let slots = Arc::clone(&self.slots);
                 let drifts = self.events.clone();
+                let earlier_metrics = self.metrics.clone();
                 spawn(name, async move {
                     // Closed never.
                     let _slot = slots.acquire_owned().await;
-                    let of = uid.clone();
-                    let work = move || carry_out(&*actions, &status, &of, &step);
+                    let (of, of_earlier) = (uid.clone(), earlier_metrics.clone());
+                    let by = Arc::clone(&actions);
+                    let work = move || carry_out(&*by, &status, &of_earlier, &of, &step);
                     let result = match spawn_blocking(name, work).await {
                         Ok(result) => result,
                         Err(error) => Err(error.to_string()),
                     };
-                    if let Ok(Done::Repaired(what)) = &result {
-                        let (uid, what) = (uid.clone(), what.clone());
-                        drifts.send(Event::Repaired { uid, what }).ok();
+                    match &result {
+                        Ok(Done::Repaired(what)) => {
+                            let (uid, what) = (uid.clone(), what.clone());
+                            drifts.send(Event::Repaired { uid, what }).ok();
+                        }
+                        Ok(Done::ClosedEarlier(netns)) => {
+                            earlier::go_on(actions, earlier_metrics, uid.clone(), netns.clone());
+                        }
+                        Ok(Done::Simply) | Err(_) => {}
                     }
                     report(uid, result.map(drop));
                 });
@@ -177,19 +187,34 @@ enum Done {
     Simply,
     /// This did not stand before.
     Repaired(String),
+    /// Nothing stood, and the pod should have waited: connections from before are being closed.
+    ClosedEarlier(Netns),
 }
 
 fn carry_out<A: Actions>(
     actions: &A,
     status: &StatusSink,
+    metrics: &Metrics,
     uid: &PodUid,
     step: &Step<Netns>,
 ) -> Result<Done, String> {
     let done = match step {
-        Step::ApplyRules { netns, spec } => {
+        Step::ApplyRules {
+            netns,
+            spec,
+            close_earlier,
+        } => {
             return match actions.apply_rules(netns, spec) {
-                Ok(Some(what)) => Ok(Done::Repaired(what)),
-                Ok(None) => Ok(Done::Simply),
+                Ok(Stood::All) => Ok(Done::Simply),
+                Ok(Stood::Nothing) if *close_earlier => {
+                    Ok(if earlier::close(actions, metrics, uid, netns) {
+                        Done::ClosedEarlier(netns.clone())
+                    } else {
+                        Done::Simply
+                    })
+                }
+                Ok(Stood::Nothing) => Ok(Done::Repaired("all of it was missing".to_owned())),
+                Ok(Stood::InPart(what)) => Ok(Done::Repaired(what)),
                 Err(error) => Err(with_causes(&error)),
             };
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ambit_k8s_api::{Pod, labels::REDIRECTION};
 use ambit_model::PodName;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ObjectMeta};
 use serde::Deserialize;
 
 use super::{Labels, PodView, Status};
@@ -87,6 +87,7 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
         labels: metadata.labels.clone().unwrap_or_default(),
         cgroup_alias: annotation(CONFIG_HASH).cloned(),
         reported: Status::of(annotation(REDIRECTION).map(String::as_str)),
+        unchanged: is_unchanged(metadata),
         annotations: annotations
             .filter(|(key, _)| DOMAINS.iter().any(|domain| key.contains(domain)))
             .filter(|(key, _)| *key != REDIRECTION)
@@ -94,6 +95,22 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
             .collect::<Labels>(),
         addresses,
     })
+}
+
+/// Whether nobody has changed labels or annotations since the object was made, by the API server's own
+/// record of changes. What is changed through subresources (status) counts where it is a label.
+fn is_unchanged(metadata: &ObjectMeta) -> bool {
+    let Some(created) = &metadata.creation_timestamp else {
+        return false;
+    };
+    let changes = metadata.managed_fields.as_deref().unwrap_or_default();
+    let mut of_metadata = changes.iter().filter(|change| {
+        let labels = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:labels").is_some();
+        change.subresource.as_deref().is_none_or(str::is_empty)
+            || change.fields_v1.as_ref().is_some_and(labels)
+    });
+    let known = of_metadata.clone().next().is_some();
+    known && of_metadata.all(|change| change.time.as_ref().is_some_and(|time| time <= created))
 }
 
 fn address(text: &str) -> Option<IpAddr> {
@@ -132,5 +149,30 @@ mod tests {
         assert_eq!(view.reported, Status::Enabled);
         assert_eq!(view.cgroup_alias.as_deref(), Some("h"));
         assert_eq!(view.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn a_change_of_labels_after_the_creation_is_seen_and_one_of_the_status_is_none() {
+        let unchanged = |changes: serde_json::Value| {
+            let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
+                "creationTimestamp": "2026-01-01T10:00:00Z", "managedFields": changes,
+            }))
+            .unwrap();
+            is_unchanged(&metadata)
+        };
+        let change = |time: &str, subresource: &str, fields: serde_json::Value| {
+            serde_json::json!({"manager": "m", "operation": "Update", "time": time,
+                "subresource": subresource, "fieldsType": "FieldsV1", "fieldsV1": fields})
+        };
+        let labels = serde_json::json!({"f:metadata": {"f:labels": {"f:a": {}}}});
+        let status = serde_json::json!({"f:status": {}});
+        let made = change("2026-01-01T10:00:00Z", "", labels.clone());
+        let started = change("2026-01-01T10:00:09Z", "status", status);
+        assert!(unchanged(serde_json::json!([made, started])));
+        let later = change("2026-01-01T10:00:05Z", "", serde_json::json!({}));
+        assert!(!unchanged(serde_json::json!([made, later])));
+        let relabelled = change("2026-01-01T10:00:05Z", "status", labels);
+        assert!(!unchanged(serde_json::json!([made, relabelled])));
+        assert!(!unchanged(serde_json::json!([started])), "not known");
     }
 }

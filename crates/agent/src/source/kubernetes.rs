@@ -20,7 +20,7 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
-    Labels, PodSource, PodView, SourceEvent,
+    Labels, PodSource, PodView, Record, SourceEvent,
     facts::{self, PodStatus, Spec},
 };
 
@@ -33,6 +33,11 @@ use last_known::LastKnown;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Shortest time between two writings of what is known.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Takes away what is kept for the agent after us: there will be none.
+pub fn forget(run_dir: &Path) {
+    last_known::remove(run_dir);
+}
 
 /// A pod reduced to what matters, so that listing many costs little.
 type SlimPod = Object<Spec, PodStatus>;
@@ -92,6 +97,9 @@ impl KubernetesSource {
 
 impl PodSource for KubernetesSource {
     async fn next(&mut self) -> Option<Vec<SourceEvent>> {
+        if let Some(record) = self.progress.record() {
+            return Some(vec![record]);
+        }
         loop {
             let patience_ends = self.patience_ends;
             let waiting = self.progress.may_recall();
@@ -140,12 +148,15 @@ struct Progress {
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
+    /// Whether [`SourceEvent::Recorded`] has been told, or there is none.
+    recorded: bool,
 }
 
 impl Progress {
     fn new(before: Option<LastKnown>) -> Self {
         Self {
             known: LastKnown::default(),
+            recorded: before.is_none(),
             before,
             unconfirmed_pods: BTreeSet::new(),
             unconfirmed_namespaces: BTreeSet::new(),
@@ -154,6 +165,18 @@ impl Progress {
             synced: false,
             trouble: None,
         }
+    }
+
+    /// What the agent before us knew, the first time.
+    fn record(&mut self) -> Option<SourceEvent> {
+        if std::mem::replace(&mut self.recorded, true) {
+            return None;
+        }
+        let before = self.before.as_ref()?;
+        Some(SourceEvent::Recorded(Record {
+            namespaces: before.namespaces.clone(),
+            pods: before.pods.keys().cloned().collect(),
+        }))
     }
 
     fn is_synced(&self) -> bool {

@@ -7,3 +7,5 @@
     clippy::panic,
     reason = "tests"
 )]
+
+mod earlier;

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::{Labels, PodView};
 
+/// Its name in the run directory.
+const FILE: &str = "last-known.json";
 /// Of another form: not read.
 const VERSION: u32 = 1;
 
@@ -32,6 +34,17 @@ struct Content<K> {
     known: K,
 }
 
+/// Removes it.
+pub(super) fn remove(run_dir: &Path) {
+    let path = run_dir.join(FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "what the agent last knew is left");
+        }
+        _ => {}
+    }
+}
+
 /// Where it is kept.
 #[derive(Debug)]
 pub(super) struct File {
@@ -42,7 +55,7 @@ pub(super) struct File {
 impl File {
     pub(super) fn in_dir(run_dir: &Path, node: &str) -> Self {
         Self {
-            path: run_dir.join("last-known.json"),
+            path: run_dir.join(FILE),
             node: node.into(),
         }
     }
@@ -108,7 +121,10 @@ mod tests {
         file.write(&known);
         assert_eq!(file.read(), Some(known));
         assert_eq!(File::in_dir(dir.path(), "n2").read(), None);
-        fs::write(dir.path().join("last-known.json"), "{").unwrap();
+        remove(dir.path());
+        assert_eq!(file.read(), None);
+        remove(dir.path());
+        fs::write(dir.path().join(FILE), "{").unwrap();
         assert_eq!(file.read(), None);
     }
 }

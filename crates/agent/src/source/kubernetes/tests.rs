@@ -47,6 +47,7 @@ async fn until(source: &mut KubernetesSource, last: impl Fn(&SourceEvent) -> boo
                 SourceEvent::PodGone(uid) => format!("gone {uid}"),
                 SourceEvent::Namespace(name, labels) => format!("namespace {name} {labels:?}"),
                 SourceEvent::NamespaceGone(name) => format!("namespace gone {name}"),
+                SourceEvent::Recorded(_) => continue,
                 SourceEvent::Synced => "synced".to_owned(),
             });
             if last(&event) {

@@ -1,0 +1,196 @@
+//! Whose connections from before the capture are closed, and whose go on.
+
+use super::*;
+
+const NOBODY: [u32; 0] = [];
+
+fn labelled(uid: &str, ip: &str, with: &[(&str, &str)]) -> PodView {
+    PodView {
+        labels: labels(with),
+        ..pod(uid, ip)
+    }
+}
+
+fn as_created(view: PodView) -> PodView {
+    PodView {
+        unchanged: true,
+        ..view
+    }
+}
+
+fn record(namespace: &[(&str, &str)], pods: &[&str]) -> SourceEvent {
+    SourceEvent::Recorded(Record {
+        namespaces: BTreeMap::from([("shop".into(), labels(namespace))]),
+        pods: pods.iter().map(|uid| PodUid::from(*uid)).collect(),
+    })
+}
+
+/// An agent starts and finds `web` running, uncaptured, in namespace 7.
+fn found_at_start(left: Option<SourceEvent>, namespace: &[(&str, &str)], view: PodView) -> World {
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    if let Some(record) = left {
+        world.source(record);
+    }
+    // The lists of pods and of namespaces come in no order.
+    world.source(SourceEvent::Pod(view));
+    world.namespace(namespace);
+    world.source(SourceEvent::Synced);
+    world.settle();
+    world
+}
+
+#[test]
+fn a_pod_that_belonged_before_it_started_and_did_not_wait_has_its_connections_closed() {
+    for (namespace, own) in [(AMBIENT, &[][..]), (&[][..], AMBIENT)] {
+        let mut world = World::started(namespace, vec![]);
+        world.source(SourceEvent::Pod(labelled("web", "", own)));
+        world.settle();
+        // It runs, and the plugin never called.
+        world.running.insert("web".into(), 7);
+        world.source(SourceEvent::Pod(labelled("web", "10.0.0.7", own)));
+        world.pass(Duration::from_secs(1));
+        assert!(world.captured("web", 7));
+        assert_eq!(world.closed, [7]);
+        // Whatever else happens to it, once.
+        world.event(Event::Reconcile);
+        world.pass(Duration::from_secs(60));
+        assert_eq!(world.closed, [7]);
+    }
+}
+
+#[test]
+fn a_pod_that_is_labelled_while_it_runs_keeps_its_connections() {
+    // By its namespace, and by its own label.
+    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.namespace(AMBIENT);
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 7));
+    let mut other = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    other.running.insert("web".into(), 7);
+    other.source(SourceEvent::Pod(labelled("web", "10.0.0.7", AMBIENT)));
+    other.pass(Duration::from_secs(1));
+    assert!(other.captured("web", 7));
+    assert_eq!((world.closed, other.closed), (vec![], vec![]));
+}
+
+#[test]
+fn a_pod_that_is_labelled_while_it_starts_keeps_its_connections() {
+    // Its address may be told a while after it has begun to talk.
+    let mut world = World::started(&[], vec![pod("web", "")]);
+    world.running.insert("web".into(), 7);
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 7));
+    assert_eq!(world.closed, NOBODY);
+}
+
+#[test]
+fn a_pod_that_leaves_and_comes_back_keeps_what_it_opened_outside() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
+    world.running.insert("web".into(), 7);
+    world.namespace(&[]);
+    world.pass(Duration::from_secs(5));
+    world.namespace(AMBIENT);
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 7));
+    assert_eq!(world.closed, NOBODY);
+}
+
+#[test]
+fn after_a_boot_without_the_plugin_connections_are_closed() {
+    let was_captured = PodView {
+        reported: Status::Enabled,
+        ..pod("web", "10.0.0.7")
+    };
+    let world = found_at_start(None, AMBIENT, was_captured.clone());
+    assert!(world.captured("web", 7));
+    assert_eq!(world.closed, [7]);
+    // Its annotation says nothing to an agent that finds it captured.
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    world.rules.insert(7);
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(was_captured));
+    world.source(SourceEvent::Synced);
+    world.settle();
+    assert!(world.captured("web", 7));
+    assert_eq!(world.closed, NOBODY);
+}
+
+#[test]
+fn a_sandbox_that_was_made_again_without_the_plugin_has_its_connections_closed() {
+    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.namespace(AMBIENT);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.closed, NOBODY);
+    world.running.insert("web".into(), 8);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 8));
+    assert_eq!(world.closed, [8]);
+}
+
+#[test]
+fn what_came_while_no_agent_looked_is_closed_only_where_the_order_is_known() {
+    let plain = || pod("web", "10.0.0.7");
+    let opted_in = || labelled("web", "10.0.0.7", AMBIENT);
+    let unlabelled: &[(&str, &str)] = &[];
+    // What an agent before has left, the namespace's labels now, the pod.
+    let certain = [
+        (record(AMBIENT, &["other"]), AMBIENT, as_created(plain())),
+        (record(unlabelled, &[]), unlabelled, as_created(opted_in())),
+        // Its own label, so the namespace's does not matter.
+        (record(unlabelled, &[]), AMBIENT, as_created(opted_in())),
+    ];
+    for (left, namespace, view) in certain {
+        let case = format!("{left:?} {namespace:?} {view:?}");
+        let world = found_at_start(Some(left), namespace, view);
+        assert!(world.captured("web", 7));
+        assert_eq!(world.closed, [7], "{case}");
+    }
+    let uncertain = [
+        // No agent was there before: the mesh is new on this node.
+        (None, AMBIENT, as_created(plain())),
+        (None, unlabelled, as_created(opted_in())),
+        // Somebody has changed its labels since it was made.
+        (Some(record(AMBIENT, &[])), AMBIENT, plain()),
+        (Some(record(unlabelled, &[])), unlabelled, opted_in()),
+        // The namespace was labelled when nobody looked.
+        (Some(record(unlabelled, &[])), AMBIENT, as_created(plain())),
+        // The agent before us knew the pod.
+        (
+            Some(record(AMBIENT, &["web"])),
+            AMBIENT,
+            as_created(plain()),
+        ),
+    ];
+    for (left, namespace, view) in uncertain {
+        let case = format!("{left:?} {namespace:?} {view:?}");
+        let world = found_at_start(left, namespace, view);
+        assert!(world.captured("web", 7), "{case}");
+        assert_eq!(world.closed, NOBODY, "{case}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_heard_of_late_counts_by_the_label_it_was_made_with() {
+    for (view, closed) in [
+        (as_created(labelled("web", "10.0.0.7", AMBIENT)), vec![7]),
+        (labelled("web", "10.0.0.7", AMBIENT), vec![]),
+        // The label of its namespace may be younger than the pod.
+        (as_created(pod("web", "10.0.0.7")), vec![]),
+    ] {
+        let mut world = World::started(AMBIENT, vec![]);
+        world.running.insert("web".into(), 7);
+        world.source(SourceEvent::Pod(view));
+        world.pass(Duration::from_secs(1));
+        assert!(world.captured("web", 7));
+        assert_eq!(world.closed, closed);
+    }
+}

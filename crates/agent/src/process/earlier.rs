@@ -1,0 +1,95 @@
+//! Closing what a pod has opened, and what was opened to it, before its capture, where it should have
+//! waited for that (see `enrolment/owed.rs`).
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_rt::{spawn, spawn_blocking};
+use ambit_sys::netns::Netns;
+use ambit_zds::PodUid;
+
+use crate::{
+    actions::{Actions, Closed, with_causes},
+    metrics::{EarlierOutcome, Metrics},
+};
+
+/// When it is looked again: an opening that was on its way when capture began is answered later.
+const AGAIN_AFTER: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+];
+
+/// Closes what is open now, and says whether looking again is worth while. Blocks. What cannot be closed
+/// stays, and is said: the pod's capture is not called into question for it.
+pub(super) fn close<A: Actions>(
+    actions: &A,
+    metrics: &Metrics,
+    uid: &PodUid,
+    netns: &Netns,
+) -> bool {
+    let Closed { closed, failed } = match actions.close_unproxied(netns) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            let error = with_causes(&error);
+            tracing::warn!(%uid, error, "the pod may have plaintext connections from before its capture");
+            return false;
+        }
+    };
+    let goes_on = failed.is_empty();
+    let count = |result, number: usize| {
+        let number = u64::try_from(number).unwrap_or(u64::MAX);
+        let outcome = EarlierOutcome { result };
+        let counter = metrics.earlier_connections.get_or_create(&outcome);
+        counter.inc_by(number);
+    };
+    count("closed", closed.len());
+    count("failed", failed.len());
+    if !closed.is_empty() {
+        tracing::warn!(
+            %uid, count = closed.len(), connections = %Shortened(&closed),
+            "closed plaintext connections of a pod that started before it was captured"
+        );
+    }
+    for (connection, error) in failed {
+        tracing::warn!(
+            %uid, connection, %error,
+            "cannot close a plaintext connection from before the pod's capture; restart the pod"
+        );
+    }
+    goes_on
+}
+
+/// Closes what comes after the first look.
+pub(super) fn go_on<A: Actions>(actions: Arc<A>, metrics: Metrics, uid: PodUid, netns: Netns) {
+    spawn("close earlier connections", async move {
+        for pause in AGAIN_AFTER {
+            tokio::time::sleep(pause).await;
+            let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
+            let (uid, netns) = (uid.clone(), netns.clone());
+            let look = move || close(&*actions, &metrics, &uid, &netns);
+            // A look that panics has been reported under its name.
+            if !spawn_blocking("close earlier connections", look)
+                .await
+                .is_ok_and(|goes_on| goes_on)
+            {
+                return;
+            }
+        }
+    });
+}
+
+/// The first few of many.
+struct Shortened<'a>(&'a [String]);
+
+impl std::fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 8;
+        let shown = self.0.get(..SHOWN).unwrap_or(self.0);
+        f.write_str(&shown.join(", "))?;
+        match self.0.len().saturating_sub(shown.len()) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}

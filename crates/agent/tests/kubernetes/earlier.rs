@@ -1,0 +1,247 @@
+//! Connections from before a pod's capture: closed where the pod should have waited for it, and only
+//! there.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
+
+use ambit_netlab::Namespace;
+use serde_json::json;
+
+use crate::{
+    Cluster, NAMESPACES, PODS, REDIRECTION,
+    system::{
+        node::{Pod, until},
+        proxy::Proxy,
+    },
+};
+
+const CREATED: &str = "2026-01-01T10:00:00Z";
+
+/// Both ends of a connection.
+struct Pair(TcpStream, TcpStream);
+
+impl Pair {
+    fn open(client: &Namespace, server: &Namespace, ip: &str) -> Self {
+        let listener = server
+            .within(|| TcpListener::bind((ip, 0)))
+            .unwrap()
+            .unwrap();
+        let to = listener.local_addr().unwrap();
+        let near = client.within(|| TcpStream::connect(to)).unwrap().unwrap();
+        // A server that goes on listening: its port is one by which connections come in.
+        let (far, _) = listener.accept().unwrap();
+        std::mem::forget(listener);
+        for end in [&near, &far] {
+            end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        }
+        Self(near, far)
+    }
+
+    fn talk(&mut self) -> std::io::Result<()> {
+        let Self(near, far) = self;
+        near.write_all(b"hello")?;
+        far.read_exact(&mut [0; 5])?;
+        far.write_all(b"hello")?;
+        near.read_exact(&mut [0; 5])
+    }
+
+    #[track_caller]
+    fn until_closed(&mut self) {
+        for end in [&mut self.0, &mut self.1] {
+            let error = end.read(&mut [0]).unwrap_err();
+            let reset = [ErrorKind::ConnectionReset, ErrorKind::ConnectionAborted];
+            assert!(reset.contains(&error.kind()), "{error}");
+        }
+    }
+}
+
+/// What a pod has open before it is captured.
+struct Open {
+    outbound: Pair,
+    inbound: Pair,
+    from_node: Pair,
+    within: Pair,
+}
+
+impl Open {
+    /// `peer` is another pod of the node.
+    fn of(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
+        let node = &cluster.node.namespace;
+        let run = |namespace: &Namespace, words: &[&str]| {
+            let output = namespace.run(words[0], &words[1..]).unwrap();
+            assert!(output.status.success(), "{words:?}: {output:?}");
+        };
+        run(node, &["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        // On nodes connections are tracked, for the sake of Services.
+        let tracked = "add table ip services; add chain ip services out \
+            { type filter hook output priority 0; }; \
+            add rule ip services out ct state established accept";
+        run(node, &["nft", tracked]);
+        for one in [pod, peer] {
+            let (subnet, _) = one.ip.rsplit_once('.').unwrap();
+            let gateway = format!("{subnet}.1");
+            run(
+                &one.namespace,
+                &["ip", "route", "add", "default", "via", &gateway],
+            );
+        }
+        let of_peer = &peer.namespace;
+        Self {
+            outbound: Pair::open(&pod.namespace, of_peer, &peer.ip),
+            inbound: Pair::open(of_peer, &pod.namespace, &pod.ip),
+            from_node: Pair::open(node, &pod.namespace, &pod.ip),
+            within: Pair::open(&pod.namespace, &pod.namespace, &pod.ip),
+        }
+    }
+
+    #[track_caller]
+    fn assert_all_go_on(&mut self) {
+        for pair in [
+            &mut self.outbound,
+            &mut self.inbound,
+            &mut self.from_node,
+            &mut self.within,
+        ] {
+            pair.talk().unwrap();
+        }
+    }
+
+    #[track_caller]
+    fn until_closed(&mut self) {
+        self.outbound.until_closed();
+        self.inbound.until_closed();
+        // A probe that was under way, and what never leaves the pod.
+        self.from_node.talk().unwrap();
+        self.within.talk().unwrap();
+    }
+}
+
+impl Cluster {
+    fn closed(&self) -> Option<String> {
+        let (_, metrics) = self.node.http("127.0.0.1:15014", "/metrics");
+        let name = "ambit_agent_earlier_connections_total{result=\"closed\"} ";
+        let mut lines = metrics.lines();
+        lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
+    }
+
+    /// A running pod with the label that brings it in, which it was given at its creation or later.
+    fn tell_opted_in(&self, pod: &Pod, labelled_at: &str) {
+        let fields = json!({"f:metadata": {"f:labels": {"f:istio.io/dataplane-mode": {}}}});
+        self.server.put(
+            PODS,
+            json!({
+                "metadata": {"namespace": "shop", "name": pod.name, "uid": pod.uid,
+                    "creationTimestamp": CREATED,
+                    "labels": {"istio.io/dataplane-mode": "ambient"},
+                    "managedFields": [{"manager": "m", "operation": "Update", "apiVersion": "v1",
+                        "time": labelled_at, "fieldsType": "FieldsV1", "fieldsV1": fields}]},
+                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers": []},
+                "status": {"phase": "Running", "podIP": pod.ip, "podIPs": [{"ip": pod.ip}]},
+            }),
+        );
+    }
+
+    fn outside(&self) -> Pod {
+        let peer = self.node.wire_pod("peer");
+        self.server
+            .put(NAMESPACES, json!({"metadata": {"name": "outside"}}));
+        peer
+    }
+}
+
+#[track_caller]
+fn until_captured(cluster: &Cluster, pod: &Pod) {
+    until("captured", || {
+        cluster.annotation(pod).as_deref() == Some("enabled") && pod.is_redirected()
+    });
+}
+
+#[test]
+fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    cluster.tell(&pod, true, &json!({REDIRECTION: "enabled"}));
+    let mut open = Open::of(&cluster, &pod, &peer);
+    open.assert_all_go_on();
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    until_captured(&cluster, &pod);
+    open.until_closed();
+    until("counted", || cluster.closed().as_deref() == Some("2"));
+    assert!(cluster.node.log().contains("closed plaintext connections"));
+}
+
+#[test]
+fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_capture() {
+    let mut cluster = Cluster::new();
+    cluster.label(false);
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    let record = cluster.node.path("run/last-known.json");
+    until("what is known is on disk", || record.exists());
+    cluster.node.kill_agent();
+    let (made_so, later) = (cluster.node.wire_pod("made-so"), cluster.node.wire_pod("later"));
+    let (peer, other_peer) = (cluster.outside(), cluster.outside());
+    let mut open = Open::of(&cluster, &made_so, &peer);
+    let mut of_later = Open::of(&cluster, &later, &other_peer);
+    cluster.tell_opted_in(&made_so, CREATED);
+    cluster.tell_opted_in(&later, "2026-01-01T10:00:01Z");
+    cluster.start_agent();
+    for pod in [&made_so, &later] {
+        until_captured(&cluster, pod);
+    }
+    open.until_closed();
+    // This one may have run before it was labelled.
+    of_later.assert_all_go_on();
+    until("counted", || cluster.closed().as_deref() == Some("2"));
+}
+
+#[test]
+fn what_a_pod_opened_before_it_was_labelled_goes_on_also_under_the_next_agent() {
+    let mut cluster = Cluster::new();
+    cluster.label(false);
+    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    cluster.tell(&pod, true, &json!({}));
+    let mut open = Open::of(&cluster, &pod, &peer);
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    cluster.label(true);
+    until_captured(&cluster, &pod);
+    open.assert_all_go_on();
+    cluster.node.kill_agent();
+    cluster.start_agent();
+    let captured = |cluster: &Cluster| cluster.status()["captured"].as_u64() == Some(1);
+    until("looked at again", || captured(&cluster));
+    open.assert_all_go_on();
+    assert_eq!(cluster.closed(), None);
+}
+
+#[test]
+fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    cluster.tell(&pod, true, &json!({REDIRECTION: "enabled"}));
+    let mut open = Open::of(&cluster, &pod, &peer);
+    let rules = "add table ip nat; add chain ip nat OUTPUT { type nat hook output priority -100; }; \
+        add chain ip nat ISTIO_OUTPUT; add rule ip nat OUTPUT counter jump ISTIO_OUTPUT; \
+        add rule ip nat ISTIO_OUTPUT ip daddr 10.99.0.1 tcp flags syn counter redirect to :15001; \
+        add table ip mangle; add chain ip mangle ISTIO_PRERT; \
+        add rule ip mangle ISTIO_PRERT meta mark and 0xfff == 0x539 counter ct mark set 0x111";
+    let output = pod.namespace.run("nft", [rules]).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.start_agent();
+    until_captured(&cluster, &pod);
+    assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
+    open.assert_all_go_on();
+    assert_eq!(cluster.closed(), None);
+    cluster.label(false);
+    until("released", || cluster.annotation(&pod).is_none());
+    assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
+    open.assert_all_go_on();
+}

@@ -1,0 +1,119 @@
+//! A pod of the mesh that started without having waited for its capture keeps no plaintext connection
+//! from before it. A pod that was labelled while it ran keeps all of them, whatever becomes of its agent.
+
+use std::process::Command;
+
+use ambit_cluster_tests::{Boot, Mesh, Node, Space, address, throughout, until};
+use ambit_sys::{
+    netns::Netns,
+    tcp_sockets::{State, unproxied},
+};
+use k8s_openapi::api::core::v1::Pod;
+use std::time::Duration;
+
+const AGENT: &str = "/ambit-agent";
+/// The mark of the node proxy's sockets.
+const MARK: u32 = 0x539;
+
+/// A pod on the first node that connects to the server as soon as it runs, and holds the connection.
+fn deploy_holder(space: &Space<'_>, server: &Pod) -> String {
+    let target = format!("{}:9000", address(server));
+    space.deploy("holder", 1, Some("n1"), &["hold", &target]);
+    format!("ambit lab-tool hold {target}")
+}
+
+/// How many connections the holder has that no proxy carries; `None` while it does not run.
+fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
+    let held = node.processes("").into_iter().find_map(|pid| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let netns = words
+            .contains(holder.split_once(' ')?.1)
+            .then(|| Netns::open(format!("/proc/{pid}/ns/net")))?;
+        netns.ok()
+    })?;
+    Some(unproxied(&held, MARK, State::Established).ok()?.len())
+}
+
+fn signal_agents(node: Node<'_>, signal: &str) {
+    for pid in node.processes(AGENT) {
+        // One that has just ended needs none.
+        drop(
+            Command::new("kill")
+                .args([signal, &pid.to_string()])
+                .status(),
+        );
+    }
+}
+
+#[test]
+fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("booted");
+    let server = space.serve_captured();
+    let holder = deploy_holder(&space, &server);
+    space.ready("holder", 1);
+    space.until_captured("holder", true);
+    let node = mesh.cluster().node(1);
+    node.kill().unwrap();
+    node.start(Boot::CniAlone).unwrap();
+    until(
+        "the pod talks in plaintext, which no agent prevents",
+        || {
+            signal_agents(node, "-STOP");
+            plaintext(node, &holder).is_some_and(|connections| connections > 0)
+        },
+    );
+    until("none of it is left", || {
+        signal_agents(node, "-CONT");
+        plaintext(node, &holder) == Some(0)
+    });
+    space.until_captured("holder", true);
+    mesh.until_installed();
+}
+
+#[test]
+fn what_a_pod_that_opted_in_opened_before_the_agent_knew_is_closed() {
+    let mesh = Mesh::alone();
+    let servers = mesh.space("joined");
+    let server = servers.serve_captured();
+    let space = mesh.space("opted-in");
+    // The node's agent has recorded the namespace as one outside the mesh.
+    space.client("first", Some("n1"));
+    let node = mesh.cluster().node(1);
+    signal_agents(node, "-STOP");
+    let target = format!("{}:9000", address(&server));
+    space.lone_with(
+        "holder",
+        Some("n1"),
+        serde_json::json!({"istio.io/dataplane-mode": "ambient"}),
+        &["hold", &target],
+    );
+    let holder = format!("ambit lab-tool hold {target}");
+    until(
+        "the pod talks in plaintext, which no agent prevents",
+        || plaintext(node, &holder).is_some_and(|connections| connections > 0),
+    );
+    signal_agents(node, "-CONT");
+    until("none of it is left", || plaintext(node, &holder) == Some(0));
+    space.until_captured("holder", true);
+}
+
+#[test]
+fn what_a_pod_opened_before_it_was_labelled_stays_whatever_becomes_of_its_agent() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("labelled");
+    let server = space.serve("server", Some("n2"));
+    let holder = deploy_holder(&space, &server);
+    let node = mesh.cluster().node(1);
+    until("the pod talks", || plaintext(node, &holder) == Some(1));
+    // Nobody sees the label come.
+    node.kill_processes(AGENT).unwrap();
+    space.label(Some("ambient"));
+    space.until_captured("holder", true);
+    node.kill_processes(AGENT).unwrap();
+    throughout("the connection stays", Duration::from_secs(8), || {
+        plaintext(node, &holder) == Some(1)
+    });
+    mesh.until_installed();
+}

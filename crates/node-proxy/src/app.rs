@@ -120,8 +120,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ));
     let deadline = config.self_termination_deadline;
 
-    let (state, demands) = shared_state(&config);
-    registry.register_collector(Box::new(PolicyCollector(state.clone())));
+    let (state, demands) = shared_state(&config, &mut registry);
     let static_config = load_local(&config, &state)?;
     let (mesh, vault) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
     let certificates = certificates(env, &config, vault.clone())?;
@@ -233,7 +232,10 @@ fn serve_own(proxy: &Arc<Proxy>, workers: &Workers) -> Option<Arc<Pod>> {
     }
 }
 
-fn shared_state(config: &Config) -> (SharedState, Option<mpsc::Receiver<AddressDemand>>) {
+fn shared_state(
+    config: &Config,
+    registry: &mut Registry,
+) -> (SharedState, Option<mpsc::Receiver<AddressDemand>>) {
     let state = StateConfig {
         node: config.local_node.clone(),
         network: config.network.clone(),
@@ -251,12 +253,14 @@ fn shared_state(config: &Config) -> (SharedState, Option<mpsc::Receiver<AddressD
             NotUnderstoodPolicies::Deny
         },
     };
-    if config.xds_on_demand {
+    let (state, demands) = if config.xds_on_demand {
         let (state, demands) = SharedState::on_demand(state);
         (state, Some(demands))
     } else {
         (SharedState::new(state), None)
-    }
+    };
+    registry.register_collector(Box::new(PolicyCollector(state.clone())));
+    (state, demands)
 }
 
 /// The mesh from a file or variable, if it comes from one.

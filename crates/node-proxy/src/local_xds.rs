@@ -83,7 +83,7 @@ fn policy(from: Value) -> Authorization {
     // Where the scope cannot be read it is the policy's namespace, and without one the mesh.
     let said = from
         .get("scope")
-        .map_or(Ok(Scope::default()), Scope::deserialize);
+        .map_or_else(|| Ok(Scope::default()), Scope::deserialize);
     let scope = match said.unwrap_or(Scope::Namespace) {
         Scope::Namespace if key.namespace.is_empty() => Scope::Global,
         scope => scope,

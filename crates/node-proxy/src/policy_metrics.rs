@@ -27,3 +27,38 @@ impl Collector for PolicyCollector {
         gauge.encode(encoder)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::{Authorization, PolicyKey, Scope};
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+
+    use super::*;
+    use crate::{
+        config_dump::{DumpExtras, config_dump},
+        state::{StateConfig, Update},
+    };
+
+    #[test]
+    fn a_policy_that_is_not_understood_is_counted_and_dumped_with_the_reason() {
+        let state = SharedState::new(StateConfig::default());
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(PolicyCollector(state.clone())));
+        let count = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            let line = text.lines().find(|line| line.starts_with("ambit_policies"));
+            line.unwrap().to_owned()
+        };
+        assert_eq!(count(), "ambit_policies_not_understood 0");
+        let key = PolicyKey::of_record("ns/odd");
+        let odd = Authorization::stand_in(key, Scope::Global, false, "field 99 is unknown".into());
+        state.apply(&mut vec![Update::Policy(odd)]);
+        assert_eq!(count(), "ambit_policies_not_understood 1");
+        let dump = config_dump(&state, &DumpExtras::default()).unwrap();
+        let dump: serde_json::Value = serde_json::from_slice(&dump).unwrap();
+        assert_eq!(dump["policies"][0]["notUnderstood"], "field 99 is unknown");
+        state.apply(&mut vec![Update::PolicyGone("ns/odd".into())]);
+        assert_eq!(count(), "ambit_policies_not_understood 0");
+    }
+}

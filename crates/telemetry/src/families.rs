@@ -11,7 +11,7 @@ use prometheus_client::{
         gauge::Gauge,
         histogram::Histogram,
     },
-    registry::Registry,
+    registry::{Registry, Unit},
 };
 
 use crate::{Party, Reporter, Traffic, labels::OnDemandDnsLabels, traffic::TrafficCollector};
@@ -204,9 +204,10 @@ impl Metrics {
             "Total number of xDS messages received",
             self.xds_messages.clone(),
         );
-        registry.register(
-            "istio_xds_message_bytes",
+        registry.register_with_unit(
+            "istio_xds_message",
             "Total number of bytes received in xDS messages",
+            Unit::Bytes,
             self.xds_bytes.clone(),
         );
         registry.register(

@@ -1,3 +1,5 @@
+//! What the environment says, and what is refused with its name.
+
 use super::*;
 
 fn config(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {

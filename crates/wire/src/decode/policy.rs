@@ -42,15 +42,21 @@ pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnder
 /// What says where a policy applies, and whether it decides at all.
 #[derive(Message)]
 struct Outline {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    namespace: String,
     #[prost(int32, tag = "3")]
     scope: i32,
     #[prost(bool, tag = "6")]
     dry_run: bool,
 }
 
-/// Where the scope cannot be read it is the namespace of the policy's name, and without one the mesh.
+/// Where the scope cannot be read it is the namespace of the policy's name, and without one the mesh. A
+/// record that does not even have that name says nothing of its scope.
 fn stand_in(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
-    let outline = Outline::decode(bytes).ok();
+    let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
+    let outline = Outline::decode(bytes).ok().filter(named);
     let said = outline
         .as_ref()
         .and_then(|outline| scope(outline.scope).ok());

@@ -479,13 +479,21 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         assert_eq!((stand_in.scope, stand_in.dry_run), (expected, false));
         assert_eq!(stand_in.key().to_string(), "ns/p");
     }
-    // The scope cannot be read, the record is none at all, or it is another policy's.
-    for bytes in [sent(&of(7), &[]), b"\xff".to_vec(), sent(&of(2), b"\x0a")] {
+    // The scope cannot be read, or the record is none at all: an absent scope would be global.
+    let unreadable = [
+        sent(&of(7), &[]),
+        b"\xff".to_vec(),
+        sent(&of(2), b"\x0a"),
+        Vec::new(),
+    ];
+    for bytes in unreadable {
         assert_eq!(stand_in("ns/p", &bytes).scope, model::Scope::Namespace);
     }
     assert_eq!(stand_in("p", b"\xff").scope, model::Scope::Global);
-    let other = stand_in("elsewhere/p", &sent(&of(1), &[]));
+    // It is another policy's.
+    let other = stand_in("elsewhere/p", &sent(&of(0), &[]));
     assert_eq!(other.key().to_string(), "elsewhere/p");
+    assert_eq!(other.scope, model::Scope::Namespace);
     assert!(policy("ns/p", &sent(&of(1), &[])).is_ok());
     let dry = security::Authorization {
         dry_run: true,

@@ -25,6 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "sys",
             "rt",
+            "handover",
             "tls",
             "hbone",
             "xds",

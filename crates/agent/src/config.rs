@@ -106,6 +106,12 @@ pub struct Args {
     /// Take the node's probe rule and the CNI plugin away when ending, whatever becomes of the agent.
     #[arg(long, env = "AMBIENT_DISABLE_SAFE_UPGRADE", action = ArgAction::Set, default_value_t = false)]
     pub clean_up_on_exit: bool,
+    /// Run the agent itself, without the process that starts another when it dies.
+    #[arg(long, conflicts_with = "worker")]
+    pub no_supervisor: bool,
+    /// Run the agent for a supervisor, to which standard input is the line.
+    #[arg(long, hide = true)]
+    pub worker: bool,
     /// Installation of the CNI plugin.
     #[command(flatten)]
     pub install: InstallArgs,
@@ -223,6 +229,11 @@ impl Args {
             if below_host { "/host" } else { "/" }.into()
         });
         (proc, prefix)
+    }
+
+    /// Where container runtimes bind pods' network namespaces, on this side.
+    pub fn netns_dir(&self) -> PathBuf {
+        self.node_paths().1.join("var/run/netns")
     }
 
     /// How often everything is compared with the kernel; at least once a second.

@@ -9,6 +9,7 @@
 
 pub mod actions;
 pub mod config;
+mod enrolled;
 pub mod enrolment;
 pub mod install;
 pub mod membership;
@@ -19,6 +20,8 @@ mod process;
 pub mod report;
 pub mod source;
 pub mod status;
+mod supervisor;
 pub mod zds;
 
 pub use process::{RunError, run, run_with};
+pub use supervisor::{SuperviseError, supervise};

@@ -6,11 +6,18 @@ use ambit_agent::config::Args;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    match ambit_agent::run(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    let args = Args::parse();
+    let ended: anyhow::Result<u8> = if args.worker || args.no_supervisor {
+        ambit_agent::run(args).map(|()| 0).map_err(Into::into)
+    } else {
+        let arguments = std::env::args_os().skip(1).collect();
+        ambit_agent::supervise(&args, arguments).map_err(Into::into)
+    };
+    match ended {
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             ambit_rt::logging::flush(std::time::Duration::from_millis(200));
-            eprintln!("ambit-agent: {:#}", anyhow::Error::from(error));
+            eprintln!("ambit-agent: {error:#}");
             ExitCode::FAILURE
         }
     }

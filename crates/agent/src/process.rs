@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_handover::{Keeper, KeeperError, keeper};
 use ambit_rt::{
     Env, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
     spawn_blocking,
@@ -22,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     actions::{ActionError, Actions, with_causes},
     config::{Args, ConfigError},
+    enrolled::{self, EnrolledFile},
     enrolment::{Effect, Enrolment, Event, RequestId},
     install::{self, Installing},
     metrics::Metrics,
@@ -59,6 +61,9 @@ pub enum RunError {
     /// Settings.
     #[error("the settings cannot be used")]
     Config(#[from] ConfigError),
+    /// The supervisor.
+    #[error("cannot follow the supervisor")]
+    Supervisor(#[from] KeeperError),
     /// Logging.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
@@ -99,6 +104,9 @@ pub enum RunError {
 /// # Errors
 /// When it cannot start, or its source of pods ends.
 pub fn run(args: Args) -> Result<(), RunError> {
+    if args.worker {
+        keeper::end_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
+    }
     // Before there are other threads. Programs that the agent starts get root's again.
     let kept = privileges::keep(&[
         Capability::SysAdmin,
@@ -115,13 +123,19 @@ pub fn run(args: Args) -> Result<(), RunError> {
     let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
     runtime.block_on(async move {
         let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;
+        let keeper = if args.worker {
+            Keeper::connect().await?.0
+        } else {
+            Keeper::none()
+        };
+        let started = move || keeper.started();
         let actions = args.actions()?;
         if args.manifests.is_empty() {
             let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-agent").await?;
             let keys = args.settings()?.enablement.namespace_keys();
             let source = KubernetesSource::new(client.clone(), &args.node, keys, &args.run_dir);
             let status = StatusSink::Api(ApiStatus::start(client, &args.node));
-            return run_with(args, source, actions, status, shutdown).await;
+            return run_with(args, source, actions, status, shutdown, started).await;
         }
         let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
         let dir = args.status_dir.as_ref();
@@ -129,11 +143,12 @@ pub fn run(args: Args) -> Result<(), RunError> {
             .map(|dir| StatusDir::open(dir, &args.node))
             .transpose()?;
         let status = dir.map_or(StatusSink::Nowhere, |dir| StatusSink::Dir(Arc::new(dir)));
-        run_with(args, source, actions, status, shutdown).await
+        run_with(args, source, actions, status, shutdown, started).await
     })
 }
 
-/// Runs the agent with a given source, given actions, and the pods' status given a place.
+/// Runs the agent with a given source, given actions, and the pods' status given a place. `started` is called
+/// when it has got so far that its end would be a crash.
 ///
 /// # Errors
 /// As [`run`].
@@ -143,6 +158,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     actions: A,
     status: StatusSink,
     mut shutdown: Shutdown,
+    started: impl FnOnce(),
 ) -> Result<(), RunError> {
     let settings = args.settings()?;
     let actions = Arc::new(actions);
@@ -172,6 +188,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         }
     }
 
+    started();
     let (events, received) = mpsc::unbounded_channel();
     let synced = events.clone();
     let proxies = metrics.proxies.clone();
@@ -201,6 +218,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
             zds,
             status,
             args.run_dir.clone(),
+            EnrolledFile::start(&args.zds_socket, args.netns_dir()),
             events,
             metrics,
         ),
@@ -222,6 +240,11 @@ pub async fn run_with<S: PodSource, A: Actions>(
         )
         .await;
     drain.start(drain::DrainMode::Immediate);
+    if removed.load(Ordering::Relaxed)
+        && let Err(error) = enrolled::mark_removed(&args.zds_socket)
+    {
+        tracing::warn!(%error, "node proxies that drain will not end sooner");
+    }
     // The plugin's socket goes first: what comes now waits for the agent after us.
     plugin.await.ok();
     drop(server);
@@ -379,8 +402,14 @@ impl<A: Actions> Agent<A> {
                 }
                 Effect::Step { uid, id, step } => self.hands.step(uid, id, step),
                 Effect::Scan(wanted) => self.hands.scan(wanted),
-                Effect::Hold(uid) => self.hands.zds.hold(uid),
-                Effect::OpenZds => self.hands.zds.open(),
+                Effect::Hold(uid) => {
+                    self.hands.enrolled.hold(&uid);
+                    self.hands.zds.hold(uid);
+                }
+                Effect::OpenZds => {
+                    self.hands.enrolled.complete();
+                    self.hands.zds.open();
+                }
                 Effect::WriteMembership(namespaces) => self.hands.write_membership(namespaces),
                 Effect::SetProbeMembers(members) => self.hands.set_probe_members(members),
                 Effect::PruneStatus(keep) => self.hands.prune_status(keep),

@@ -14,6 +14,7 @@ use crate::{
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
     pod::PodArgs,
+    rollout::RolloutArgs,
     status::StatusArgs,
     tool::Tool,
     version::VersionArgs,
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Install(InstallArgs),
     /// Install this version over another one, with its values
     Upgrade(UpgradeArgs),
+    /// Watch the node proxies being replaced, and which old ones still serve connections
+    Rollout(RolloutArgs),
     /// Take the mesh out of a cluster
     Uninstall(UninstallArgs),
     /// What would hinder the mesh, and what to do about it

@@ -14,6 +14,7 @@ use crate::{
     install::failed,
     membership::Rules,
     output::{self, Format, table},
+    reach,
 };
 
 mod meshes;
@@ -92,6 +93,8 @@ pub(crate) struct Snapshot {
     namespaces: Vec<Value>,
     deployments: Vec<Value>,
     daemon_sets: Vec<Value>,
+    /// In the mesh's own namespace.
+    mesh_pods: Vec<Value>,
     crds: Vec<Value>,
     network_policies: Vec<Value>,
     quotas: Vec<Value>,
@@ -161,6 +164,7 @@ async fn take(
         namespaces: list("v1", "Namespace").await?,
         deployments: list("apps/v1", "Deployment").await?,
         daemon_sets: list("apps/v1", "DaemonSet").await?,
+        mesh_pods: reach::pods(cluster, mesh_namespace, "").await?,
         crds: list("apiextensions.k8s.io/v1", "CustomResourceDefinition").await?,
         network_policies: list("networking.k8s.io/v1", "NetworkPolicy").await?,
         quotas: list("v1", "ResourceQuota").await?,

@@ -23,6 +23,7 @@ mod membership;
 mod output;
 mod pod;
 mod reach;
+mod rollout;
 mod source;
 mod status;
 mod tool;
@@ -58,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Uninstall(args) => install::uninstall(&args).map(done),
         Command::Enroll(args) => enrol::run(&args, true).map(done),
         Command::Unenroll(args) => enrol::run(&args, false).map(done),
+        Command::Rollout(args) => rollout::run(&args).map(done),
         Command::Status(args) => status::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),

@@ -23,10 +23,8 @@ const MESH_NAMESPACE: &str = "istio-system";
 /// What Helm calls an installation.
 const RELEASE: &str = "ambit";
 
-/// Our own images, and a drain that is longer than any test: what a test opens through a proxy that is
-/// replaced, stays open.
-const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
-    ztunnel.terminationGracePeriodSeconds=900";
+/// Our own images.
+const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh under everybody, run alone.

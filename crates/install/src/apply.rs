@@ -10,7 +10,7 @@ use crate::{
     inventory::{self, Inventory, InventoryError},
     object::{self, ObjectRef},
     render::{self, Release, RenderError},
-    rollout::{Rollout, rollout},
+    rollout::{Rollout, rollout_of},
     values::{Overrides, ValuesError},
 };
 
@@ -287,10 +287,8 @@ async fn wait_until_ready(
             if !matches!(name.kind.as_str(), "Deployment" | "DaemonSet") {
                 continue;
             }
-            let state = match cluster.get(name).await? {
-                Some(object) => rollout(&object),
-                None => Rollout::Waiting("it is gone".to_owned()),
-            };
+            let state = rollout_of(cluster, name).await?;
+            let state = state.unwrap_or_else(|| Rollout::Waiting("it is gone".to_owned()));
             if let Rollout::Waiting(what) = state {
                 waiting.push((name, what));
             }

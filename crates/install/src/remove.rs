@@ -10,7 +10,7 @@ use crate::{
     cluster::Cluster,
     inventory::removal_order,
     object::ObjectRef,
-    rollout::{Rollout, rollout},
+    rollout::{Rollout, rollout_of},
 };
 
 /// The label that puts pods and namespaces into the mesh.
@@ -126,8 +126,8 @@ pub async fn release(
 }
 
 async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, InstallError> {
-    let object = cluster.get(name).await?;
-    Ok(object.is_none_or(|object| rollout(&object) == Rollout::Done))
+    let state = rollout_of(cluster, name).await?;
+    Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
 /// Pods that say they are captured, and have not ended.

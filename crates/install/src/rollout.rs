@@ -1,6 +1,21 @@
 //! Whether a workload stands as it should, and if not, what it waits for.
+//!
+//! A DaemonSet's own status does not tell: of the pods of a node its controller counts the oldest, which may
+//! be a node proxy that goes on for an hour for the connections it has. So its pods are counted here.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
+
+use crate::{
+    cluster::{Cluster, ClusterError},
+    diagnose::{is_ready, selector},
+    object::ObjectRef,
+};
+
+/// What a DaemonSet's controller counts its templates with, and what it marks their pods with.
+const TEMPLATE: &str = "/metadata/annotations/deprecated.daemonset.template.generation";
+const OF_TEMPLATE: &str = "/metadata/labels/pod-template-generation";
 
 /// How far a Deployment or DaemonSet is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,8 +26,79 @@ pub enum Rollout {
     Waiting(String),
 }
 
-/// How far `object` is. Objects without pods are done.
-pub fn rollout(object: &Value) -> Rollout {
+/// How far the object of that name is; `None` if there is none.
+///
+/// # Errors
+/// When the API server refuses or is away.
+pub async fn rollout_of(
+    cluster: &Cluster,
+    name: &ObjectRef,
+) -> Result<Option<Rollout>, ClusterError> {
+    let Some(object) = cluster.get(name).await? else {
+        return Ok(None);
+    };
+    let pods = match name.kind.as_str() {
+        "DaemonSet" => pods_of(cluster, &object).await?,
+        _ => Vec::new(),
+    };
+    Ok(Some(rollout(&object, &pods)))
+}
+
+/// The pods that a workload's labels select.
+///
+/// # Errors
+/// When the API server refuses or is away.
+pub async fn pods_of(cluster: &Cluster, object: &Value) -> Result<Vec<Value>, ClusterError> {
+    let namespace = object
+        .pointer("/metadata/namespace")
+        .and_then(Value::as_str);
+    cluster
+        .list("v1", "Pod", namespace, Some(&selector(object)))
+        .await
+}
+
+/// Pods of a DaemonSet that have been told to end and have not.
+pub fn draining<'a>(object: &Value, pods: &'a [Value]) -> Vec<&'a Value> {
+    owned(object, pods).filter(|pod| is_ending(pod)).collect()
+}
+
+fn owned<'a>(object: &Value, pods: &'a [Value]) -> impl Iterator<Item = &'a Value> {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+    let uid = uid.unwrap_or_default().to_owned();
+    pods.iter().filter(move |pod| {
+        let owners = pod
+            .pointer("/metadata/ownerReferences")
+            .and_then(Value::as_array);
+        let mut owners = owners.into_iter().flatten();
+        owners.any(|owner| owner.get("uid").and_then(Value::as_str) == Some(&uid))
+    })
+}
+
+fn is_ending(pod: &Value) -> bool {
+    pod.pointer("/metadata/deletionTimestamp").is_some()
+}
+
+/// On how many nodes a DaemonSet has a pod of its newest template, and on how many that is ready.
+fn newest(object: &Value, pods: &[Value]) -> (i64, i64) {
+    let template = object.pointer(TEMPLATE).and_then(Value::as_str);
+    let of_newest = |pod: &&Value| {
+        !is_ending(pod) && pod.pointer(OF_TEMPLATE).and_then(Value::as_str) == template
+    };
+    let node = |pod: &Value| {
+        pod.pointer("/spec/nodeName")
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+    };
+    let new: Vec<_> = owned(object, pods).filter(of_newest).collect();
+    let nodes: BTreeSet<_> = new.iter().filter_map(|pod| node(pod)).collect();
+    let ready = new.iter().filter(|pod| is_ready(pod));
+    let ready: BTreeSet<_> = ready.filter_map(|pod| node(pod)).collect();
+    let count = |nodes: BTreeSet<_>| i64::try_from(nodes.len()).unwrap_or(i64::MAX);
+    (count(nodes), count(ready))
+}
+
+/// How far `object` is, `pods` being those of a DaemonSet. Objects without pods are done.
+pub fn rollout(object: &Value, pods: &[Value]) -> Rollout {
     let number = |path: &str| object.pointer(path).and_then(Value::as_i64).unwrap_or(0);
     let kind = object.get("kind").and_then(Value::as_str);
     let (wanted, updated, ready) = match kind.unwrap_or_default() {
@@ -24,11 +110,10 @@ pub fn rollout(object: &Value) -> Rollout {
             number("/status/updatedReplicas"),
             number("/status/availableReplicas"),
         ),
-        "DaemonSet" => (
-            number("/status/desiredNumberScheduled"),
-            number("/status/updatedNumberScheduled"),
-            number("/status/numberAvailable"),
-        ),
+        "DaemonSet" => {
+            let (updated, ready) = newest(object, pods);
+            (number("/status/desiredNumberScheduled"), updated, ready)
+        }
         _ => return Rollout::Done,
     };
     if number("/status/observedGeneration") < number("/metadata/generation") {
@@ -106,31 +191,57 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_daemonset_is_done_when_every_node_has_a_new_ready_pod() {
-        let object = |status: Value| json!({"kind": "DaemonSet", "metadata": {"generation": 2}, "status": status});
-        let wait = |text: &str| Rollout::Waiting(text.to_owned());
-        for (status, expected) in [
-            (
-                json!({"observedGeneration": 1}),
-                wait("not looked at by its controller yet"),
-            ),
-            (
-                json!({"observedGeneration": 2, "desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberAvailable": 2}),
-                wait("1 of 2 pods are up to date"),
-            ),
-            (
-                json!({"observedGeneration": 2, "desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 1}),
-                wait("1 of 2 pods are ready"),
-            ),
-            (
-                json!({"observedGeneration": 2, "desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 2}),
-                Rollout::Done,
-            ),
-            (json!({"observedGeneration": 2}), Rollout::Done),
-        ] {
-            assert_eq!(rollout(&object(status.clone())), expected, "{status}");
+    fn pod(name: &str, node: &str, template: &str, ready: bool, ending: bool) -> Value {
+        let mut pod = json!({
+            "metadata": {
+                "name": name,
+                "labels": {"pod-template-generation": template},
+                "ownerReferences": [{"uid": "set"}],
+            },
+            "spec": {"nodeName": node},
+            "status": {"conditions": [
+                {"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+        });
+        if ending {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:09Z");
         }
+        pod
+    }
+
+    #[test]
+    fn a_daemonset_is_done_when_every_node_has_a_new_ready_pod_whatever_old_ones_still_drain() {
+        // The controller counts the oldest pod of a node.
+        let object = |observed: i64| {
+            json!({
+                "kind": "DaemonSet",
+                "metadata": {"uid": "set", "generation": 2,
+                    "annotations": {"deprecated.daemonset.template.generation": "2"}},
+                "status": {"observedGeneration": observed, "desiredNumberScheduled": 2,
+                    "updatedNumberScheduled": 0, "numberAvailable": 2},
+            })
+        };
+        let wait = |text: &str| Rollout::Waiting(text.to_owned());
+        let old = pod("old", "a", "1", true, true);
+        let mut foreign = pod("foreign", "b", "2", true, false);
+        foreign["metadata"]["ownerReferences"][0]["uid"] = json!("another");
+        let mut pods = vec![old, foreign, pod("new-a", "a", "2", true, false)];
+        let waiting = wait("not looked at by its controller yet");
+        assert_eq!(rollout(&object(1), &pods), waiting);
+        assert_eq!(
+            rollout(&object(2), &pods),
+            wait("1 of 2 pods are up to date")
+        );
+        pods.push(pod("new-b", "b", "2", false, false));
+        assert_eq!(rollout(&object(2), &pods), wait("1 of 2 pods are ready"));
+        pods.push(pod("new-b-2", "b", "2", true, false));
+        assert_eq!(rollout(&object(2), &pods), Rollout::Done);
+        let names: Vec<_> = draining(&object(2), &pods)
+            .iter()
+            .map(|pod| pod["metadata"]["name"].clone())
+            .collect();
+        assert_eq!(names, ["old"]);
+        let nowhere = json!({"kind": "DaemonSet", "status": {}});
+        assert_eq!(rollout(&nowhere, &[]), Rollout::Done);
     }
 
     #[test]
@@ -138,12 +249,12 @@ mod tests {
         let object = |status: Value| json!({"kind": "Deployment", "metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": status});
         let old = json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 2});
         assert_eq!(
-            rollout(&object(old)),
+            rollout(&object(old), &[]),
             Rollout::Waiting("1 old pods are still ending".to_owned())
         );
         let done = json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
-        assert_eq!(rollout(&object(done)), Rollout::Done);
-        assert_eq!(rollout(&json!({"kind": "Service"})), Rollout::Done);
+        assert_eq!(rollout(&object(done), &[]), Rollout::Done);
+        assert_eq!(rollout(&json!({"kind": "Service"}), &[]), Rollout::Done);
     }
 
     #[test]

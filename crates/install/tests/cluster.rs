@@ -143,15 +143,22 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
     };
     let captured = json!({"ambient.istio.io/redirection": "enabled"});
     lab.server.put("/api/v1/pods", pod(captured));
-    let agents = |updated: u64| {
+    let agents = |template: &str| {
         let sets = "/apis/apps/v1/daemonsets";
         let mut set = lab.server.get(sets, "istio-system", "ambit-agent").unwrap();
-        let status = json!({"observedGeneration": 99, "desiredNumberScheduled": 1,
-            "updatedNumberScheduled": updated, "numberAvailable": 1});
-        set["status"] = status;
+        set["metadata"]["uid"] = json!("agents");
+        set["metadata"]["annotations"]["deprecated.daemonset.template.generation"] = json!("2");
+        set["status"] = json!({"observedGeneration": 99, "desiredNumberScheduled": 1});
         lab.server.put(sets, set);
+        let agent = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "agent", "namespace": "istio-system",
+                "labels": {"app": "ambit-agent", "pod-template-generation": template},
+                "ownerReferences": [{"uid": "agents"}]},
+            "spec": {"nodeName": "n1"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        lab.server.put("/api/v1/pods", agent);
     };
-    agents(0);
+    agents("1");
     let release =
         async |patience| remove::release(&lab.cluster, "istio-system", patience, QUIET).await;
     let first = release(Duration::ZERO).await;
@@ -163,7 +170,7 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
     let patience = Duration::from_secs(60);
     let early = tokio::time::timeout(Duration::from_millis(500), release(patience)).await;
     assert!(early.is_err(), "{early:?}");
-    agents(1);
+    agents("2");
     release(patience).await.unwrap();
 }
 

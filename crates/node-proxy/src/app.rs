@@ -1,11 +1,8 @@
 //! The process: puts the parts together, runs them, and ends them in order.
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use ambit_handover::{Accept, Held, Keeper, keeper};
 use ambit_model::ArcStr;
 use ambit_rt::{
     DrainMode, Env, Readiness, Shutdown, drain,
@@ -31,19 +28,20 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     admin::{Admin, respond_metrics, respond_readiness},
     config::{Config, LocalXds, Upstream},
+    enrolled,
     gate::Gate,
-    held::{Accept, Held},
-    keeper::{self, Keeper},
+    held::HeldPod,
     kept::{self, KeptCertificates, KeptMesh},
     local_xds,
     pod::{Pod, Proxy},
-    pods::{Enrolment, Served},
+    pods::Enrolment,
     policy_metrics::PolicyCollector,
-    rollout::{Turn, succeeded},
+    rollout::Turn,
     state::{
         AddressDemand, IdentityEvent, NotUnderstoodPolicies, SharedState, StateConfig,
         follow_identities,
     },
+    termination::Termination,
     workers::Workers,
 };
 
@@ -65,7 +63,8 @@ pub enum StartedBy {
 /// When the process cannot start; what fails later is retried and logged.
 pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     if by == StartedBy::Supervisor {
-        keeper::end_with_supervisor().context("cannot follow the supervisor's end")?;
+        keeper::end_with_supervisor(c"ambit-node-prox")
+            .context("cannot follow the supervisor's end")?;
     }
     let logs = logging::init(env).context("cannot set up logging")?;
     ambit_rt::limits::raise_open_files();
@@ -118,7 +117,6 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         &mut registry,
         env.get("ISTIO_META_ISTIO_VERSION"),
     ));
-    let deadline = config.self_termination_deadline;
 
     let (state, demands) = shared_state(&config, &mut registry);
     let static_config = load_local(&config, &state)?;
@@ -160,8 +158,22 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     });
     let mut enrolment = Enrolment::new(proxy.clone(), workers.clone(), keeper.clone(), pods_ready);
     let served = enrolment.served();
-    for (uid, pod) in held.into_pods() {
-        enrolment.restore(uid, pod);
+    for (key, item) in held.into_items() {
+        match HeldPod::read(&key, item) {
+            Ok(pod) => enrolment.restore(pod),
+            Err(error) => {
+                tracing::warn!(uid = %key, %error, "a pod was not handed over");
+                keeper.release(&key);
+            }
+        }
+    }
+    if by == StartedBy::Supervisor && served.is_empty() {
+        // Nobody held anything: the agent's record is next best, until the agent itself is heard.
+        let config = &proxy.config;
+        let record = enrolled::path(&config.inpod_uds);
+        for pod in enrolled::regain(&record, &config.netns_dir) {
+            enrolment.restore(pod);
+        }
     }
     let own = serve_own(&proxy, &workers);
     let turn = Turn {
@@ -188,21 +200,14 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     tracing::info!(workers = workers.count(), node = %proxy.config.local_node, "serving");
 
     let cause = shutdown.wait().await;
-    let ends = Instant::now() + deadline;
-    succeeded(&keeper, &served, deadline).await;
-    tracing::info!(cause, ?deadline, "draining");
-    drop(enrolment);
-    // What nobody accepts from must not be held: with a successor, it is the successor's.
-    for pod in served.pods() {
-        keeper.release(&pod.uid);
-    }
-    let left = ends.saturating_duration_since(Instant::now());
-    let own = async {
-        if let Some(own) = own {
-            own.finish(Some(left)).await;
-        }
+    let termination = Termination {
+        proxy,
+        served,
+        keeper,
+        own,
+        enrolment,
     };
-    tokio::join!(drain_pods(&served, left), served.left(left), own);
+    termination.run(cause).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
 }
@@ -532,18 +537,5 @@ impl Server {
             http::serve(purpose, listener, options, drain, handler).await;
         });
         Ok(())
-    }
-}
-
-/// Lets all pods' connections finish, each until the deadline.
-async fn drain_pods(served: &Served, deadline: Duration) {
-    let draining: Vec<_> = served
-        .pods()
-        .into_iter()
-        .map(|pod| ambit_rt::spawn("pod drain", async move { pod.finish(Some(deadline)).await }))
-        .collect();
-    for pod in draining {
-        // A drain that panicked has said so.
-        let _panicked = pod.await;
     }
 }

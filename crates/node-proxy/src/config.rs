@@ -148,6 +148,8 @@ pub struct Config {
     /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
     /// go on. Not set: until they end.
     pub unenrolled_drain: Option<Duration>,
+    /// `AMBIT_NETNS_DIR`: where the container runtime binds the pods' network namespaces.
+    pub netns_dir: PathBuf,
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
     /// closed instead of going on in clear until they end.
     pub close_clear_connections: bool,
@@ -244,6 +246,7 @@ impl Config {
                 grace,
             ),
             unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
+            netns_dir: env.text("AMBIT_NETNS_DIR", "/var/run/netns").into(),
             close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
             setup_limits: setup_limits(env)?,
             num_worker_threads: threads::workers(env, mesh.concurrency)?,

@@ -18,7 +18,9 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use zeroize::Zeroizing;
 
-use crate::{held::Kind, keeper::Keeper};
+use ambit_handover::Keeper;
+
+use crate::held::Kind;
 
 /// Below this size nothing is copied.
 const SMALL: u64 = 4 << 20;
@@ -66,7 +68,7 @@ impl Journal {
         let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
         file.set_len(size)?;
         if is_new {
-            keeper.keep(kind, &file);
+            keeper.keep(kind.number(), &file);
         }
         Ok(Self {
             kind,
@@ -151,7 +153,7 @@ impl Journal {
         drop(writer);
         self.size = copy.metadata()?.len();
         self.limit = SMALL.max(self.size * 2);
-        self.keeper.keep(self.kind, &copy);
+        self.keeper.keep(self.kind.number(), &copy);
         self.file = Some(copy);
         Ok(())
     }

@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
+use ambit_handover::{Held, Keeper};
 use ambit_model::{ArcStr, Identity};
 use ambit_tls::Vault;
 use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
@@ -13,9 +14,8 @@ use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
 
 use crate::{
-    held::{Held, Kind},
+    held::Kind,
     journal::{Entry, Journal},
-    keeper::Keeper,
 };
 
 /// The types kept; their tags are their positions.
@@ -33,8 +33,8 @@ pub(crate) fn take_over(
     if !keeper.is_supervised() {
         return (None, None);
     }
-    let mesh = whole.then(|| KeptMesh::open(held.take_file(Kind::Mesh), keeper));
-    let certificates = KeptCertificates::open(held.take_file(Kind::Certificates), keeper);
+    let mesh = whole.then(|| KeptMesh::open(held.take_file(Kind::Mesh.number()), keeper));
+    let certificates = KeptCertificates::open(held.take_file(Kind::Certificates.number()), keeper);
     (
         mesh.and_then(|mesh| usable("the mesh", mesh)),
         usable("certificates", certificates),

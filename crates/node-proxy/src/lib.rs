@@ -1,6 +1,6 @@
 //! The node proxy: one proxy instance a pod, mTLS tunnels, L4 authorization.
 //!
-//! A tiny [`supervisor`] process holds the pods' sockets and runs the proxy proper as its worker. In
+//! A [`supervisor`] process holds the pods' sockets and runs the proxy proper as its worker. In
 //! the worker, the main thread follows the control plane and the node agent, keeps certificates, and answers
 //! admin requests; the worker threads carry connections. Never talks to the Kubernetes API.
 #![forbid(unsafe_code)]
@@ -15,11 +15,12 @@ pub mod connections;
 mod dns;
 pub mod dns_capture;
 mod double;
+
+mod enrolled;
 pub mod gate;
 pub mod held;
 mod inbound;
 pub mod journal;
-pub mod keeper;
 mod kept;
 pub mod local_xds;
 mod outbound;
@@ -33,5 +34,6 @@ mod shard;
 mod standing;
 pub mod state;
 pub mod supervisor;
+mod termination;
 pub mod under_way;
 pub mod workers;

@@ -3,12 +3,13 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use ambit_handover::{Accept, Keeper};
 use ambit_model::ArcStr;
 use ambit_rt::{Backoff, ReadyTask};
 use ambit_sys::{
@@ -26,8 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     clear,
-    held::{Accept, HeldPod},
-    keeper::Keeper,
+    held::{self, HeldPod},
     pod::{Pod, PodListeners, Proxy},
     report::chain,
     workers::Workers,
@@ -153,20 +153,13 @@ impl Enrolment {
 
     /// Serves a pod from before this process, from the sockets it had. The agent's snapshot decides
     /// whether it stays.
-    pub fn restore(&mut self, uid: PodUid, pod: HeldPod<OwnedFd>) {
+    pub fn restore(&mut self, pod: HeldPod) {
         let HeldPod {
+            uid,
             info,
             netns,
             sockets,
         } = pod;
-        let netns = match Netns::from_fd(netns) {
-            Ok(netns) => netns,
-            Err(error) => {
-                tracing::warn!(pod = %info.pod, %uid, %error, "the pod's namespace was not handed over");
-                self.keeper.release(&uid);
-                return;
-            }
-        };
         let generation = self.side.restore(uid.clone(), info.clone(), netns.clone());
         let event = self.start(uid, generation, &info, netns, sockets);
         let _nobody_asked = self.react(event);
@@ -310,7 +303,7 @@ impl Enrolment {
                         events.push_back(self.start(uid, generation, &info, netns, Vec::new()));
                     }
                     ProxyEffect::Update { uid, info, .. } => {
-                        self.keeper.known(&uid, &info);
+                        self.keeper.about(&uid, &held::about(&uid, &info));
                         if let Some((_, pod)) = self.served.inner.lock().up.get(&uid) {
                             pod.update_addresses(info.addresses);
                         }
@@ -379,11 +372,10 @@ impl Enrolment {
                 };
             }
         };
-        let sockets: Vec<_> = listeners
-            .iter()
-            .flat_map(PodListeners::descriptors)
-            .collect();
-        self.keeper.hold(&uid, info, &pod.netns, &sockets);
+        let sockets = listeners.iter().flat_map(PodListeners::descriptors);
+        let descriptors: Vec<_> = std::iter::once(pod.netns.as_fd()).chain(sockets).collect();
+        self.keeper
+            .hold(&uid, &held::about(&uid, info), &descriptors);
         self.workers.serve(&pod, listeners);
         if self.proxy.config.close_clear_connections {
             ambit_rt::spawn("earlier connections", clear::close(pod.clone()));

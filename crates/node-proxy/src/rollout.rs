@@ -1,6 +1,6 @@
 //! One proxy following another: when this one begins to take connections, and when it stops.
 //!
-//! Both hold the same sockets (see [`crate::supervisor`]), so at any moment one of them takes the
+//! Both hold the same sockets (see [`ambit_handover`]), so at any moment one of them takes the
 //! connections, or they wait in the kernel's queues: none is refused. The new one begins when it
 //! knows the mesh and has the certificates of the pods it was handed; that also makes it ready, and
 //! so lets the rollout end the old one. The old one, told to end while nobody has followed it, serves
@@ -12,12 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_handover::{Accept, Keeper};
 use ambit_model::Identity;
 use ambit_rt::ReadyTask;
 use ambit_tls::Certificates;
 use tokio::{sync::watch, time::sleep};
 
-use crate::{gate::GateKeeper, held::Accept, keeper::Keeper, pod::Proxy, pods::Served};
+use crate::{gate::GateKeeper, pod::Proxy, pods::Served};
 
 /// How long certificates that the CA refuses are waited for: it may not have heard of the pods.
 const REFUSED_FOR: Duration = Duration::from_secs(10);

@@ -11,6 +11,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod openings;
+
 use std::{
     fs,
     io::{Read, Write},
@@ -24,6 +26,8 @@ pub use ambit_lab::{
     Capture, Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
     PrimaryCni, Replacement, Status, Traffic,
 };
+
+pub use openings::Openings;
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -6,87 +6,13 @@
     reason = "a test fails by panicking"
 )]
 
-use std::{
-    io::ErrorKind,
-    net::SocketAddr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
-    time::Instant,
-};
+use std::{net::SocketAddr, time::Instant};
 
 use ambit_system_tests::{
-    Conversation, LogSource, Mesh, Options, PAIR, Replacement, assert_only_tls, find, options,
-    until,
+    LogSource, Mesh, Openings, Options, PAIR, Replacement, assert_only_tls, find, options,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
-
-/// Opens connections one after the other, all the while.
-struct Openings<'a> {
-    mesh: &'a Mesh,
-    server: SocketAddr,
-    stop: AtomicBool,
-    good: AtomicU32,
-    failures: Mutex<Vec<String>>,
-}
-
-impl<'a> Openings<'a> {
-    fn new(mesh: &'a Mesh) -> Self {
-        Self {
-            mesh,
-            server: SocketAddr::new(mesh.ip("shop/server"), 9000),
-            stop: AtomicBool::new(false),
-            good: AtomicU32::new(0),
-            failures: Mutex::default(),
-        }
-    }
-
-    fn dial(&self) -> std::io::Result<Conversation> {
-        self.mesh.dial("shop/client", self.server)
-    }
-
-    /// Until told to stop. `refused_only`: a connection that stood may break.
-    fn run(&self, refused_only: bool) {
-        while !self.stop.load(Ordering::Relaxed) {
-            let failed = match self.dial() {
-                Err(error) => Some(format!("not opened: {error}")),
-                Ok(mut connection) => match connection.say("hello") {
-                    Err(error) if !refused_only => Some(format!("broken: {error}")),
-                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                        Some(format!("refused: {error}"))
-                    }
-                    _ => None,
-                },
-            };
-            match failed {
-                Some(failed) => self.failures.lock().unwrap().push(failed),
-                None => drop(self.good.fetch_add(1, Ordering::Relaxed)),
-            }
-        }
-    }
-
-    fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-
-    /// Waits until that many more have succeeded.
-    fn go_on(&self, more: u32) {
-        let from = self.good.load(Ordering::Relaxed);
-        until("connections go on being opened", || {
-            self.good.load(Ordering::Relaxed) >= from + more
-                || !self.failures.lock().unwrap().is_empty()
-        });
-    }
-
-    fn assert_none_failed(&self) {
-        let failures = self.failures.lock().unwrap();
-        let good = self.good.load(Ordering::Relaxed);
-        assert!(failures.is_empty(), "{good} went well, but: {failures:?}");
-        assert!(good > 20, "only {good} connections were opened");
-    }
-}
 
 #[test]
 fn a_node_proxy_killed_again_and_again_refuses_no_connection() {

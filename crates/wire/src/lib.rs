@@ -48,6 +48,7 @@ mod generated {
 
 pub mod decode;
 pub mod encode;
+pub mod enrolled;
 mod unknown;
 pub mod zds_codec;
 

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::earlier;
 use crate::{
     actions::{Actions, Stood, with_causes},
+    enrolled::EnrolledFile,
     enrolment::{Event, Step, StepId, Wanted},
     membership,
     metrics::Metrics,
@@ -33,6 +34,7 @@ pub(super) struct Hands<A> {
     pub(super) zds: Zds,
     pub(super) status: StatusSink,
     run_dir: PathBuf,
+    pub(super) enrolled: EnrolledFile,
     events: mpsc::UnboundedSender<Event<Netns>>,
     pub(super) metrics: Metrics,
     slots: Arc<Semaphore>,
@@ -61,6 +63,7 @@ impl<A: Actions> Hands<A> {
         zds: Zds,
         status: StatusSink,
         run_dir: PathBuf,
+        enrolled: EnrolledFile,
         events: mpsc::UnboundedSender<Event<Netns>>,
         metrics: Metrics,
     ) -> Self {
@@ -69,6 +72,7 @@ impl<A: Actions> Hands<A> {
             zds,
             status,
             run_dir,
+            enrolled,
             events,
             metrics,
             slots: Arc::new(Semaphore::new(PARALLEL_STEPS)),
@@ -86,6 +90,7 @@ impl<A: Actions> Hands<A> {
         };
         match step {
             Step::Announce { info, netns } => {
+                self.enrolled.add(uid.clone(), info.clone(), netns.id());
                 // Ordered now, so that the first snapshot has it; the outcome comes later.
                 let outcome = self.zds.add(uid.clone(), info, netns);
                 spawn("announce", async move {
@@ -93,6 +98,7 @@ impl<A: Actions> Hands<A> {
                 });
             }
             Step::Withdraw => {
+                self.enrolled.remove(&uid);
                 let outcome = self.zds.del(uid.clone());
                 spawn("withdraw", async move {
                     report(uid, outcome.await.map_err(|error| with_causes(&error)));

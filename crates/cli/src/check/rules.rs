@@ -224,7 +224,7 @@ fn installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         if !is_ours(workload) || namespace_of(workload) != snapshot.mesh_namespace {
             continue;
         }
-        if let Rollout::Waiting(what) = rollout(workload) {
+        if let Rollout::Waiting(what) = rollout(workload, &snapshot.mesh_pods) {
             findings.push(Finding::new(
                 Level::Error,
                 format!("{} {}", text(workload, "/kind"), name(workload)),
@@ -360,7 +360,7 @@ mod tests {
             "kind": "DaemonSet",
             "metadata": {"name": "ztunnel", "namespace": "istio-system",
                          "labels": {"app.kubernetes.io/part-of": "ambit"}},
-            "status": {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 1},
+            "status": {"desiredNumberScheduled": 2},
         });
         let snapshot = Snapshot {
             daemon_sets: vec![set],
@@ -370,7 +370,7 @@ mod tests {
             one(&snapshot),
             (
                 Level::Error,
-                "DaemonSet ztunnel: 1 of 2 pods are ready".into()
+                "DaemonSet ztunnel: 0 of 2 pods are up to date".into()
             )
         );
     }

@@ -9,3 +9,4 @@
 )]
 
 mod earlier;
+mod killed;

@@ -1,6 +1,8 @@
 //! Parts that are killed, replaced, removed.
 
-use ambit_cluster_tests::{Load, Mesh, Part, until};
+use std::time::Duration;
+
+use ambit_cluster_tests::{Load, Mesh, Part, throughout, until};
 
 use crate::{PROXY, WORKER};
 
@@ -45,14 +47,31 @@ fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
 }
 
 #[test]
-fn a_rollout_of_the_node_proxy_breaks_no_connection() {
+fn rollouts_of_the_node_proxy_one_while_the_other_drains_break_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("rollout");
     space.serve_captured();
     let load = Load::start_captured(&space);
-    mesh.restart(Part::NodeProxy);
-    space.until_get("load", "http://server/", true);
+    for _ in 0..2 {
+        mesh.restart(Part::NodeProxy);
+        space.until_get("load", "http://server/", true);
+    }
+    let shown = mesh.ambit(&["rollout"]);
+    assert!(
+        shown.contains("new node proxies serve every node"),
+        "{shown}"
+    );
+    assert!(shown.contains("old ones drain"), "{shown}");
+    // Longer than Kubernetes gives a pod by default, twice: nothing cuts what is open.
+    let while_open = Duration::from_secs(hold_seconds());
+    throughout("connections are held", while_open, || true);
     load.finish().assert_flawless();
+}
+
+/// How long connections are held over rollouts. `AMBIT_HOLD_SECONDS` for more.
+fn hold_seconds() -> u64 {
+    let seconds = std::env::var("AMBIT_HOLD_SECONDS").ok();
+    seconds.and_then(|text| text.parse().ok()).unwrap_or(65)
 }
 
 #[test]

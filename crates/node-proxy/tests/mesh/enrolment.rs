@@ -2,8 +2,9 @@
 
 use std::{net::SocketAddr, os::fd::AsFd, sync::Arc};
 
+use ambit_handover::Keeper;
 use ambit_model::PodName;
-use ambit_node_proxy::{keeper::Keeper, pods::Enrolment};
+use ambit_node_proxy::pods::Enrolment;
 use ambit_rt::Readiness;
 use ambit_sys::seqpacket::{SeqPacket, SeqPacketListener};
 use ambit_wire::zds_codec::{decode_ack, decode_hello, encode_request};

@@ -9,5 +9,6 @@
 )]
 
 mod earlier;
+mod killed;
 mod objects;
 mod passing_by;

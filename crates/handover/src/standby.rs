@@ -6,29 +6,20 @@
 //! which is free again the moment its owner is dead. Neither ever gives the turn back, for that would end
 //! connections once more.
 
-use std::{
-    fs::File,
-    io,
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{fs::File, io, os::unix::net::UnixStream, path::Path, sync::Arc};
 
-use ambit_rt::Env;
 use ambit_sys::seqpacket::plain;
-use anyhow::Context as _;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{FlockOperation, flock},
     io::Errno,
 };
 
-use super::{
-    drain,
-    links::{Heard, Link},
-    wait_for,
+use crate::{
+    links::{Descriptor, Heard, Link},
+    process::{RunError, drain, wait_for},
+    record::{Held, Record},
 };
-use crate::held::{Held, Record};
 
 /// How long to wait for one that has the lock, but does not listen yet, or no more.
 const BETWEEN: Timespec = Timespec {
@@ -36,21 +27,15 @@ const BETWEEN: Timespec = Timespec {
     tv_nsec: 5_000_000,
 };
 
-/// The pair a supervisor belongs to.
-#[derive(Debug)]
-pub(super) struct Pair {
-    path: PathBuf,
-}
-
 /// It is this one's turn to serve.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     /// Where the standby is to come, as long as this one serves.
-    pub(super) listener: plain::Listener,
+    pub(crate) listener: plain::Listener,
     /// What the other one held when it died; `None` if there was none.
-    pub(super) held: Option<Held<Arc<OwnedFd>>>,
+    pub(crate) held: Option<Held<Descriptor>>,
     /// For as long as this one lives.
-    pub(super) lock: File,
+    pub(crate) lock: File,
 }
 
 /// Why a line to the other one is no longer followed.
@@ -59,48 +44,40 @@ enum Followed {
     Terminated,
 }
 
-impl Pair {
-    /// `AMBIT_PAIR_UDS`: where the two meet, in a directory that nobody else sees.
-    pub(super) fn of(env: &Env) -> Option<Self> {
-        let path = env.get("AMBIT_PAIR_UDS").filter(|path| !path.is_empty())?;
-        Some(Self { path: path.into() })
-    }
-
-    /// Waits for the turn. `None` when told to end before it came.
-    ///
-    /// # Errors
-    /// When the place cannot be used at all.
-    pub(super) fn stand_by(&self, terminate: &UnixStream) -> anyhow::Result<Option<Turn>> {
-        let unusable = || {
-            let path = self.path.display();
-            format!("cannot meet the other one of the pair: is {path} (AMBIT_PAIR_UDS) writable?")
+/// Waits for the turn. `None` when told to end before it came. `path`: where the two meet, in a directory that
+/// nobody else sees.
+///
+/// # Errors
+/// When the place cannot be used at all.
+pub(crate) fn stand_by(path: &Path, terminate: &UnixStream) -> Result<Option<Turn>, RunError> {
+    let unusable = |source: io::Error| RunError::Pair {
+        path: path.to_owned(),
+        source,
+    };
+    let lock = File::create(path.with_extension("lock")).map_err(unusable)?;
+    let mut held = None;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                let listener = plain::Listener::bind(path).map_err(unusable)?;
+                return Ok(Some(Turn {
+                    listener,
+                    held,
+                    lock,
+                }));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            Err(error) => return Err(unusable(error.into())),
+        }
+        let followed = match plain::connect_to(path) {
+            Ok(socket) => follow(Link::new(socket), &mut held, terminate),
+            Err(error) => {
+                tracing::debug!(%error, "who has the lock does not answer");
+                pause(terminate)
+            }
         };
-        let lock_path = self.path.with_extension("lock");
-        let lock = File::create(lock_path).with_context(unusable)?;
-        let mut held = None;
-        loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {
-                    let listener = plain::Listener::bind(&self.path).with_context(unusable)?;
-                    return Ok(Some(Turn {
-                        listener,
-                        held,
-                        lock,
-                    }));
-                }
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(error).with_context(unusable),
-            }
-            let followed = match plain::connect_to(&self.path) {
-                Ok(socket) => follow(Link::new(socket), &mut held, terminate)?,
-                Err(error) => {
-                    tracing::debug!(%error, "who has the lock does not answer");
-                    pause(terminate)?
-                }
-            };
-            if matches!(followed, Followed::Terminated) {
-                return Ok(None);
-            }
+        if matches!(followed.map_err(RunError::Wait)?, Followed::Terminated) {
+            return Ok(None);
         }
     }
 }
@@ -117,7 +94,7 @@ fn pause(terminate: &UnixStream) -> io::Result<Followed> {
 /// Holds what the other one tells. What was held of one before it stays until this one has told all.
 fn follow(
     mut other: Link,
-    held: &mut Option<Held<Arc<OwnedFd>>>,
+    held: &mut Option<Held<Descriptor>>,
     terminate: &UnixStream,
 ) -> io::Result<Followed> {
     let mut told = Held::default();
@@ -134,7 +111,10 @@ fn follow(
                 }
                 if matches!(record, Record::Accept(_)) && !all {
                     all = true;
-                    tracing::info!(pods = told.len(), "standing by for the proxy of this pod");
+                    tracing::info!(
+                        held = told.len(),
+                        "standing by for the other container of this pod"
+                    );
                     *held = Some(std::mem::take(&mut told));
                 }
                 continue;
@@ -143,8 +123,8 @@ fn follow(
                 if let Some(held) = held {
                     held.interrupted();
                     tracing::warn!(
-                        pods = held.len(),
-                        "the proxy of this pod is dead: taking its place"
+                        held = held.len(),
+                        "the other container of this pod is dead: taking its place"
                     );
                 }
                 return Ok(Followed::Gone);

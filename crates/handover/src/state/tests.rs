@@ -1,6 +1,6 @@
 //! Deaths, rollouts and ends, in every order that matters.
 
-use ambit_zds::WorkloadInfo;
+use std::sync::Arc;
 
 use super::*;
 
@@ -23,12 +23,12 @@ impl World {
     /// With a worker that runs and serves `pods` pods of one socket each.
     fn serving(pods: u32) -> Self {
         let mut world = Self::new();
-        world.event(Event::Begin { predecessor: false });
+        world.event(begin(false));
         world.event(Event::FromWorker(Record::Started, None));
         world.event(Event::FromWorker(Record::Accepting, None));
         for number in 0..pods {
             for (record, fd) in pod(number) {
-                assert_eq!(world.event(Event::FromWorker(record, Some(fd))), []);
+                assert_eq!(world.event(Event::FromWorker(record, fd)), []);
             }
         }
         world
@@ -50,18 +50,34 @@ impl World {
     }
 }
 
-fn pod(number: u32) -> [(Record, u32); 2] {
-    let head = Record::Pod {
-        uid: format!("pod-{number}").into(),
-        info: WorkloadInfo::default(),
-        sockets: 1,
+fn begin(predecessor: bool) -> Event<u32> {
+    Event::Begin {
+        predecessor,
+        holder: false,
+    }
+}
+
+fn pod(number: u32) -> Vec<(Record, Option<u32>)> {
+    let head = Record::Item {
+        key: format!("pod-{number}").into(),
+        about: Arc::from(&b"about"[..]),
+        descriptors: 2,
     };
-    [(head, number * 10), (Record::Socket, number * 10 + 1)]
+    let descriptors = [number * 10, number * 10 + 1];
+    std::iter::once((head, None))
+        .chain(descriptors.map(|fd| (Record::Descriptor, Some(fd))))
+        .collect()
+}
+
+fn release(number: u32) -> Record {
+    Record::Release {
+        key: format!("pod-{number}").into(),
+    }
 }
 
 fn start(pods: u32, accept: Accept) -> Effects {
     let told = (0..pods).flat_map(pod);
-    let told = told.map(|(record, fd)| Effect::ToWorker(record, Some(fd)));
+    let told = told.map(|(record, fd)| Effect::ToWorker(record, fd));
     std::iter::once(Effect::Start)
         .chain(told)
         .chain([Effect::ToWorker(Record::Accept(accept), None)])
@@ -86,7 +102,7 @@ fn a_worker_that_is_killed_is_replaced_at_once_and_told_everything() {
 }
 
 #[test]
-fn however_often_it_dies_the_next_one_comes_within_a_second() {
+fn however_often_it_dies_the_next_one_comes_within_half_a_second() {
     let mut world = World::serving(1);
     world.event(Event::Ended(Ended::Signal(9)));
     let mut waits = Vec::new();
@@ -96,7 +112,7 @@ fn however_often_it_dies_the_next_one_comes_within_a_second() {
         waits.push(world.wait().as_millis());
         assert_eq!(world.event(Event::Tick), start(1, Accept::Now));
     }
-    assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+    assert_eq!(waits, [10, 20, 40, 80, 160, 320, 500, 500, 500, 500]);
     world.after(STABLE);
     let effects = world.event(Event::Ended(Ended::Signal(6)));
     assert_eq!(
@@ -108,7 +124,7 @@ fn however_often_it_dies_the_next_one_comes_within_a_second() {
 
 #[test]
 fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
-    let file = Record::File(crate::held::Kind::Mesh);
+    let file = Record::File(0);
     let mut world = World::serving(0);
     world.event(Event::FromWorker(file.clone(), Some(7)));
     let told = Effect::ToWorker(file.clone(), Some(7));
@@ -133,10 +149,7 @@ fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
 #[test]
 fn a_worker_that_never_started_ends_the_supervisor_with_its_code() {
     let mut world = World::new();
-    assert_eq!(
-        world.event(Event::Begin { predecessor: false }),
-        start(0, Accept::Now)
-    );
+    assert_eq!(world.event(begin(false)), start(0, Accept::Now));
     assert_eq!(world.event(Event::Ended(Ended::Code(1))), [Effect::Exit(1)]);
 }
 
@@ -184,7 +197,7 @@ fn told_to_end_between_two_workers_it_ends() {
 fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
     let mut old = World::serving(1);
     let mut new = World::new();
-    assert_eq!(new.event(Event::Begin { predecessor: true }), []);
+    assert_eq!(new.event(begin(true)), []);
     let mut told = old.event(Event::Successor);
     assert_eq!(
         told.pop(),
@@ -241,14 +254,14 @@ fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
 #[test]
 fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
     let mut new = World::new();
-    new.event(Event::Begin { predecessor: true });
-    let [head, _] = pod(0);
-    new.event(Event::FromPredecessor(head.0, Some(head.1)));
+    new.event(begin(true));
+    let (head, _) = pod(0).remove(0);
+    new.event(Event::FromPredecessor(head, None));
     assert_eq!(new.event(Event::PredecessorGone), start(0, Accept::Now));
 
     let mut new = World::new();
-    new.event(Event::Begin { predecessor: true });
-    assert_eq!(new.wait(), PREDECESSOR_WITHIN);
+    new.event(begin(true));
+    assert_eq!(new.wait(), TOLD_WITHIN);
     assert_eq!(new.event(Event::Tick), start(0, Accept::WhenReady));
     // Dying later, it leaves the connections to the new one.
     assert_eq!(
@@ -271,50 +284,51 @@ fn standby_of(effects: Effects) -> Held<u32> {
 
 #[test]
 fn a_standby_is_told_what_is_held_and_every_change_and_serves_that_at_once() {
-    let mesh = Record::File(crate::held::Kind::Mesh);
+    let mesh = Record::File(0);
     let mut first = World::serving(1);
     first.event(Event::FromWorker(mesh.clone(), Some(7)));
-    let [(head, netns), (_, socket)] = pod(1);
-    first.event(Event::FromWorker(head, Some(netns)));
+    let mut parts = pod(1);
+    let (last, socket) = parts.pop().unwrap();
+    for (record, fd) in parts {
+        first.event(Event::FromWorker(record, fd));
+    }
     // One that comes in the middle of a pod hears of it when it is whole.
     let mut told = first.event(Event::Standby);
     assert_eq!(
         told.last(),
         Some(&Effect::ToStandby(Record::Accept(Accept::Paused), None))
     );
-    told.extend(first.event(Event::FromWorker(Record::Socket, Some(socket))));
-    let gone = Record::Release {
-        uid: "pod-0".into(),
-    };
-    told.extend(first.event(Event::FromWorker(gone, None)));
-    let files = Record::File(crate::held::Kind::Certificates);
+    told.extend(first.event(Event::FromWorker(last, socket)));
+    told.extend(first.event(Event::FromWorker(release(0), None)));
+    let files = Record::File(1);
     told.extend(first.event(Event::FromWorker(files.clone(), Some(8))));
-    let stray = first.event(Event::FromWorker(Record::Socket, Some(9)));
+    let stray = first.event(Event::FromWorker(Record::Descriptor, Some(9)));
     assert!(matches!(&stray[..], [Effect::Odd(_)]), "{stray:?}");
 
     let mut second = World::new();
     second.supervisor = Supervisor::new(Some(standby_of(told)), second.now);
     let expected: Effects = std::iter::once(Effect::Start)
-        .chain(pod(1).map(|(record, fd)| Effect::ToWorker(record, Some(fd))))
+        .chain(
+            pod(1)
+                .into_iter()
+                .map(|(record, fd)| Effect::ToWorker(record, fd)),
+        )
         .chain([(mesh, 7), (files, 8)].map(|(file, fd)| Effect::ToWorker(file, Some(fd))))
         .chain([Effect::ToWorker(Record::Accept(Accept::Now), None)])
         .collect();
-    assert_eq!(second.event(Event::Begin { predecessor: false }), expected);
+    assert_eq!(second.event(begin(false)), expected);
     // The first one's worker may still have its ports.
     let effects = second.event(Event::Ended(Ended::Code(1)));
     assert_eq!(effects[1..], expected);
     // Nobody listens any more.
     first.event(Event::StandbyGone);
-    let gone = Record::Release {
-        uid: "pod-1".into(),
-    };
-    assert_eq!(first.event(Event::FromWorker(gone, None)), []);
+    assert_eq!(first.event(Event::FromWorker(release(1), None)), []);
 }
 
 #[test]
 fn a_standby_takes_the_place_only_of_one_that_could_start() {
     let mut world = World::new();
-    world.event(Event::Begin { predecessor: false });
+    world.event(begin(false));
     assert_eq!(world.event(Event::Standby), []);
     let told = [Effect::ToStandby(Record::Accept(Accept::Paused), None)];
     assert_eq!(world.event(Event::FromWorker(Record::Started, None)), told);
@@ -326,24 +340,118 @@ fn a_standby_takes_the_place_only_of_one_that_could_start() {
 fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
     let mut held = Held::default();
     for (record, fd) in pod(0) {
-        held.apply(&record, Some(fd)).unwrap();
+        held.apply(&record, fd).unwrap();
     }
     let mut world = World::new();
     world.supervisor = Supervisor::new(Some(held), world.now);
-    assert_eq!(world.event(Event::Begin { predecessor: true }), []);
+    assert_eq!(world.event(begin(true)), []);
     for (record, fd) in pod(1) {
-        assert_eq!(world.event(Event::FromPredecessor(record, Some(fd))), []);
+        assert_eq!(world.event(Event::FromPredecessor(record, fd)), []);
     }
     let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
     let mut expected = start(2, Accept::WhenReady);
-    expected.drain(1..3);
+    expected.drain(1..4);
     assert_eq!(world.event(end), expected);
 }
 
 #[test]
 fn what_does_not_fit_is_reported_and_changes_nothing() {
     let mut world = World::serving(1);
-    let effects = world.event(Event::FromWorker(Record::Socket, Some(7)));
+    let effects = world.event(Event::FromWorker(Record::Descriptor, Some(7)));
     assert!(matches!(&effects[..], [Effect::Odd(_)]), "{effects:?}");
-    assert_eq!(world.supervisor.pods(), 1);
+    assert_eq!(world.supervisor.items(), 1);
+}
+
+#[test]
+fn of_three_generations_the_first_stops_when_the_third_takes_over_from_one_still_preparing() {
+    let mut middle = World::new();
+    middle.event(begin(true));
+    for (record, fd) in pod(0) {
+        middle.event(Event::FromPredecessor(record, fd));
+    }
+    let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
+    assert_eq!(middle.event(end), start(1, Accept::WhenReady));
+    assert_eq!(middle.event(Event::Successor).len(), 4);
+    let effects = middle.event(Event::FromSuccessor(Record::Accepting));
+    let expected = [
+        Effect::ToWorker(Record::Accept(Accept::Paused), None),
+        Effect::ToPredecessor(Record::Accepting),
+    ];
+    assert_eq!(effects, expected);
+}
+
+#[test]
+fn one_that_drains_stays_superseded_when_its_successor_has_gone_too() {
+    let mut world = World::serving(1);
+    world.event(Event::Successor);
+    world.event(Event::FromSuccessor(Record::Accepting));
+    world.event(Event::Terminate);
+    assert_eq!(world.event(Event::SuccessorGone), []);
+    assert_eq!(
+        world.event(Event::Ended(Ended::Signal(9))),
+        [Effect::Exit(137)],
+        "its pods are another's"
+    );
+}
+
+fn to_holder(pods: std::ops::Range<u32>) -> Effects {
+    let told = pods.flat_map(pod);
+    told.map(|(record, fd)| Effect::ToHolder(record, fd))
+        .chain([Effect::ToHolder(Record::Accept(Accept::Paused), None)])
+        .collect()
+}
+
+#[test]
+fn a_holder_is_told_items_and_no_files_by_the_one_that_takes_connections() {
+    let mut world = World::serving(1);
+    world.event(Event::FromWorker(Record::File(1), Some(7)));
+    assert_eq!(world.event(Event::Holder), to_holder(0..1));
+    assert_eq!(world.event(Event::FromWorker(Record::File(1), Some(8))), []);
+    let told = [Effect::ToHolder(release(0), None)];
+    assert_eq!(world.event(Event::FromWorker(release(0), None)), told);
+    // Its successor's are held from now on.
+    world.event(Event::Successor);
+    world.event(Event::FromSuccessor(Record::Accepting));
+    for (record, fd) in pod(1) {
+        assert_eq!(world.event(Event::FromWorker(record, fd)), []);
+    }
+    let mut effects = world.event(Event::SuccessorGone);
+    assert_eq!(
+        effects.remove(0),
+        Effect::ToWorker(Record::Accept(Accept::Now), None)
+    );
+    assert_eq!(effects, to_holder(1..2));
+    // A holder that was started anew is told again.
+    assert_eq!(world.event(Event::HolderGone), []);
+    assert_eq!(world.event(Event::Holder), to_holder(1..2));
+}
+
+#[test]
+fn where_nobody_else_is_left_the_holder_gives_back_what_it_holds() {
+    let with_holder = || Event::Begin {
+        predecessor: false,
+        holder: true,
+    };
+    let mut world = World::new();
+    assert_eq!(world.event(with_holder()), []);
+    for (record, fd) in pod(0) {
+        assert_eq!(world.event(Event::FromHolder(record, fd)), []);
+    }
+    let end = Event::FromHolder(Record::Accept(Accept::Paused), None);
+    assert_eq!(world.event(end), start(1, Accept::Now));
+    let late = Event::FromHolder(release(0), None);
+    assert_eq!(world.event(late), []);
+    assert_eq!(world.supervisor.items(), 1);
+    assert_eq!(
+        world.event(Event::FromWorker(Record::Accepting, None)),
+        to_holder(0..1)
+    );
+    // One that dies, or says nothing, is not waited for.
+    let mut world = World::new();
+    world.event(with_holder());
+    assert_eq!(world.event(Event::HolderGone), start(0, Accept::Now));
+    let mut world = World::new();
+    world.event(with_holder());
+    assert_eq!(world.wait(), TOLD_WITHIN);
+    assert_eq!(world.event(Event::Tick), start(0, Accept::Now));
 }

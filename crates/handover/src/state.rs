@@ -1,32 +1,34 @@
 //! What the supervisor does when: a worker that died is replaced, a successor gets everything, a
 //! signal is passed on. Knows nothing of processes, sockets or clocks.
 //!
-//! Who accepts at a rollout: the new proxy gets the pods' sockets from the old one, prepares, and
-//! says so when it takes connections; only then does the old one stop taking them. Both hold the
-//! very same sockets, so no connection is lost between them, not even one that waits in the queue.
-//! An old proxy told to end while no successor has come goes on as before until one has, or its time
-//! is over.
+//! Who accepts at a rollout: the new program gets the sockets from the old one, prepares, and says so
+//! when it takes connections; only then does the old one stop taking them. Both hold the very same
+//! sockets, so no connection is lost between them, not even one that waits in the queue. An old program
+//! told to end while no successor has come goes on as before until one has, or its time is over. Programs
+//! form a chain: one that takes over from another that was itself still preparing takes over from the
+//! first as well.
 //!
-//! A standby (see [`super::standby`]) is told everything that is held, and every change of it.
+//! A standby (see [`crate::standby`]) is told everything that is held, and every change of it; a holder
+//! (see [`crate::holder`]) the items, by whoever takes the connections.
 
 use std::time::{Duration, Instant};
 
-use crate::held::{Accept, Held, Record};
+use crate::record::{Accept, Held, Record};
 
-/// How long a predecessor may take to tell what it holds.
-const PREDECESSOR_WITHIN: Duration = Duration::from_secs(2);
+/// How long a predecessor, or a holder, may take to tell what it holds.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// A worker that ran this long is replaced at once.
-const STABLE: Duration = Duration::from_secs(1);
+const STABLE: Duration = Duration::from_millis(400);
 /// The second of several quick deaths waits this long, each further one twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
-/// From this wait on, which takes several quick deaths, what the worker kept may be their cause.
+/// From this wait on, which takes several quick deaths, a file that workers keep may be their cause.
 const DISTRUST: Duration = Duration::from_millis(40);
 /// However often it dies, a new one comes after this.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// By itself.
     Code(u8),
     /// By a signal.
@@ -45,10 +47,11 @@ impl Ended {
 
 /// What happened.
 #[derive(Debug)]
-pub(super) enum Event<F> {
-    /// The process has begun; whether a predecessor answered.
+pub(crate) enum Event<F> {
+    /// The process has begun; whether a predecessor answered, and a holder.
     Begin {
         predecessor: bool,
+        holder: bool,
     },
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
@@ -60,6 +63,10 @@ pub(super) enum Event<F> {
     /// A standby has connected, instead of any before it.
     Standby,
     StandbyGone,
+    /// A holder answers that did not before.
+    Holder,
+    FromHolder(Record, Option<F>),
+    HolderGone,
     Ended(Ended),
     /// The process is told to end.
     Terminate,
@@ -68,13 +75,14 @@ pub(super) enum Event<F> {
 
 /// What is to be done, in order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Effect<F> {
+pub(crate) enum Effect<F> {
     /// Start a worker; what it is to be told follows.
     Start,
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
     ToSuccessor(Record, Option<F>),
     ToStandby(Record, Option<F>),
+    ToHolder(Record, Option<F>),
     /// Ask the worker to end.
     Terminate,
     /// A worker died; the next one starts after this.
@@ -87,9 +95,19 @@ pub(super) enum Effect<F> {
     Exit(u8),
 }
 
+/// Another process that only holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Away,
+    /// What it holds is not, or no longer, this one's.
+    Silent,
+    /// It is told every change.
+    Told,
+}
+
 #[derive(Debug)]
 enum Worker {
-    /// Waits for the predecessor to tell, until then.
+    /// Waits for the predecessor, or the holder, to tell, until then.
     Waiting(Instant),
     /// Died; the next one starts then.
     Down(Instant),
@@ -100,7 +118,7 @@ enum Worker {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Supervisor<F> {
+pub(crate) struct Supervisor<F> {
     held: Held<F>,
     worker: Worker,
     /// A worker has got so far that its death is a crash rather than a wrong configuration.
@@ -114,12 +132,15 @@ pub(super) struct Supervisor<F> {
     superseded: bool,
     successor: bool,
     standby: bool,
+    holder: Holder,
+    /// A worker has taken connections.
+    accepting: bool,
     ending: bool,
 }
 
 impl<F: Clone> Supervisor<F> {
     /// Holds what it took over as a standby: `None` if it was none.
-    pub(super) fn new(taken_over: Option<Held<F>>, now: Instant) -> Self {
+    pub(crate) fn new(taken_over: Option<Held<F>>, now: Instant) -> Self {
         Self {
             // What could serve there can serve here: ports may just be taken for another moment.
             ever_started: taken_over.is_some(),
@@ -131,40 +152,52 @@ impl<F: Clone> Supervisor<F> {
             superseded: false,
             successor: false,
             standby: false,
+            holder: Holder::Away,
+            accepting: false,
             ending: false,
         }
     }
 
     /// When a tick is due.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.worker {
             Worker::Waiting(at) | Worker::Down(at) => Some(at),
             Worker::Running { .. } => None,
         }
     }
 
-    /// How many pods are held.
-    pub(super) fn pods(&self) -> usize {
+    /// How many items are held.
+    pub(crate) fn items(&self) -> usize {
         self.held.len()
     }
 
-    pub(super) fn on_event(&mut self, event: Event<F>, now: Instant) -> Vec<Effect<F>> {
+    pub(crate) fn on_event(&mut self, event: Event<F>, now: Instant) -> Vec<Effect<F>> {
         let mut effects = Vec::new();
         match event {
-            Event::Begin { predecessor } => {
+            Event::Begin {
+                predecessor,
+                holder,
+            } => {
                 self.predecessor = predecessor;
                 self.predecessor_accepts = predecessor;
+                if holder {
+                    self.holder = Holder::Silent;
+                }
                 if predecessor {
                     // It knows better than a standby could.
                     self.held.clear();
-                    self.worker = Worker::Waiting(now + PREDECESSOR_WITHIN);
+                }
+                if predecessor || holder && self.held.is_empty() {
+                    self.worker = Worker::Waiting(now + TOLD_WITHIN);
                 } else {
                     self.start(now, &mut effects);
                 }
             }
             Event::FromWorker(record, fd) => self.worker_says(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
-                self.predecessor_says(record, fd, now, &mut effects);
+                if self.told(&record, fd, &mut effects) {
+                    self.start(now, &mut effects);
+                }
             }
             Event::PredecessorGone => self.predecessor_gone(now, &mut effects),
             Event::Successor => {
@@ -176,7 +209,10 @@ impl<F: Clone> Supervisor<F> {
             }
             Event::FromSuccessor(Record::Accepting) if self.successor => {
                 if !std::mem::replace(&mut self.superseded, true) {
+                    self.holder_is_anothers();
                     self.tell(Record::Accept(Accept::Paused), &mut effects);
+                    // This one's predecessor may still take them too.
+                    self.take_from_predecessor(&mut effects);
                 }
             }
             Event::FromSuccessor(_) => {}
@@ -193,6 +229,22 @@ impl<F: Clone> Supervisor<F> {
                 }
             }
             Event::StandbyGone => self.standby = false,
+            Event::Holder => {
+                self.holder = Holder::Silent;
+                self.tell_holder(&mut effects);
+            }
+            Event::FromHolder(record, fd) => {
+                if !self.predecessor && self.told(&record, fd, &mut effects) {
+                    self.start(now, &mut effects);
+                }
+            }
+            Event::HolderGone => {
+                self.holder = Holder::Away;
+                if !self.predecessor && matches!(self.worker, Worker::Waiting(_)) {
+                    self.held.interrupted();
+                    self.start(now, &mut effects);
+                }
+            }
             Event::Ended(ended) => self.worker_ended(ended, now, &mut effects),
             Event::Terminate => {
                 self.ending = true;
@@ -244,29 +296,44 @@ impl<F: Clone> Supervisor<F> {
                 }
             }
             Record::Accepting => {
-                self.predecessor_accepts = false;
-                if self.predecessor {
-                    effects.push(Effect::ToPredecessor(Record::Accepting));
-                }
+                self.accepting = true;
+                self.take_from_predecessor(effects);
+                self.tell_holder(effects);
             }
             _ => {}
         }
     }
 
-    fn predecessor_says(
-        &mut self,
-        record: Record,
-        fd: Option<F>,
-        now: Instant,
-        effects: &mut Vec<Effect<F>>,
-    ) {
-        if !matches!(self.worker, Worker::Waiting(_)) {
-            // Too late: the worker has been told other things.
-            return;
+    fn take_from_predecessor(&mut self, effects: &mut Vec<Effect<F>>) {
+        self.predecessor_accepts = false;
+        if self.predecessor {
+            effects.push(Effect::ToPredecessor(Record::Accepting));
         }
-        self.hold(&record, fd, effects);
-        if matches!(record, Record::Accept(_)) {
-            self.start(now, effects);
+    }
+
+    /// Takes what was held elsewhere before the worker starts; whether that was all.
+    fn told(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
+        // Later is too late: the worker has been told other things.
+        let waiting = matches!(self.worker, Worker::Waiting(_));
+        if waiting {
+            self.hold(record, fd, effects);
+        }
+        waiting && matches!(record, Record::Accept(_))
+    }
+
+    /// Whoever takes the connections has the holder hold the same.
+    fn tell_holder(&mut self, effects: &mut Vec<Effect<F>>) {
+        if self.holder == Holder::Silent && self.accepting && !self.superseded {
+            self.holder = Holder::Told;
+            let told = self.held.records().into_iter();
+            effects.extend(told.map(|(record, fd)| Effect::ToHolder(record, fd)));
+            effects.push(Effect::ToHolder(Record::Accept(Accept::Paused), None));
+        }
+    }
+
+    fn holder_is_anothers(&mut self) {
+        if self.holder == Holder::Told {
+            self.holder = Holder::Silent;
         }
     }
 
@@ -276,25 +343,27 @@ impl<F: Clone> Supervisor<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
 
-    /// The standby hears of a pod once it is whole, and of nothing that does not fit.
+    /// Others hear of an item once it is whole, and of nothing that does not fit.
     fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.held.apply(record, fd.clone()) {
             Ok(whole) => whole,
             Err(error) => return effects.push(Effect::Odd(error.to_string())),
         };
-        if !self.standby {
-            return;
-        }
+        let is_file = matches!(record, Record::File(_));
         let told = match record {
-            Record::Known { .. } | Record::Release { .. } | Record::File(_) => {
+            Record::About { .. } | Record::Release { .. } | Record::File(_) => {
                 vec![(record.clone(), fd)]
             }
-            _ => whole.map_or_else(Vec::new, |uid| self.held.records_of(&uid)),
+            _ => whole.map_or_else(Vec::new, |key| self.held.records_of(&key)),
         };
-        effects.extend(
-            told.into_iter()
-                .map(|(record, fd)| Effect::ToStandby(record, fd)),
-        );
+        for (record, fd) in told {
+            if self.holder == Holder::Told && !is_file {
+                effects.push(Effect::ToHolder(record.clone(), fd.clone()));
+            }
+            if self.standby {
+                effects.push(Effect::ToStandby(record, fd));
+            }
+        }
     }
 
     fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
@@ -308,11 +377,13 @@ impl<F: Clone> Supervisor<F> {
         }
     }
 
-    /// Nobody else takes the connections any more. A worker that has been told to end has let go of
-    /// its sockets by now.
+    /// Nobody else takes the connections any more. A worker that has been told to end has given its
+    /// sockets up by now: it stays superseded, whatever becomes of those after it.
     fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
-        if std::mem::replace(&mut self.superseded, false) && !self.ending {
+        if self.superseded && !self.ending {
+            self.superseded = false;
             self.tell(Record::Accept(Accept::Now), effects);
+            self.tell_holder(effects);
         }
     }
 

@@ -2,6 +2,7 @@
 //! connections.
 
 use std::{
+    ffi::CStr,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
@@ -9,11 +10,10 @@ use std::{
 };
 
 use ambit_sys::seqpacket::{Received, SeqPacket};
-use ambit_zds::{PodUid, WorkloadInfo};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
-use crate::held::{Accept, Held, HeldError, Kind, MAX_HELD_RECORD, Record};
+use crate::record::{Accept, Held, HeldError, MAX_HELD_RECORD, Record};
 
 /// How long the supervisor may take to tell what it holds.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -39,13 +39,13 @@ pub struct Keeper {
     accept: watch::Receiver<Accept>,
 }
 
-/// The worker ends with its supervisor, whatever becomes of that, and is named as that is: call
+/// The worker ends with its supervisor, whatever becomes of that, and has this name, as that has: call
 /// before anything else.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn end_with_supervisor() -> io::Result<()> {
-    rustix::thread::set_name(c"ambit-node-prox")?;
+pub fn end_with_supervisor(name: &CStr) -> io::Result<()> {
+    rustix::thread::set_name(name)?;
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
@@ -104,43 +104,37 @@ impl Keeper {
         self.accept.clone()
     }
 
-    /// Has a pod's namespace and sockets held.
-    pub fn hold(
-        &self,
-        uid: &PodUid,
-        info: &WorkloadInfo,
-        netns: impl AsFd,
-        sockets: &[BorrowedFd<'_>],
-    ) {
-        let Ok(count) = u16::try_from(sockets.len()) else {
-            tracing::error!(pod = %info.pod, "too many sockets to be held");
+    /// Has an item's descriptors held.
+    pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let Ok(count) = u16::try_from(descriptors.len()) else {
+            tracing::error!(key, "too many descriptors to be held");
             return;
         };
-        let pod = Record::Pod {
-            uid: uid.clone(),
-            info: info.clone(),
-            sockets: count,
+        let item = Record::Item {
+            key: key.into(),
+            about: about.into(),
+            descriptors: count,
         };
-        self.send(&pod, Some(netns.as_fd()));
-        for socket in sockets {
-            self.send(&Record::Socket, Some(*socket));
+        self.send(&item, None);
+        for descriptor in descriptors {
+            self.send(&Record::Descriptor, Some(*descriptor));
         }
     }
 
-    /// More is known of a pod.
-    pub fn known(&self, uid: &PodUid, info: &WorkloadInfo) {
-        let (uid, info) = (uid.clone(), info.clone());
-        self.send(&Record::Known { uid, info }, None);
+    /// Something else is to be said about an item.
+    pub fn about(&self, key: &str, about: &[u8]) {
+        let (key, about) = (key.into(), about.into());
+        self.send(&Record::About { key, about }, None);
     }
 
-    /// The pod is no longer served.
-    pub fn release(&self, uid: &PodUid) {
-        self.send(&Record::Release { uid: uid.clone() }, None);
+    /// The item is to be held no longer.
+    pub fn release(&self, key: &str) {
+        self.send(&Record::Release { key: key.into() }, None);
     }
 
     /// Has a file held for the next worker.
-    pub fn keep(&self, kind: Kind, file: impl AsFd) {
-        self.send(&Record::File(kind), Some(file.as_fd()));
+    pub fn keep(&self, number: u8, file: impl AsFd) {
+        self.send(&Record::File(number), Some(file.as_fd()));
     }
 
     /// The configuration is good; from now on the end of the process is a crash.
@@ -156,7 +150,7 @@ impl Keeper {
     fn send(&self, record: &Record, fd: Option<BorrowedFd<'_>>) {
         let Some(link) = &self.link else { return };
         if let Err(error) = link.send_blocking(&record.encode(), fd) {
-            tracing::error!(%error, "the supervisor does not hear; a crash will be felt");
+            tracing::error!(%error, "cannot tell the supervisor: a crash may refuse connections");
         }
     }
 }

@@ -5,25 +5,28 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
 
-use super::Held;
-use crate::held::{MAX_HELD_RECORD, Record};
+use crate::record::{MAX_HELD_RECORD, Record};
+
+/// A descriptor held; the clones are one.
+pub(crate) type Descriptor = Arc<OwnedFd>;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     socket: OwnedFd,
-    queue: VecDeque<(Vec<u8>, Option<Held>)>,
+    queue: VecDeque<(Vec<u8>, Option<Descriptor>)>,
     broken: bool,
 }
 
 /// What came.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(crate) enum Heard {
     Record(Record, Option<OwnedFd>),
     /// Nothing, for now.
     Nothing,
@@ -32,7 +35,7 @@ pub(super) enum Heard {
 }
 
 impl Link {
-    pub(super) fn new(socket: OwnedFd) -> Self {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
             queue: VecDeque::new(),
@@ -40,13 +43,13 @@ impl Link {
         }
     }
 
-    pub(super) fn say(&mut self, record: &Record, fd: Option<Held>) {
+    pub(crate) fn say(&mut self, record: &Record, fd: Option<Descriptor>) {
         self.queue.push_back((record.encode(), fd));
         self.flush();
     }
 
     /// Sends what can be sent now.
-    pub(super) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         while let Some((record, fd)) = self.queue.front() {
             match plain::send(&self.socket, record, fd.as_ref().map(|fd| fd.as_fd())) {
                 Ok(()) => drop(self.queue.pop_front()),
@@ -61,7 +64,7 @@ impl Link {
         }
     }
 
-    pub(super) fn hear(&mut self) -> Heard {
+    pub(crate) fn hear(&mut self) -> Heard {
         let mut buffer = [0; MAX_HELD_RECORD];
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
@@ -89,8 +92,20 @@ impl Link {
         }
     }
 
+    /// Everything that has come; whether the other side is gone after it.
+    pub(crate) fn hear_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
+        let mut heard = Vec::new();
+        loop {
+            match self.hear() {
+                Heard::Record(record, fd) => heard.push((record, fd)),
+                Heard::Nothing => return (heard, false),
+                Heard::End => return (heard, true),
+            }
+        }
+    }
+
     /// What to wait for: nothing of a line that is broken, whose end would be told again and again.
-    pub(super) fn interest(&self) -> Option<PollFd<'_>> {
+    pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN
         } else {
@@ -103,16 +118,15 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held::Accept;
+    use crate::record::Accept;
 
     #[test]
     fn who_does_not_read_holds_nobody_up_and_hears_everything_later() {
         let (ours, theirs) = plain::pair().unwrap();
         let (mut ours, mut theirs) = (Link::new(ours), Link::new(theirs));
-        let file: Held =
-            std::sync::Arc::new(std::fs::File::open("/proc/self/status").unwrap().into());
+        let file: Descriptor = Arc::new(std::fs::File::open("/proc/self/status").unwrap().into());
         for _ in 0..5000 {
-            ours.say(&Record::Socket, Some(file.clone()));
+            ours.say(&Record::Descriptor, Some(file.clone()));
         }
         ours.say(&Record::Accept(Accept::Now), None);
         assert!(!ours.queue.is_empty());
@@ -120,7 +134,7 @@ mod tests {
         loop {
             ours.flush();
             match theirs.hear() {
-                Heard::Record(Record::Socket, Some(_)) => sockets += 1,
+                Heard::Record(Record::Descriptor, Some(_)) => sockets += 1,
                 Heard::Record(Record::Accept(Accept::Now), None) => break,
                 other => panic!("{other:?}"),
             }

@@ -1,0 +1,205 @@
+//! Keeps the record of enrolled pods that node proxies read: see [`ambit_wire::enrolled`].
+//!
+//! The file of the agent before this one stays until this one knows every pod.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ambit_rt::{spawn, spawn_blocking};
+use ambit_sys::netns::NetnsId;
+use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod, NamedNetns};
+use ambit_zds::{PodUid, WorkloadInfo};
+use tokio::sync::watch;
+
+type Pods = Arc<BTreeMap<PodUid, Pod>>;
+
+#[derive(Clone, Debug)]
+enum Pod {
+    Known(WorkloadInfo, NetnsId),
+    /// As the agent before this one recorded it: its namespace is still to be found.
+    Before(EnrolledPod),
+}
+
+/// What is to be in the file.
+#[derive(Clone, Debug, Default)]
+struct Wanted {
+    /// Every pod is known.
+    complete: bool,
+    pods: Pods,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct EnrolledFile {
+    wanted: watch::Sender<Wanted>,
+    before: Vec<EnrolledPod>,
+}
+
+impl EnrolledFile {
+    /// Writes the file beside the ZDS socket. `netns_dir`: where the container runtime binds namespaces.
+    pub(crate) fn start(zds_socket: &Path, netns_dir: PathBuf) -> Self {
+        let path = zds_socket.with_file_name(ENROLLED_FILE);
+        let before = fs::read(&path).ok();
+        let before = before.and_then(|bytes| Enrolled::decode(&bytes).ok());
+        let (sender, mut wanted) = watch::channel(Wanted::default());
+        spawn("record of enrolled pods", async move {
+            // What changes while the file is written is written together.
+            while wanted.changed().await.is_ok() {
+                let now = wanted.borrow_and_update().clone();
+                if !now.complete {
+                    continue;
+                }
+                let (of, dir) = (path.clone(), netns_dir.clone());
+                let written = spawn_blocking("record of enrolled pods", move || {
+                    let names = names(&dir);
+                    let pods = now.pods.iter().map(|(uid, pod)| match pod {
+                        Pod::Known(info, netns) => {
+                            EnrolledPod::new(uid, info, names.get(netns).cloned())
+                        }
+                        Pod::Before(pod) => pod.clone(),
+                    });
+                    let enrolled = Enrolled {
+                        removed: false,
+                        pods: pods.collect(),
+                    };
+                    write(&of, &enrolled)
+                });
+                if let Ok(Err(error)) = written.await {
+                    tracing::warn!(
+                        path = %path.display(), %error,
+                        "cannot record the enrolled pods: a node proxy that starts alone will wait for the agent"
+                    );
+                }
+            }
+        });
+        Self {
+            wanted: sender,
+            before: before.unwrap_or_default().pods,
+        }
+    }
+
+    /// A pod is enrolled.
+    pub(crate) fn add(&self, uid: PodUid, info: WorkloadInfo, netns: NetnsId) {
+        self.wanted.send_modify(|wanted| {
+            Arc::make_mut(&mut wanted.pods).insert(uid, Pod::Known(info, netns));
+        });
+    }
+
+    /// A pod stays enrolled whose namespace is not known yet.
+    pub(crate) fn hold(&self, uid: &PodUid) {
+        let mut before = self.before.iter();
+        let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
+            return;
+        };
+        self.wanted.send_modify(|wanted| {
+            let pods = Arc::make_mut(&mut wanted.pods);
+            pods.entry(uid.clone())
+                .or_insert_with(|| Pod::Before(pod.clone()));
+        });
+    }
+
+    /// A pod is unenrolled.
+    pub(crate) fn remove(&self, uid: &PodUid) {
+        self.wanted.send_if_modified(|wanted| {
+            wanted.pods.contains_key(uid) && Arc::make_mut(&mut wanted.pods).remove(uid).is_some()
+        });
+    }
+
+    /// Every pod is known.
+    pub(crate) fn complete(&self) {
+        self.wanted.send_modify(|wanted| wanted.complete = true);
+    }
+}
+
+/// The mesh is being uninstalled: node proxies that drain end soon. Blocks.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn mark_removed(zds_socket: &Path) -> io::Result<()> {
+    let removed = Enrolled {
+        removed: true,
+        pods: Vec::new(),
+    };
+    write(&zds_socket.with_file_name(ENROLLED_FILE), &removed)
+}
+
+fn write(path: &Path, enrolled: &Enrolled) -> io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, enrolled.encode()?)?;
+    fs::rename(temporary, path)
+}
+
+/// The namespaces in a directory. Without the directory they have no names.
+fn names(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let file = fs::metadata(entry.path()).ok()?;
+        let (dev, inode) = (file.dev(), file.ino());
+        Some((NetnsId { dev, ino: inode }, NamedNetns { name, inode }))
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_sys::netns::Netns;
+    use ambit_testkit::until;
+
+    use super::*;
+
+    fn read(path: &Path) -> Option<Enrolled> {
+        Enrolled::decode(&fs::read(path).ok()?).ok()
+    }
+
+    #[tokio::test]
+    async fn the_file_has_every_pod_with_its_namespaces_name_once_all_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let netns_dir = dir.path().join("netns");
+        fs::create_dir(&netns_dir).unwrap();
+        std::os::unix::fs::symlink("/proc/self/ns/net", netns_dir.join("cni-1")).unwrap();
+        let path = dir.path().join(ENROLLED_FILE);
+        let of_before = Enrolled {
+            removed: false,
+            pods: vec![EnrolledPod::new(
+                &"c".into(),
+                &WorkloadInfo::default(),
+                None,
+            )],
+        };
+        fs::write(&path, of_before.encode().unwrap()).unwrap();
+        let file = EnrolledFile::start(&dir.path().join("zds.sock"), netns_dir);
+        let here = Netns::current().unwrap().id();
+        file.add("a".into(), WorkloadInfo::default(), here);
+        let elsewhere = NetnsId { ino: 1, ..here };
+        file.add("b".into(), WorkloadInfo::default(), elsewhere);
+        file.hold(&"c".into());
+        tokio::task::yield_now().await;
+        assert_eq!(read(&path), Some(of_before), "not all are known");
+        file.complete();
+        until("every pod is recorded", || {
+            read(&path).is_some_and(|enrolled| enrolled.pods.len() == 3)
+        })
+        .await;
+        let pods = read(&path).unwrap().pods;
+        let name = pods[0]
+            .netns
+            .as_ref()
+            .map(|netns| (&*netns.name, netns.inode));
+        assert_eq!(name, Some(("cni-1", here.ino)));
+        assert_eq!(pods[1].netns, None);
+        file.remove(&"a".into());
+        file.remove(&"c".into());
+        until("one pod is left", || {
+            read(&path).is_some_and(|enrolled| enrolled.pods.len() == 1)
+        })
+        .await;
+        mark_removed(&dir.path().join("zds.sock")).unwrap();
+        assert!(read(&path).unwrap().removed);
+    }
+}

@@ -1,0 +1,45 @@
+//! The agent's process 1: see [`ambit_handover`]. An agent that dies is replaced in milliseconds, without the
+//! kubelet's back-off; and it holds the node's pods for node proxies all of whose containers are dead.
+
+use std::ffi::OsString;
+
+use ambit_handover::{Meeting, Program};
+use ambit_rt::{Env, logging::LoggingError};
+
+use crate::config::Args;
+
+/// Where, beside the ZDS socket, node proxies find what is held for them.
+const HOLDER_SOCKET: &str = "ambit-holder.sock";
+
+/// Why there is no agent.
+#[derive(Debug, thiserror::Error)]
+pub enum SuperviseError {
+    /// Logging.
+    #[error("cannot set up logging")]
+    Logging(#[from] LoggingError),
+    /// Process 1.
+    #[error("cannot run the agent")]
+    Run(#[from] ambit_handover::process::RunError),
+}
+
+/// Runs the agent as a worker until it has ended for good; returns its exit code. `arguments` are this
+/// process's own.
+///
+/// # Errors
+/// When the process cannot start.
+pub fn supervise(args: &Args, arguments: Vec<OsString>) -> Result<u8, SuperviseError> {
+    let _logs = ambit_rt::logging::init(&Env::from_process())?;
+    if let Some(parent) = args.zds_socket.parent() {
+        // Failing to is reported by the agent, which needs it more.
+        std::fs::create_dir_all(parent).ok();
+    }
+    let arguments = arguments.into_iter().chain(["--worker".into()]);
+    Ok(ambit_handover::run(Program {
+        name: "ambit-agent",
+        arguments: arguments.collect(),
+        meeting: Meeting {
+            hold_for_others: Some(args.zds_socket.with_file_name(HOLDER_SOCKET)),
+            ..Meeting::default()
+        },
+    })?)
+}

@@ -1,0 +1,175 @@
+//! `ambit rollout`: watches the node proxies being replaced. Kubernetes' own commands wait for the old pods
+//! as well, which serve their connections for up to an hour.
+
+use std::time::{Duration, Instant};
+
+use ambit_install::{
+    cluster::Cluster,
+    object::ObjectRef,
+    rollout::{Rollout, draining, pods_of, rollout},
+};
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    dump::Dump,
+    install::{duration, failed},
+    membership::text,
+    output::{self, Format, say, table},
+    reach::{self, PROXY},
+};
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RolloutArgs {
+    #[command(flatten)]
+    target: Target,
+    /// How long to wait until the proxy that serves each node is a new one, such as 90s or 5m
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// A node proxy that was replaced and still serves what it had.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Draining {
+    node: String,
+    pod: String,
+    /// When it is ended at the latest.
+    until: String,
+    /// `None` if it does not answer.
+    connections: Option<usize>,
+}
+
+/// Waits until new proxies serve every node; shows those that drain.
+pub(crate) fn run(args: &RolloutArgs) -> Result<(), CliError> {
+    let left = wait(watch(args))?;
+    output::print(args.output, &left, || words(&left))
+}
+
+async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
+    let cluster = args.target.cluster().await?;
+    let name = ObjectRef {
+        api_version: "apps/v1".to_owned(),
+        kind: "DaemonSet".to_owned(),
+        namespace: Some(args.target.mesh_namespace.clone()),
+        name: "ztunnel".to_owned(),
+    };
+    let api = |error: ambit_install::cluster::ClusterError| failed(error.into());
+    let deadline = Instant::now() + args.timeout;
+    let mut last = String::new();
+    loop {
+        let object = cluster.get(&name).await.map_err(api)?;
+        let object = object.ok_or_else(|| {
+            CliError::new(ErrorKind::NotFound, format!("there is no {name}"))
+                .hint("--mesh-namespace names another namespace")
+        })?;
+        let pods = pods_of(&cluster, &object).await.map_err(api)?;
+        match rollout(&object, &pods) {
+            Rollout::Done => return left(&cluster, &draining(&object, &pods)).await,
+            Rollout::Waiting(what) if Instant::now() >= deadline => {
+                let what = format!(
+                    "the node proxies are not replaced after {} s: {what}",
+                    args.timeout.as_secs()
+                );
+                return Err(CliError::new(ErrorKind::Failed, what)
+                    .hint("`ambit status` and `ambit check` tell more"));
+            }
+            Rollout::Waiting(what) if what != last => {
+                if args.output == Format::default() {
+                    say(&format!("waiting: {what}"))?;
+                }
+                last = what;
+            }
+            Rollout::Waiting(_) => {}
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn left(cluster: &Cluster, pods: &[&Value]) -> Result<Vec<Draining>, CliError> {
+    let mut left = Vec::new();
+    for pod in pods {
+        let (namespace, name) = (
+            text(pod, "/metadata/namespace"),
+            text(pod, "/metadata/name"),
+        );
+        let asked = reach::ask_pod(cluster, namespace, name, PROXY.1, "GET", "/config_dump").await;
+        let dump = asked.ok().and_then(|answer| Dump::parse(&answer.body).ok());
+        left.push(Draining {
+            node: text(pod, "/spec/nodeName").to_owned(),
+            pod: name.to_owned(),
+            until: text(pod, "/metadata/deletionTimestamp").to_owned(),
+            connections: dump.as_ref().map(connections),
+        });
+    }
+    left.sort_by(|a, b| (&a.node, &a.until).cmp(&(&b.node, &b.until)));
+    Ok(left)
+}
+
+/// Connections of all pods, both ways.
+fn connections(dump: &Dump) -> usize {
+    let of = |pod: &Value, direction: &str| {
+        let list = pod.pointer(&format!("/connections/{direction}"));
+        list.and_then(Value::as_array).map_or(0, Vec::len)
+    };
+    let pods = dump.list("workloadState").into_iter();
+    pods.map(|pod| of(pod, "inbound") + of(pod, "outbound"))
+        .sum()
+}
+
+fn words(left: &[Draining]) -> String {
+    let mut words = "new node proxies serve every node".to_owned();
+    if !left.is_empty() {
+        let rows = left.iter().map(|old| {
+            let connections = old.connections.map(|count| count.to_string());
+            vec![
+                old.node.clone(),
+                old.pod.clone(),
+                connections.unwrap_or_else(|| "?".to_owned()),
+                old.until.clone(),
+            ]
+        });
+        words += "\n\nold ones drain:\n";
+        words += &table(&["NODE", "POD", "CONNECTIONS", "UNTIL AT MOST"], rows);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn old_proxies_are_shown_with_the_connections_they_have() {
+        let dump = json!({"workloads": [], "workloadState": {
+            "a": {"connections": {"inbound": [{}, {}], "outbound": [{}]}},
+            "b": {"connections": {"inbound": [], "outbound": [{}]}},
+        }});
+        let dump = Dump::parse(dump.to_string().as_bytes()).unwrap();
+        assert_eq!(connections(&dump), 4);
+        let old = Draining {
+            node: "n1".to_owned(),
+            pod: "ztunnel-x".to_owned(),
+            until: "2026-01-01T01:00:00Z".to_owned(),
+            connections: Some(4),
+        };
+        let shown = words(&[old]);
+        assert!(
+            shown.contains("ztunnel-x") && shown.contains('4'),
+            "{shown}"
+        );
+        assert_eq!(words(&[]), "new node proxies serve every node");
+    }
+}

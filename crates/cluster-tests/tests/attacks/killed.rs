@@ -1,0 +1,146 @@
+//! Whatever of the mesh is killed: nothing travels in plaintext. As long as process 1 of a container lives, and
+//! of two containers of a node proxy one, no opening is refused and kubelet has nothing to start again; and when
+//! all are dead, the first node proxy that kubelet starts serves the node's pods without waiting for the agent.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use ambit_cluster_tests::{Load, Mesh, Node, Part, assert_nothing_in_clear, throughout, until};
+
+/// The process that carries the connections.
+const PROXY_WORKER: &str = "/ambit-node-proxy worker";
+/// Supervisors and workers.
+const PROXY: &str = "/ambit-node-proxy";
+/// The agent proper.
+const AGENT_WORKER: &str = "/ambit-agent --worker";
+/// It and its supervisor.
+const AGENT: &str = "/ambit-agent";
+
+/// How long is killed. `AMBIT_KILL_SECONDS` for more.
+fn time() -> Duration {
+    let seconds = std::env::var("AMBIT_KILL_SECONDS").ok();
+    Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(15))
+}
+
+/// How often containers of the mesh were started again.
+fn restarts(mesh: &Mesh) -> i32 {
+    let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
+    let statuses = pods.into_iter().flatten().filter_map(|pod| pod.status);
+    statuses
+        .flat_map(|status| status.container_statuses.unwrap_or_default())
+        .map(|container| container.restart_count)
+        .sum()
+}
+
+fn has_standby(node: Node<'_>) -> bool {
+    node.processes(PROXY).len() >= 3
+}
+
+#[test]
+fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("workers");
+    let server = space.serve_captured();
+    let load = Load::start_captured(&space);
+    let wire = mesh.watch(&[&space.marker()]);
+    for node in mesh.cluster().nodes() {
+        until("a standby is there", || has_standby(node));
+    }
+    let before = restarts(&mesh);
+    let mut kills = 0_u64;
+    let mut next = Instant::now();
+    throughout("whatever is killed is there", time(), || {
+        if Instant::now() >= next {
+            kills += 1;
+            // 0.5 to 2 s, never twice in the same rhythm.
+            next = Instant::now() + Duration::from_millis(500 + kills * 373 % 1500);
+            for node in mesh.cluster().nodes() {
+                for worker in [PROXY_WORKER, AGENT_WORKER] {
+                    node.kill_processes(worker).unwrap();
+                }
+            }
+        }
+        true
+    });
+    let last = Instant::now();
+    mesh.until_installed();
+    eprintln!(
+        "{kills} rounds; ready {:.1?} after the last",
+        last.elapsed()
+    );
+    space.until_get("load", "http://server/", true);
+    let outcome = load.finish();
+    eprintln!("longest silence: {:?}", outcome.longest_silence);
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    outcome.assert_all_opened();
+    assert_eq!(
+        restarts(&mesh),
+        before,
+        "kubelet had to start something again"
+    );
+}
+
+#[test]
+fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("one");
+    let server = space.serve_captured();
+    let load = Load::start_captured(&space);
+    let wire = mesh.watch(&[&space.marker()]);
+    for node in mesh.cluster().nodes() {
+        until("a standby is there", || has_standby(node));
+        node.kill_processes(AGENT).unwrap();
+        assert_eq!(node.kill_parents(PROXY_WORKER).unwrap(), 1);
+        space.until_get("load", "http://server/", true);
+    }
+    let outcome = load.finish();
+    eprintln!("longest silence: {:?}", outcome.longest_silence);
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    outcome.assert_all_opened();
+    mesh.until_installed();
+}
+
+#[test]
+fn when_all_are_dead_the_first_node_proxy_serves_the_pods_without_the_agent() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("all");
+    let server = space.serve_captured();
+    let load = Load::start_captured(&space);
+    let wire = mesh.watch(&[&space.marker()]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // No agent comes up, and nobody holds anything for a node proxy.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for node in mesh.cluster().nodes() {
+                    node.kill_processes(AGENT).unwrap();
+                }
+            }
+        });
+        for node in mesh.cluster().nodes() {
+            until("the agent is dead", || {
+                node.processes(AGENT_WORKER).is_empty()
+            });
+            node.kill_processes(PROXY).unwrap();
+        }
+        let killed = Instant::now();
+        for node in mesh.cluster().nodes() {
+            until("kubelet has started a node proxy", || {
+                !node.processes(PROXY_WORKER).is_empty()
+            });
+        }
+        let back = Instant::now();
+        space.until_get("load", "http://server/", true);
+        eprintln!(
+            "a node proxy on each node {:.1?} after the end of all, answers {:.1?} later",
+            back.duration_since(killed),
+            back.elapsed()
+        );
+        over.store(true, Ordering::Relaxed);
+    });
+    load.finish();
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    mesh.until_installed();
+}

@@ -1,0 +1,209 @@
+//! Holding items for supervisors of another container, so that they are not lost when all of those are dead.
+//!
+//! Whoever connects is told what is held. Whoever then tells what it holds itself, because it is the one that
+//! takes the connections, owns what is held from then on, until another does. Files, and so keys, never come
+//! here. What is held of an owner that is gone stays until the next one tells.
+
+use std::{os::fd::OwnedFd, path::Path, sync::Arc};
+
+use ambit_sys::seqpacket::plain;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::{
+    links::{Descriptor, Link},
+    process::accepted,
+    record::{Accept, Held, Record},
+};
+
+/// Supervisors connected at once: one serves, some drain.
+const MAX_LINES: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Holder {
+    listener: plain::Listener,
+    lines: Vec<Line>,
+    held: Held<Descriptor>,
+}
+
+#[derive(Debug)]
+struct Line {
+    link: Link,
+    /// What it tells until it has told everything.
+    telling: Held<Descriptor>,
+    owns: bool,
+    gone: bool,
+}
+
+impl Holder {
+    /// Listens at `path`. A node is served without it, only less well after a crash of everything else.
+    pub(crate) fn open(path: &Path) -> Option<Self> {
+        let listener = plain::Listener::bind(path).inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "cannot hold sockets for the node proxy");
+        });
+        Some(Self {
+            listener: listener.ok()?,
+            lines: Vec::new(),
+            held: Held::default(),
+        })
+    }
+
+    pub(crate) fn interest(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let lines = self.lines.iter().filter_map(|line| line.link.interest());
+        std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
+    }
+
+    /// Takes whatever has come.
+    pub(crate) fn look(&mut self) {
+        while let Some(socket) = accepted(Some(&self.listener)) {
+            self.connected(socket);
+        }
+        for index in 0..self.lines.len() {
+            self.hear(index);
+        }
+        self.lines.retain(|line| !line.gone);
+    }
+
+    fn connected(&mut self, socket: OwnedFd) {
+        if self.lines.len() >= MAX_LINES {
+            // The oldest has drained the longest.
+            self.lines.remove(0);
+        }
+        let mut link = Link::new(socket);
+        for (record, fd) in self.held.records() {
+            link.say(&record, fd);
+        }
+        link.say(&Record::Accept(Accept::Paused), None);
+        self.lines.push(Line {
+            link,
+            telling: Held::default(),
+            owns: false,
+            gone: false,
+        });
+    }
+
+    fn hear(&mut self, index: usize) {
+        let Some(line) = self.lines.get_mut(index) else {
+            return;
+        };
+        line.link.flush();
+        let (heard, gone) = line.link.hear_all();
+        let mut owns_now = false;
+        for (record, fd) in heard {
+            let holding = if line.owns {
+                &mut self.held
+            } else {
+                &mut line.telling
+            };
+            match (&record, &fd) {
+                (Record::File(_), _) => tracing::error!("a file is not held for another container"),
+                (Record::Accept(_), None) if !line.owns => {
+                    self.held = std::mem::take(&mut line.telling);
+                    (line.owns, owns_now) = (true, true);
+                    tracing::info!(held = self.held.len(), "holding for the node proxy");
+                }
+                _ => {
+                    if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
+                        tracing::error!(%error, "heard something that does not fit");
+                    }
+                }
+            }
+        }
+        line.gone = gone;
+        if gone && line.owns {
+            self.held.interrupted();
+        }
+        if owns_now {
+            let others = self.lines.iter_mut().enumerate();
+            for (_, other) in others.filter(|(other, _)| *other != index) {
+                other.owns = false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    struct Supervisor(Link);
+
+    impl Supervisor {
+        /// Connects; gives the names of what it is told.
+        fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
+            let mut link = Link::new(plain::connect_to(path).unwrap());
+            holder.look();
+            let (told, gone) = link.hear_all();
+            assert!(!gone);
+            let mut held = Held::default();
+            let mut last = None;
+            for (record, fd) in told {
+                held.apply(&record, fd).unwrap();
+                last = Some(record);
+            }
+            assert_eq!(last, Some(Record::Accept(Accept::Paused)));
+            let names = held.into_items().map(|(key, _)| key.to_string());
+            (Self(link), names.collect())
+        }
+
+        fn tell(&mut self, holder: &mut Holder, key: &str) {
+            let file = std::fs::File::open("/proc/self/status").unwrap();
+            let item = Record::Item {
+                key: key.into(),
+                about: Arc::from(&b"about"[..]),
+                descriptors: 1,
+            };
+            self.0.say(&item, None);
+            let fd = file.as_fd().try_clone_to_owned().unwrap();
+            self.0.say(&Record::Descriptor, Some(Arc::new(fd)));
+            holder.look();
+        }
+
+        fn told_all(&mut self, holder: &mut Holder) {
+            self.0.say(&Record::Accept(Accept::Paused), None);
+            holder.look();
+        }
+    }
+
+    #[test]
+    fn what_the_one_that_serves_has_told_outlives_it_and_others_change_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("holder.sock");
+        let mut holder = Holder::open(&path).unwrap();
+        let (mut old, told) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(told, [""; 0]);
+        old.tell(&mut holder, "a");
+        let (mut new, told) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(told, [""; 0], "not before it has told everything");
+        old.told_all(&mut holder);
+        old.tell(&mut holder, "b");
+        new.tell(&mut holder, "c");
+        new.told_all(&mut holder);
+        // The old one drains, and gives up what it had.
+        let key = "c".into();
+        old.0.say(&Record::Release { key }, None);
+        holder.look();
+        drop((old, new));
+        holder.look();
+        assert!(holder.lines.is_empty());
+        let (_next, told) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(told, ["c"]);
+    }
+
+    #[test]
+    fn files_are_never_held_here() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("holder.sock");
+        let mut holder = Holder::open(&path).unwrap();
+        let (mut owner, _) = Supervisor::connect(&mut holder, &path);
+        owner.told_all(&mut holder);
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        owner
+            .0
+            .say(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
+        holder.look();
+        assert_eq!(holder.held.everything().count(), 0);
+    }
+}

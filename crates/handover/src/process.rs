@@ -1,0 +1,496 @@
+//! Process 1 of a container: holds descriptors, and runs a worker.
+//!
+//! It reads nothing but the small records of [`crate::record`], from its own worker and from others of its
+//! kind, over sockets that only root can open; it has neither runtime nor threads but the log's, and needs no
+//! privilege of its own. What is done when is `state`'s business.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, Read as _},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_sys::seqpacket::plain;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait},
+};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+
+use crate::{
+    holder::Holder,
+    links::{Descriptor, Link},
+    record::Record,
+    standby::{self, Turn},
+    state::{Effect, Ended, Event, Supervisor},
+};
+
+/// How often a holder that is away is looked for.
+const LOOK_FOR_HOLDER: Duration = Duration::from_millis(500);
+
+/// What is run as the worker: this very program, with other arguments.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its name, as process lists are to show it.
+    pub name: &'static str,
+    /// The worker's arguments.
+    pub arguments: Vec<OsString>,
+    /// Where it meets others.
+    pub meeting: Meeting,
+}
+
+/// Where a supervisor meets others; each may be left out.
+#[derive(Clone, Debug, Default)]
+pub struct Meeting {
+    /// A socket at which a successor finds its predecessor: in a directory that both see.
+    pub handover: Option<PathBuf>,
+    /// The socket of a pair, one of which serves: in a directory that only the two see.
+    pub pair: Option<PathBuf>,
+    /// The socket of a process that also holds the items, for when no supervisor is left.
+    pub holder: Option<PathBuf>,
+    /// A socket at which this process holds items for others. Its own worker has nothing to do with them.
+    pub hold_for_others: Option<PathBuf>,
+}
+
+/// Why a supervisor cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Signals cannot be followed.
+    #[error("cannot follow signals")]
+    Signals(#[source] io::Error),
+    /// The other of a pair cannot be met.
+    #[error("cannot meet the other one of the pair: is {path} writable?")]
+    Pair {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Waiting failed.
+    #[error("cannot wait for events")]
+    Wait(#[source] io::Error),
+}
+
+/// Runs until the worker has ended for good; returns its exit code.
+///
+/// # Errors
+/// When the process cannot start.
+pub fn run(program: Program) -> Result<u8, RunError> {
+    ambit_rt::limits::raise_open_files();
+    if let Err(error) = ambit_sys::privileges::lay_down() {
+        tracing::debug!(%error, "cannot lay the capabilities down");
+    }
+    let signals = Signals::follow().map_err(RunError::Signals)?;
+    let turn = match &program.meeting.pair {
+        Some(path) => match standby::stand_by(path, &signals.terminate)? {
+            Some(turn) => Some(turn),
+            None => return Ok(0),
+        },
+        None => None,
+    };
+    let code = Process::new(signals, program, turn).run();
+    ambit_rt::logging::flush(Duration::from_secs(1));
+    code
+}
+
+/// Signals as bytes in a pipe.
+#[derive(Debug)]
+struct Signals {
+    children: UnixStream,
+    terminate: UnixStream,
+}
+
+impl Signals {
+    fn follow() -> io::Result<Self> {
+        let pipe = |signals: &[i32]| -> io::Result<UnixStream> {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+            }
+            Ok(read)
+        };
+        Ok(Self {
+            children: pipe(&[SIGCHLD])?,
+            terminate: pipe(&[SIGTERM, SIGINT])?,
+        })
+    }
+}
+
+/// Waits until one of them may have something to say, a signal came, or the time is over.
+pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
+    match poll(fds, timeout) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How many bytes wait in a pipe.
+pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
+    let mut buffer = [0; 64];
+    pipe.read(&mut buffer).unwrap_or(0)
+}
+
+#[derive(Debug)]
+struct Process {
+    state: Supervisor<Descriptor>,
+    signals: Signals,
+    program: Program,
+    /// Where successors come.
+    listener: Option<plain::Listener>,
+    /// Where the standby comes, and what keeps it one.
+    pair: Option<(plain::Listener, File)>,
+    worker: Option<(Pid, Link)>,
+    predecessor: Option<Link>,
+    successor: Option<Link>,
+    standby: Option<Link>,
+    holder: Option<Link>,
+    /// When a holder that is away is looked for again.
+    look_for_holder: Option<Instant>,
+    /// What is held for others.
+    for_others: Option<Holder>,
+    exit: Option<u8>,
+}
+
+impl Process {
+    fn new(signals: Signals, program: Program, turn: Option<Turn>) -> Self {
+        let (pair, taken_over) = match turn {
+            Some(Turn {
+                listener,
+                held,
+                lock,
+            }) => (Some((listener, lock)), held),
+            None => (None, None),
+        };
+        Self {
+            state: Supervisor::new(taken_over, Instant::now()),
+            signals,
+            listener: None,
+            pair,
+            worker: None,
+            predecessor: None,
+            successor: None,
+            standby: None,
+            holder: None,
+            look_for_holder: None,
+            for_others: program
+                .meeting
+                .hold_for_others
+                .as_deref()
+                .and_then(Holder::open),
+            program,
+            exit: None,
+        }
+    }
+
+    fn run(mut self) -> Result<u8, RunError> {
+        if let Some(path) = self.program.meeting.handover.clone() {
+            // Whoever listened there before us is our predecessor; from now on we are the one to find.
+            self.predecessor = plain::connect_to(&path).ok().map(Link::new);
+            self.listen(&path);
+        }
+        let predecessor = self.predecessor.is_some();
+        if predecessor {
+            tracing::info!("taking over from the one that runs");
+        }
+        let holder = self.find_holder();
+        self.event(Event::Begin {
+            predecessor,
+            holder,
+        });
+        loop {
+            if let Some(code) = self.exit {
+                return Ok(code);
+            }
+            self.wait().map_err(RunError::Wait)?;
+            self.look();
+        }
+    }
+
+    fn listen(&mut self, path: &Path) {
+        match plain::Listener::bind(path) {
+            Ok(listener) => self.listener = Some(listener),
+            Err(error) => tracing::warn!(
+                path = %path.display(), %error,
+                "a successor will not be able to take over: new connections may fail at a rollout"
+            ),
+        }
+    }
+
+    /// Whether there is a holder that was not there before.
+    fn find_holder(&mut self) -> bool {
+        let Some(path) = &self.program.meeting.holder else {
+            return false;
+        };
+        self.holder = plain::connect_to(path).ok().map(Link::new);
+        self.look_for_holder = match self.holder {
+            Some(_) => None,
+            None => Some(Instant::now() + LOOK_FOR_HOLDER),
+        };
+        self.holder.is_some()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.state
+            .deadline()
+            .into_iter()
+            .chain(self.look_for_holder)
+            .min()
+    }
+
+    /// Waits until something may have happened.
+    fn wait(&self) -> io::Result<()> {
+        let links = [
+            self.worker.as_ref().map(|(_, link)| link),
+            self.predecessor.as_ref(),
+            self.successor.as_ref(),
+            self.standby.as_ref(),
+            self.holder.as_ref(),
+        ];
+        let mut fds: Vec<PollFd<'_>> = vec![
+            PollFd::new(&self.signals.children, PollFlags::IN),
+            PollFd::new(&self.signals.terminate, PollFlags::IN),
+        ];
+        let listeners = self.listener.iter().chain(self.pair());
+        fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(links.into_iter().flatten().filter_map(Link::interest));
+        fds.extend(self.for_others.iter().flat_map(Holder::interest));
+        let timeout = self.deadline().map(|deadline| {
+            let wait = deadline.saturating_duration_since(Instant::now());
+            Timespec::try_from(wait).unwrap_or(Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            })
+        });
+        wait_for(&mut fds, timeout.as_ref())
+    }
+
+    /// Takes whatever has happened. What the worker said before it died is heard before its death.
+    fn look(&mut self) {
+        self.hear_worker();
+        self.hear(
+            |all| &mut all.predecessor,
+            Event::FromPredecessor,
+            || Event::PredecessorGone,
+        );
+        let from_successor = |record, _fd| Event::FromSuccessor(record);
+        if self.hear(
+            |all| &mut all.successor,
+            from_successor,
+            || Event::SuccessorGone,
+        ) {
+            self.listen_again();
+        }
+        // The standby has nothing to say.
+        let from_standby = |_record, _fd| Event::Tick;
+        self.hear(|all| &mut all.standby, from_standby, || Event::StandbyGone);
+        if self.hear(
+            |all| &mut all.holder,
+            Event::FromHolder,
+            || Event::HolderGone,
+        ) {
+            self.look_for_holder = Some(Instant::now() + LOOK_FOR_HOLDER);
+        }
+        let now = Instant::now();
+        if self.look_for_holder.is_some_and(|due| due <= now) && self.find_holder() {
+            self.event(Event::Holder);
+        }
+        if let Some(holder) = &mut self.for_others {
+            holder.look();
+        }
+        self.accept();
+        for _ in 0..drain(&self.signals.terminate) {
+            self.event(Event::Terminate);
+        }
+        if drain(&self.signals.children) > 0 {
+            self.reap();
+        }
+        if self.state.deadline().is_some_and(|due| due <= now) {
+            self.event(Event::Tick);
+        }
+        let worker = self.worker.as_mut().map(|(_, link)| link);
+        let links = [
+            worker,
+            self.predecessor.as_mut(),
+            self.successor.as_mut(),
+            self.standby.as_mut(),
+            self.holder.as_mut(),
+        ];
+        for link in links.into_iter().flatten() {
+            link.flush();
+        }
+    }
+
+    /// Takes what came over a line; whether its other end is gone.
+    fn hear(
+        &mut self,
+        line: impl Fn(&mut Self) -> &mut Option<Link>,
+        said: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
+        gone: impl Fn() -> Event<Descriptor>,
+    ) -> bool {
+        let Some(link) = line(self) else {
+            return false;
+        };
+        let (heard, end) = link.hear_all();
+        for (record, fd) in heard {
+            self.event(said(record, fd.map(Arc::new)));
+        }
+        if end {
+            *line(self) = None;
+            self.event(gone());
+        }
+        end
+    }
+
+    /// A successor that has gone may have left its socket where ours was.
+    fn listen_again(&mut self) {
+        if let Some(path) = self.program.meeting.handover.clone()
+            && plain::connect_to(&path).is_err()
+        {
+            self.listen(&path);
+        }
+    }
+
+    /// The worker's end is told by the kernel, not by its line.
+    fn hear_worker(&mut self) {
+        let heard = self.worker.as_mut().map(|(_, link)| link.hear_all().0);
+        for (record, fd) in heard.into_iter().flatten() {
+            self.event(Event::FromWorker(record, fd.map(Arc::new)));
+        }
+    }
+
+    fn pair(&self) -> Option<&plain::Listener> {
+        self.pair.as_ref().map(|(listener, _lock)| listener)
+    }
+
+    fn accept(&mut self) {
+        while let Some(socket) = accepted(self.listener.as_ref()) {
+            tracing::info!(
+                held = self.state.items(),
+                "another one takes over: handing it what is held"
+            );
+            self.successor = Some(Link::new(socket));
+            self.event(Event::Successor);
+        }
+        while let Some(socket) = accepted(self.pair()) {
+            tracing::info!(held = self.state.items(), "a standby is there");
+            self.standby = Some(Link::new(socket));
+            self.event(Event::Standby);
+        }
+    }
+
+    /// Collects every process that ended: as the first of a container, also those nobody else waits
+    /// for.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
+                self.hear_worker();
+                self.worker = None;
+                self.event(Event::Ended(ended(status)));
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event<Descriptor>) {
+        let effects = self.state.on_event(event, Instant::now());
+        for effect in effects {
+            match effect {
+                Effect::Start => match start(&self.program) {
+                    Ok(worker) => self.worker = Some(worker),
+                    Err(error) => {
+                        tracing::error!(%error, "cannot start the worker");
+                        self.event(Event::Ended(Ended::Code(126)));
+                        return;
+                    }
+                },
+                Effect::ToWorker(record, fd) => {
+                    if let Some((_, link)) = &mut self.worker {
+                        link.say(&record, fd);
+                    }
+                }
+                Effect::ToPredecessor(record) => {
+                    if let Some(link) = &mut self.predecessor {
+                        link.say(&record, None);
+                    }
+                }
+                Effect::ToSuccessor(record, fd) => {
+                    if let Some(link) = &mut self.successor {
+                        link.say(&record, fd);
+                    }
+                }
+                Effect::ToStandby(record, fd) => {
+                    if let Some(link) = &mut self.standby {
+                        link.say(&record, fd);
+                    }
+                }
+                Effect::ToHolder(record, fd) => {
+                    if let Some(link) = &mut self.holder {
+                        link.say(&record, fd);
+                    }
+                }
+                Effect::Terminate => {
+                    if let Some((pid, _)) = &self.worker
+                        && let Err(error) = kill_process(*pid, Signal::TERM)
+                    {
+                        tracing::error!(%error, "cannot tell the worker to end");
+                    }
+                }
+                Effect::Report { ended, wait } => tracing::error!(
+                    ?ended,
+                    ?wait,
+                    held = self.state.items(),
+                    "the worker died: its open connections are lost, new ones wait for the next"
+                ),
+                Effect::Odd(what) => tracing::error!(what, "heard something that does not fit"),
+                Effect::Exit(code) => self.exit = Some(code),
+            }
+        }
+    }
+}
+
+/// The next line of another supervisor that waits to be accepted.
+pub(crate) fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
+    match listener?.accept() {
+        Ok(socket) => Some(socket),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                tracing::warn!(%error, "cannot accept the line of another supervisor");
+            }
+            None
+        }
+    }
+}
+
+fn ended(status: WaitStatus) -> Ended {
+    let small = |number: i32| u8::try_from(number).unwrap_or(1);
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ended::Code(small(code)),
+        (None, Some(signal)) => Ended::Signal(small(signal)),
+        (None, None) => Ended::Code(1),
+    }
+}
+
+/// Starts this very program as the worker. The line to it is its standard input; a group of its own
+/// keeps a terminal's signals from coming twice.
+fn start(program: &Program) -> io::Result<(Pid, Link)> {
+    let (ours, theirs) = plain::pair()?;
+    let name = std::env::args_os().next();
+    let name = name.unwrap_or_else(|| program.name.into());
+    let child = Command::new("/proc/self/exe")
+        .arg0(name)
+        .args(&program.arguments)
+        .stdin(Stdio::from(theirs))
+        .process_group(0)
+        .spawn()?;
+    // Collected by `reap`, as every other process.
+    Ok((Pid::from_child(&child), Link::new(ours)))
+}

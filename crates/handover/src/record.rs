@@ -1,0 +1,458 @@
+//! What a supervisor holds for its worker, and the records in which the two, and other supervisors, tell each
+//! other of it. Knows nothing of sockets: `F` stands for a descriptor.
+//!
+//! An item is told as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors;
+//! it counts once all have come. What is said about it is the workers' business: supervisors pass it on
+//! unread. Nothing secret is ever among items; what is goes into a file that a worker keeps for the next:
+//! files go to the standby of the same pod, and to nobody else. A record of a kind that the reader does not
+//! know is passed over, so that versions may differ.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+/// More items than any node has pods: what a broken peer may make us hold.
+const MAX_ITEMS: usize = 8192;
+/// Descriptors of one item.
+const MAX_DESCRIPTORS: u16 = 4096;
+
+/// The longest record.
+pub const MAX_HELD_RECORD: usize = 2048;
+
+/// What one side tells the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// An item; this many descriptors follow. Replaces an earlier one of that name.
+    Item {
+        /// Its name.
+        key: Arc<str>,
+        /// What workers say about it.
+        about: Arc<[u8]>,
+        /// How many.
+        descriptors: u16,
+    },
+    /// The next descriptor of the item told last.
+    Descriptor,
+    /// Something else is to be said about an item.
+    About {
+        /// Its name.
+        key: Arc<str>,
+        /// What workers say about it.
+        about: Arc<[u8]>,
+    },
+    /// The item is to be held no longer.
+    Release {
+        /// Its name.
+        key: Arc<str>,
+    },
+    /// Whether the worker may take connections. The first one also says that every item has been told.
+    Accept(Accept),
+    /// The worker has read its configuration and runs.
+    Started,
+    /// The sender takes the connections of all items it was told of.
+    Accepting,
+    /// A file that a worker keeps for the next one, by a number, with its descriptor. Replaces an earlier one.
+    File(u8),
+}
+
+/// Whether a worker takes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accept {
+    /// At once.
+    Now,
+    /// As soon as it can serve them: until then the predecessor does.
+    WhenReady,
+    /// Not: the successor does.
+    Paused,
+}
+
+/// A record that is none, or at the wrong place.
+#[derive(Debug, thiserror::Error)]
+pub enum HeldError {
+    /// Its first bytes promise more.
+    #[error("the record is cut short")]
+    Short,
+    /// The name of an item.
+    #[error("the item's name is not text")]
+    Name(#[from] std::str::Utf8Error),
+    /// A descriptor is missing, or came uncalled.
+    #[error("a record came with a descriptor too many or too few")]
+    Descriptor,
+    /// A descriptor that belongs to no item.
+    #[error("a descriptor came that belongs to no item")]
+    Stray,
+    /// Too much.
+    #[error("more than {MAX_ITEMS} items, or {MAX_DESCRIPTORS} descriptors of one")]
+    TooMany,
+}
+
+impl Record {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let item = |tag: u8, key: &str, rest: &[&[u8]]| {
+            let length = u16::try_from(key.len()).unwrap_or(u16::MAX);
+            let mut bytes = vec![tag];
+            bytes.extend(length.to_be_bytes());
+            bytes.extend(key.as_bytes());
+            for part in rest {
+                bytes.extend(*part);
+            }
+            bytes
+        };
+        match self {
+            Self::Item {
+                key,
+                about,
+                descriptors,
+            } => item(b'I', key, &[&descriptors.to_be_bytes(), about]),
+            Self::Descriptor => vec![b'D'],
+            Self::About { key, about } => item(b'W', key, &[about]),
+            Self::Release { key } => item(b'R', key, &[]),
+            Self::Accept(Accept::Now) => vec![b'A', b'n'],
+            Self::Accept(Accept::WhenReady) => vec![b'A', b'r'],
+            Self::Accept(Accept::Paused) => vec![b'A', b'p'],
+            Self::Started => vec![b'B'],
+            Self::Accepting => vec![b'C'],
+            Self::File(number) => vec![b'F', *number],
+        }
+    }
+
+    /// Reads the bytes; `None` for a kind of a later version.
+    ///
+    /// # Errors
+    /// When they are no record.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, HeldError> {
+        fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), HeldError> {
+            let (length, rest) = bytes.split_first_chunk().ok_or(HeldError::Short)?;
+            let length = usize::from(u16::from_be_bytes(*length));
+            let (key, rest) = rest.split_at_checked(length).ok_or(HeldError::Short)?;
+            Ok((std::str::from_utf8(key)?.into(), rest))
+        }
+        let (tag, rest) = bytes.split_first().ok_or(HeldError::Short)?;
+        Ok(Some(match tag {
+            b'I' => {
+                let (key, rest) = key(rest)?;
+                let (descriptors, about) = rest.split_first_chunk().ok_or(HeldError::Short)?;
+                Self::Item {
+                    key,
+                    about: about.into(),
+                    descriptors: u16::from_be_bytes(*descriptors),
+                }
+            }
+            b'D' => Self::Descriptor,
+            b'W' => {
+                let (key, about) = key(rest)?;
+                Self::About {
+                    key,
+                    about: about.into(),
+                }
+            }
+            b'R' => Self::Release { key: key(rest)?.0 },
+            b'A' => match rest.first().ok_or(HeldError::Short)? {
+                b'n' => Self::Accept(Accept::Now),
+                b'r' => Self::Accept(Accept::WhenReady),
+                b'p' => Self::Accept(Accept::Paused),
+                _ => return Ok(None),
+            },
+            b'B' => Self::Started,
+            b'C' => Self::Accepting,
+            b'F' => Self::File(*rest.first().ok_or(HeldError::Short)?),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// One item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldItem<F> {
+    /// What workers say about it.
+    pub about: Arc<[u8]>,
+    /// Its descriptors, in the order in which they were told.
+    pub descriptors: Vec<F>,
+}
+
+/// The items held, and the files.
+#[derive(Debug)]
+pub struct Held<F> {
+    items: BTreeMap<Arc<str>, HeldItem<F>>,
+    coming: Option<Coming<F>>,
+    files: BTreeMap<u8, F>,
+}
+
+/// An item some of whose descriptors are still to come.
+#[derive(Debug)]
+struct Coming<F> {
+    key: Arc<str>,
+    item: HeldItem<F>,
+    missing: u16,
+}
+
+impl<F> Default for Held<F> {
+    fn default() -> Self {
+        Self {
+            items: BTreeMap::new(),
+            coming: None,
+            files: BTreeMap::new(),
+        }
+    }
+}
+
+impl<F> Held<F> {
+    /// Takes a record and the descriptor that came with it. Records that are not about items or files
+    /// change nothing. Gives the item that is whole with it.
+    ///
+    /// # Errors
+    /// When it does not fit; what was held before stays.
+    pub fn apply(&mut self, record: &Record, fd: Option<F>) -> Result<Option<Arc<str>>, HeldError> {
+        match (record, fd) {
+            (
+                Record::Item {
+                    key,
+                    about,
+                    descriptors,
+                },
+                None,
+            ) => {
+                if self.items.len() >= MAX_ITEMS || *descriptors > MAX_DESCRIPTORS {
+                    return Err(HeldError::TooMany);
+                }
+                self.coming = Some(Coming {
+                    key: key.clone(),
+                    item: HeldItem {
+                        about: about.clone(),
+                        descriptors: Vec::new(),
+                    },
+                    missing: *descriptors,
+                });
+                Ok(self.complete())
+            }
+            (Record::Descriptor, Some(descriptor)) => {
+                let coming = self.coming.as_mut().ok_or(HeldError::Stray)?;
+                coming.item.descriptors.push(descriptor);
+                coming.missing = coming.missing.saturating_sub(1);
+                Ok(self.complete())
+            }
+            (Record::File(number), Some(file)) => {
+                self.files.insert(*number, file);
+                Ok(None)
+            }
+            (Record::Descriptor | Record::File(_), None) | (_, Some(_)) => {
+                Err(HeldError::Descriptor)
+            }
+            (Record::About { key, about }, None) => {
+                if let Some(item) = self.items.get_mut(key) {
+                    item.about = about.clone();
+                }
+                Ok(None)
+            }
+            (Record::Release { key }, None) => {
+                self.items.remove(key);
+                Ok(None)
+            }
+            (Record::Accept(_) | Record::Started | Record::Accepting, None) => Ok(None),
+        }
+    }
+
+    fn complete(&mut self) -> Option<Arc<str>> {
+        let Coming { key, item, .. } = self.coming.take_if(|coming| coming.missing == 0)?;
+        self.items.insert(key.clone(), item);
+        Some(key)
+    }
+
+    /// Whoever told of items is gone: what it had not told whole is dropped.
+    pub fn interrupted(&mut self) {
+        self.coming = None;
+    }
+
+    /// Takes a file out.
+    pub fn take_file(&mut self, number: u8) -> Option<F> {
+        self.files.remove(&number)
+    }
+
+    /// Drops the files.
+    pub fn forget_files(&mut self) {
+        self.files.clear();
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How many items are held.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The items, to be used.
+    pub fn into_items(self) -> impl Iterator<Item = (Arc<str>, HeldItem<F>)> {
+        self.items.into_iter()
+    }
+}
+
+impl<F: Clone> Held<F> {
+    /// The files, as records that make another hold the same.
+    fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+        let files = self.files.iter();
+        files.map(|(number, file)| (Record::File(*number), Some(file.clone())))
+    }
+
+    /// All items and the files, as such records.
+    pub fn everything(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+        self.records().into_iter().chain(self.files())
+    }
+
+    /// All items, as records that make another hold the same.
+    pub fn records(&self) -> Vec<(Record, Option<F>)> {
+        let items = self.items.iter();
+        items.flat_map(|(key, item)| item.records(key)).collect()
+    }
+
+    /// One item, as such records; none if it is not held.
+    pub fn records_of(&self, key: &str) -> Vec<(Record, Option<F>)> {
+        let item = self.items.get_key_value(key);
+        item.into_iter()
+            .flat_map(|(key, item)| item.records(key))
+            .collect()
+    }
+}
+
+impl<F: Clone> HeldItem<F> {
+    fn records(&self, key: &Arc<str>) -> impl Iterator<Item = (Record, Option<F>)> {
+        let head = Record::Item {
+            key: key.clone(),
+            about: self.about.clone(),
+            descriptors: u16::try_from(self.descriptors.len()).unwrap_or(u16::MAX),
+        };
+        let descriptors = self.descriptors.iter();
+        let descriptors =
+            descriptors.map(|descriptor| (Record::Descriptor, Some(descriptor.clone())));
+        std::iter::once((head, None)).chain(descriptors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(key: &str, descriptors: u16) -> Record {
+        Record::Item {
+            key: key.into(),
+            about: Arc::from(key.as_bytes()),
+            descriptors,
+        }
+    }
+
+    fn release(key: &str) -> Record {
+        Record::Release { key: key.into() }
+    }
+
+    #[test]
+    fn every_record_reads_as_it_was_written() {
+        let records = [
+            item("a", 6),
+            Record::Descriptor,
+            Record::About {
+                key: "a".into(),
+                about: Arc::from(&b"b"[..]),
+            },
+            release("a"),
+            Record::Accept(Accept::Now),
+            Record::Accept(Accept::WhenReady),
+            Record::Accept(Accept::Paused),
+            Record::Started,
+            Record::Accepting,
+            Record::File(1),
+        ];
+        for record in records {
+            let bytes = record.encode();
+            assert!(bytes.len() <= MAX_HELD_RECORD);
+            assert_eq!(Record::decode(&bytes).unwrap(), Some(record.clone()));
+            for end in 0..bytes.len() {
+                // Cut records are errors or other records, never a panic.
+                let _any = Record::decode(&bytes[..end]);
+            }
+        }
+        assert_eq!(Record::decode(b"?later").unwrap(), None);
+        assert!(matches!(Record::decode(b""), Err(HeldError::Short)));
+        assert!(matches!(
+            Record::decode(b"R\0\x09abc"),
+            Err(HeldError::Short)
+        ));
+        assert!(matches!(
+            Record::decode(b"R\0\x01\xff"),
+            Err(HeldError::Name(_))
+        ));
+    }
+
+    #[test]
+    fn an_item_counts_once_all_its_descriptors_have_come() {
+        let mut held = Held::default();
+        held.apply(&item("a", 2), None).unwrap();
+        held.apply(&Record::Descriptor, Some(2)).unwrap();
+        assert!(held.is_empty());
+        held.apply(&Record::Descriptor, Some(3)).unwrap();
+        assert_eq!(held.len(), 1);
+        held.apply(&item("b", 0), None).unwrap();
+        let mut copy = Held::default();
+        for (record, fd) in held.records() {
+            copy.apply(&record, fd).unwrap();
+        }
+        let items: Vec<_> = copy.into_items().collect();
+        assert_eq!(items, held.into_items().collect::<Vec<_>>());
+        assert_eq!(items[0].1.descriptors, [2, 3]);
+    }
+
+    #[test]
+    fn an_item_told_in_part_is_dropped_and_the_one_before_it_stays() {
+        let mut held = Held::default();
+        held.apply(&item("a", 1), None).unwrap();
+        held.apply(&Record::Descriptor, Some(2)).unwrap();
+        held.apply(&item("a", 2), None).unwrap();
+        held.apply(&Record::Descriptor, Some(4)).unwrap();
+        held.interrupted();
+        assert!(matches!(
+            held.apply(&Record::Descriptor, Some(5)),
+            Err(HeldError::Stray)
+        ));
+        let items: Vec<_> = held.into_items().collect();
+        assert_eq!(&items[0].1.descriptors[..], &[2][..]);
+    }
+
+    #[test]
+    fn what_is_said_about_an_item_changes_and_what_is_released_goes() {
+        let mut held = Held::<u32>::default();
+        held.apply(&item("a", 0), None).unwrap();
+        let about = Record::About {
+            key: "a".into(),
+            about: Arc::from(&b"renamed"[..]),
+        };
+        held.apply(&about, None).unwrap();
+        assert_eq!(&held.items["a"].about[..], b"renamed");
+        held.apply(&release("a"), None).unwrap();
+        held.apply(&about, None).unwrap();
+        assert!(held.is_empty());
+    }
+
+    #[test]
+    fn descriptors_come_exactly_with_what_they_belong_to() {
+        let mut held = Held::default();
+        for (record, fd) in [
+            (item("a", 0), Some(1)),
+            (Record::Descriptor, None),
+            (Record::Started, Some(1)),
+            (Record::File(1), None),
+            (release("a"), Some(1)),
+        ] {
+            assert!(matches!(
+                held.apply(&record, fd),
+                Err(HeldError::Descriptor)
+            ));
+        }
+        let many = item("a", MAX_DESCRIPTORS + 1);
+        assert!(matches!(held.apply(&many, None), Err(HeldError::TooMany)));
+    }
+}

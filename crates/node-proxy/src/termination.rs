@@ -1,0 +1,134 @@
+//! The end of the process: the pods are served until a successor takes their connections; what is open then
+//! goes on until it ends, or for as long as the process has. Policies, revocations and certificates are followed
+//! meanwhile as before. The agent talks to the successor alone: that a pod has left the mesh, or that the mesh
+//! is being uninstalled, is read from the agent's record.
+
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_handover::Keeper;
+use ambit_rt::AbortOnDrop;
+use ambit_wire::enrolled::Enrolled;
+use tokio::{sync::watch, time::sleep};
+
+use crate::{
+    enrolled,
+    pod::{Pod, Proxy},
+    pods::Served,
+    rollout::succeeded,
+};
+
+/// How long connections may go on when the mesh is being uninstalled.
+const REMOVED_DRAIN: Duration = Duration::from_secs(30);
+/// For what was cut to be told so.
+const CUT: Duration = Duration::from_secs(1);
+
+type Record = watch::Receiver<Option<Enrolled>>;
+
+/// What is left to do for a process that is told to end.
+#[derive(Debug)]
+pub(crate) struct Termination {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) served: Served,
+    pub(crate) keeper: Keeper,
+    /// The proxy's own pod.
+    pub(crate) own: Option<Arc<Pod>>,
+    /// Follows the agent.
+    pub(crate) enrolment: AbortOnDrop<()>,
+}
+
+impl Termination {
+    /// Ends when nothing is open any more, or the time is over.
+    pub(crate) async fn run(self, cause: &str) {
+        let Self {
+            proxy,
+            served,
+            keeper,
+            own,
+            enrolment,
+        } = self;
+        let limit = proxy.config.self_termination_deadline;
+        let ends = Instant::now() + limit;
+        let record = enrolled::follow(enrolled::path(&proxy.config.inpod_uds));
+        tokio::select! {
+            () = succeeded(&keeper, &served, limit) => {}
+            () = removed(record.clone()) => {}
+        }
+        drop(enrolment);
+        let pods = served.pods();
+        // What nobody accepts from must not be held: with a successor, it is the successor's.
+        for pod in &pods {
+            keeper.release(&pod.uid);
+        }
+        let left = ends.saturating_duration_since(Instant::now());
+        tracing::info!(cause, ?left, "draining");
+        let leaving = leave_with(record.clone(), pods.clone(), proxy.config.unenrolled_drain);
+        let _leaving = ambit_rt::spawn_abortable("unenrolment while draining", leaving);
+        let own = async {
+            if let Some(own) = own {
+                own.finish(Some(left)).await;
+            }
+        };
+        let drained = async { tokio::join!(drain(pods, left), served.left(left), own) };
+        tokio::select! {
+            _all = drained => {}
+            () = async {
+                removed(record).await;
+                sleep(REMOVED_DRAIN + CUT).await;
+            } => {}
+        }
+    }
+}
+
+/// Until the mesh is being uninstalled.
+async fn removed(mut record: Record) {
+    let is_removed = |record: &Option<Enrolled>| record.as_ref().is_some_and(|now| now.removed);
+    if record.wait_for(is_removed).await.is_err() {
+        // Nobody looks any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Shortens the drain of pods that leave the mesh meanwhile.
+async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Option<Duration>) {
+    while record.changed().await.is_ok() {
+        let (limit, gone) = {
+            let now = record.borrow_and_update();
+            let Some(now) = &*now else { continue };
+            let limit = if now.removed {
+                Some(REMOVED_DRAIN)
+            } else {
+                unenrolled
+            };
+            let enrolled: HashSet<&str> = now.pods.iter().map(|pod| &*pod.uid).collect();
+            let gone: Vec<_> = pods
+                .extract_if(.., |pod| !enrolled.contains(&*pod.uid))
+                .collect();
+            (limit, gone)
+        };
+        if limit.is_none() {
+            // The mesh may still be uninstalled.
+            pods.extend(gone);
+            continue;
+        }
+        for pod in gone {
+            tracing::info!(pod = %pod.name, ?limit, "the pod has left the mesh: its drain is shortened");
+            ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+        }
+    }
+}
+
+/// Lets all pods' connections finish, each until the deadline.
+async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
+    let draining: Vec<_> = pods
+        .into_iter()
+        .map(|pod| ambit_rt::spawn("pod drain", async move { pod.finish(Some(deadline)).await }))
+        .collect();
+    for pod in draining {
+        // A drain that panicked has said so.
+        let _panicked = pod.await;
+    }
+}

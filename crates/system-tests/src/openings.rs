@@ -1,0 +1,83 @@
+//! A steady stream of new connections.
+
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use crate::{Conversation, Mesh, until};
+
+/// Connections of `shop/client` to `shop/server`, opened one after the other, all the while.
+#[derive(Debug)]
+pub struct Openings<'a> {
+    mesh: &'a Mesh,
+    server: SocketAddr,
+    stop: AtomicBool,
+    good: AtomicU32,
+    failures: Mutex<Vec<String>>,
+}
+
+impl<'a> Openings<'a> {
+    /// None yet.
+    pub fn new(mesh: &'a Mesh) -> Self {
+        Self {
+            mesh,
+            server: SocketAddr::new(mesh.ip("shop/server"), 9000),
+            stop: AtomicBool::new(false),
+            good: AtomicU32::new(0),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// One more.
+    pub fn dial(&self) -> std::io::Result<Conversation> {
+        self.mesh.dial("shop/client", self.server)
+    }
+
+    /// Until told to stop. `refused_only`: a connection that stood may break.
+    pub fn run(&self, refused_only: bool) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let failed = match self.dial() {
+                Err(error) => Some(format!("not opened: {error}")),
+                Ok(mut connection) => match connection.say("hello") {
+                    Err(error) if !refused_only => Some(format!("broken: {error}")),
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                        Some(format!("refused: {error}"))
+                    }
+                    _ => None,
+                },
+            };
+            match failed {
+                Some(failed) => self.failures.lock().unwrap().push(failed),
+                None => drop(self.good.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+    }
+
+    /// Ends [`Self::run`].
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until that many more have succeeded.
+    pub fn go_on(&self, more: u32) {
+        let from = self.good.load(Ordering::Relaxed);
+        until("connections go on being opened", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+                || !self.failures.lock().unwrap().is_empty()
+        });
+    }
+
+    /// None failed, and there were some.
+    #[track_caller]
+    pub fn assert_none_failed(&self) {
+        let failures = self.failures.lock().unwrap();
+        let good = self.good.load(Ordering::Relaxed);
+        assert!(failures.is_empty(), "{good} went well, but: {failures:?}");
+        assert!(good > 20, "only {good} connections were opened");
+    }
+}

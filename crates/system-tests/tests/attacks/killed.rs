@@ -1,0 +1,118 @@
+//! Whatever of the mesh is killed on a node but all that hold the pods' sockets at once: no connection is
+//! refused, no program waits for whoever started the mesh, and nothing travels in plaintext.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{
+    Mesh, Openings, PAIR, Replacement, assert_only_tls, find, options, until,
+};
+
+const NODES: [&str; 2] = ["node-1", "node-2"];
+
+fn restarts(mesh: &Mesh, name: &str) -> u32 {
+    let daemons = mesh.client().status().unwrap().daemons;
+    let of = daemons.iter().filter(|daemon| daemon.name == name);
+    of.map(|daemon| daemon.restarts).sum()
+}
+
+#[test]
+fn an_agent_that_is_killed_again_and_again_is_back_without_its_first_process_ending() {
+    let mesh = Mesh::up(PAIR);
+    for number in 0..5 {
+        mesh.kill("agent-worker", Some("node-1"));
+        mesh.apply(
+            "new",
+            &format!(
+                "apiVersion: v1
+kind: Pod
+metadata: {{name: new-{number}, namespace: shop}}
+spec:
+  nodeName: node-1
+  restartPolicy: Never
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, first-connect, 'server.shop:9000']}}
+"
+            ),
+        );
+        mesh.until(
+            "the pod that started meanwhile has had its answer",
+            |status| {
+                find(status, &format!("shop/new-{number}"))
+                    .is_some_and(|pod| pod.phase == "Succeeded")
+            },
+        );
+    }
+    assert_eq!(restarts(&mesh, "agent"), 0);
+}
+
+/// A node proxy's first process is killed and has no standby: the agent's first process has what that had.
+#[test]
+fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
+    let mesh = Mesh::up(PAIR);
+    let openings = Openings::new(&mesh);
+    openings.dial().unwrap().say("before").unwrap();
+    let wire = mesh.watch(&["from-pod"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| openings.run(true));
+        for _ in 0..2 {
+            for node in NODES {
+                mesh.kill("agent-worker", Some(node));
+                mesh.kill("proxy", Some(node));
+                let mut first = openings.dial().expect("nobody is refused");
+                first.say("from-pod").unwrap();
+                openings.go_on(5);
+            }
+        }
+        openings.stop();
+    });
+    openings.assert_none_failed();
+    assert_only_tls(
+        &wire.finish(),
+        &[mesh.ip("shop/client"), mesh.ip("shop/server")],
+    );
+    assert_eq!(restarts(&mesh, "agent"), 0);
+}
+
+/// Two rollouts, one while the proxies of the first still drain.
+#[test]
+fn connections_of_several_generations_of_proxies_go_on_and_obey_new_policies() {
+    let mut options = options();
+    let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into());
+    options.env.extend([drain]);
+    let mesh = Mesh::up_with(PAIR, options);
+    let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let open = || {
+        let mut connection = mesh.dial("shop/client", server).unwrap();
+        connection.say("hello").unwrap();
+        connection
+    };
+    let mut connections = vec![open()];
+    for _ in 0..2 {
+        for node in NODES {
+            mesh.client()
+                .replace("proxy", Some(node), Replacement::NewFirst)
+                .unwrap();
+        }
+        connections.push(open());
+    }
+    for connection in &mut connections {
+        connection.say("still there").unwrap();
+    }
+    mesh.apply(
+        "deny",
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: nobody, namespace: shop}
+spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
+",
+    );
+    // Whichever generation carries it, and with nothing said on it meanwhile.
+    for connection in &mut connections {
+        connection.until_closed();
+    }
+    until("new connections are refused as well", || {
+        mesh.dial("shop/client", server)
+            .and_then(|mut connection| connection.say("hello"))
+            .is_err()
+    });
+}

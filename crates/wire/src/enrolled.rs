@@ -1,0 +1,129 @@
+//! The agent's record of the pods it has enrolled, a file beside its socket: a node proxy that starts while
+//! nobody holds the pods' namespaces for it finds them again without waiting for the agent, and one that
+//! drains learns which pods have left. The agent's word over ZDS is what counts in the end.
+
+use std::net::IpAddr;
+
+use ambit_model::PodName;
+use ambit_zds::{PodUid, WorkloadInfo};
+use serde::{Deserialize, Serialize};
+
+/// The file's name.
+pub const ENROLLED_FILE: &str = "ambit-pods.json";
+
+/// What the file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Enrolled {
+    /// The mesh is being uninstalled.
+    #[serde(default)]
+    pub removed: bool,
+    /// Every enrolled pod of the node.
+    pub pods: Vec<EnrolledPod>,
+}
+
+/// One pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnrolledPod {
+    /// Kubernetes' uid.
+    pub uid: String,
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its service account.
+    pub service_account: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its network namespace, if the container runtime has bound that to a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<NamedNetns>,
+}
+
+/// A network namespace in the node's directory of such.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamedNetns {
+    /// The name of the file. Container runtimes choose a random one for each pod.
+    pub name: String,
+    /// The inode of the namespace itself.
+    pub inode: u64,
+}
+
+impl EnrolledPod {
+    /// The record of a pod.
+    pub fn new(uid: &PodUid, info: &WorkloadInfo, netns: Option<NamedNetns>) -> Self {
+        Self {
+            uid: uid.to_string(),
+            name: info.pod.name.to_string(),
+            namespace: info.pod.namespace.to_string(),
+            service_account: info.pod.service_account.to_string(),
+            addresses: info.addresses.clone(),
+            netns,
+        }
+    }
+
+    /// Who it is, as over ZDS.
+    pub fn info(&self) -> WorkloadInfo {
+        WorkloadInfo {
+            pod: PodName {
+                name: self.name.as_str().into(),
+                namespace: self.namespace.as_str().into(),
+                service_account: self.service_account.as_str().into(),
+            },
+            addresses: self.addresses.clone(),
+        }
+    }
+}
+
+impl Enrolled {
+    /// The bytes of the file.
+    ///
+    /// # Errors
+    /// Never, as far as is known.
+    pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(self)
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// When they are not such a file.
+    pub fn decode(bytes: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_reads_as_it_was_written() {
+        let uid = "1f0a".into();
+        let info = WorkloadInfo {
+            pod: PodName {
+                name: "web-0".into(),
+                namespace: "shop".into(),
+                service_account: "web".into(),
+            },
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+        };
+        let netns = NamedNetns {
+            name: "cni-8d1c".to_owned(),
+            inode: 4_026_532_200,
+        };
+        let pod = EnrolledPod::new(&uid, &info, Some(netns));
+        assert_eq!(pod.info(), info);
+        let enrolled = Enrolled {
+            removed: true,
+            pods: vec![pod],
+        };
+        let bytes = enrolled.encode().unwrap();
+        assert_eq!(Enrolled::decode(&bytes).unwrap(), enrolled);
+        let least = br#"{"pods":[]}"#;
+        assert_eq!(Enrolled::decode(least).unwrap(), Enrolled::default());
+        assert!(Enrolled::decode(b"{").is_err());
+    }
+}

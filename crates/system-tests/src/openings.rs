@@ -58,6 +58,21 @@ impl<'a> Openings<'a> {
         }
     }
 
+    /// Opens connections while `work` goes on, also if that panics.
+    pub fn during<T>(&self, refused_only: bool, work: impl FnOnce() -> T) -> T {
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        std::thread::scope(|scope| {
+            let _stop = Stop(&self.stop);
+            scope.spawn(|| self.run(refused_only));
+            work()
+        })
+    }
+
     /// Ends [`Self::run`].
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);

@@ -52,8 +52,7 @@ fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
     let openings = Openings::new(&mesh);
     openings.dial().unwrap().say("before").unwrap();
     let wire = mesh.watch(&["from-pod"]);
-    std::thread::scope(|scope| {
-        scope.spawn(|| openings.run(true));
+    openings.during(true, || {
         for _ in 0..2 {
             for node in NODES {
                 mesh.kill("agent-worker", Some(node));
@@ -63,7 +62,6 @@ fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
                 openings.go_on(5);
             }
         }
-        openings.stop();
     });
     openings.assert_none_failed();
     assert_only_tls(
@@ -115,4 +113,27 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
             .and_then(|mut connection| connection.say("hello"))
             .is_err()
     });
+}
+
+/// The agent talks to the new proxies alone: those that drain learn of it from its record.
+#[test]
+fn a_pod_that_leaves_the_mesh_ends_its_connections_in_proxies_that_drain() {
+    let mut options = options();
+    options.env.extend([
+        ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into()),
+        ("AMBIT_UNENROLLED_DRAIN".into(), "1s".into()),
+    ]);
+    let mesh = Mesh::up_with(PAIR, options);
+    let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let mut connection = mesh.dial("shop/client", server).unwrap();
+    connection.say("hello").unwrap();
+    for node in NODES {
+        mesh.client()
+            .replace("proxy", Some(node), Replacement::NewFirst)
+            .unwrap();
+    }
+    connection.say("still there").unwrap();
+    mesh.label("shop", "none");
+    mesh.until_captured("shop/client", false);
+    connection.until_closed();
 }

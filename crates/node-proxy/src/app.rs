@@ -1,6 +1,6 @@
 //! The process: puts the parts together, runs them, and ends them in order.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_handover::{Accept, Held, Keeper, keeper};
 use ambit_model::ArcStr;
@@ -158,23 +158,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     });
     let mut enrolment = Enrolment::new(proxy.clone(), workers.clone(), keeper.clone(), pods_ready);
     let served = enrolment.served();
-    for (key, item) in held.into_items() {
-        match HeldPod::read(&key, item) {
-            Ok(pod) => enrolment.restore(pod),
-            Err(error) => {
-                tracing::warn!(uid = %key, %error, "a pod was not handed over");
-                keeper.release(&key);
-            }
-        }
-    }
-    if by == StartedBy::Supervisor && served.is_empty() {
-        // Nobody held anything: the agent's record is next best, until the agent itself is heard.
-        let config = &proxy.config;
-        let record = enrolled::path(&config.inpod_uds);
-        for pod in enrolled::regain(&record, &config.netns_dir) {
-            enrolment.restore(pod);
-        }
-    }
+    restore(held, &mut enrolment, &keeper, &proxy.config);
     let own = serve_own(&proxy, &workers);
     let turn = Turn {
         proxy: proxy.clone(),
@@ -210,6 +194,26 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     termination.run(cause).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
+}
+
+/// Serves the pods of the process before this one; where nobody held anything, those of the agent's record,
+/// until the agent itself is heard.
+fn restore(held: Held<OwnedFd>, enrolment: &mut Enrolment, keeper: &Keeper, config: &Config) {
+    for (key, item) in held.into_items() {
+        match HeldPod::read(&key, item) {
+            Ok(pod) => enrolment.restore(pod),
+            Err(error) => {
+                tracing::warn!(uid = %key, %error, "a pod was not handed over");
+                keeper.release(&key);
+            }
+        }
+    }
+    if keeper.is_supervised() && enrolment.served().is_empty() {
+        let record = enrolled::path(&config.inpod_uds);
+        for pod in enrolled::regain(&record, &config.netns_dir) {
+            enrolment.restore(pod);
+        }
+    }
 }
 
 /// Serves the proxy's own pod, if the environment says which that is. Nobody else's connections depend on

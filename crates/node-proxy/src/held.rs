@@ -81,7 +81,7 @@ impl HeldPod {
         let mut descriptors = item.descriptors.into_iter();
         let netns = descriptors
             .next()
-            .ok_or(std::io::ErrorKind::NotFound.into());
+            .ok_or_else(|| std::io::ErrorKind::NotFound.into());
         let netns = netns
             .and_then(Netns::from_fd)
             .map_err(HeldPodError::Netns)?;

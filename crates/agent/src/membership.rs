@@ -30,7 +30,8 @@ pub fn write(run_dir: &Path, namespaces: &BTreeMap<ArcStr, bool>) -> io::Result<
         version: 1,
         namespaces,
     })?;
-    let temporary = run_dir.join(format!("{FILE}.tmp"));
+    // Of this process alone: during a rollout two agents write.
+    let temporary = run_dir.join(format!("{FILE}.{}", std::process::id()));
     fs::write(&temporary, text)?;
     fs::rename(temporary, run_dir.join(FILE))
 }

@@ -24,6 +24,10 @@ const SOCKET: &str = "pluginevent.sock";
 /// Longest wait for one answer: enrolling takes milliseconds, but a proxy may be starting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
+/// The same where the agent's record says that the pod is outside: no state of the agent may hold up pods
+/// that are none of the mesh's. One that is well answers in a millisecond.
+const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
+
 /// First and longest pause between two tries.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
@@ -155,7 +159,11 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Whether the pod belongs to the mesh.
+    /// Whether the pod belongs to the mesh. A pod that the agent has recorded as outside waits for its
+    /// answer briefly, all others as long as the settings allow.
+    ///
+    /// The record is of any age: whatever changed while the agent could not write it, the agent makes up
+    /// for when it is back, as for every pod that runs already.
     pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
         let path = format!(
             "/v1/membership?namespace={}&pod={}&uid={}",
@@ -164,7 +172,13 @@ impl<'a> Agent<'a> {
             escape(pod.uid)
         );
         self.insist(pod, || {
-            let failed = match self.ask(&path, None) {
+            let outside = self.recorded(pod) == Some(false);
+            let within = if outside {
+                OUTSIDE_ANSWER_WITHIN
+            } else {
+                ANSWER_WITHIN
+            };
+            let failed = match self.ask(&path, None, within) {
                 Ok(Answer { status: 200, body }) => {
                     return serde_json::from_str::<Membership>(&body)
                         .map(|answer| answer.mesh)
@@ -174,11 +188,15 @@ impl<'a> Agent<'a> {
                 Ok(Answer { status, body }) => format!("it answered {status}: {}", body.trim()),
                 Err(error) => error.to_string(),
             };
-            // The agent cannot say now: a pod it once recorded as outside need not wait for it.
-            match self.recorded(pod) {
-                Some(false) => Ok(false),
-                _ => Err(Failed::ForNow(failed)),
+            if outside {
+                let line = format!(
+                    "pod {}/{} starts outside the mesh, as recorded: {failed}",
+                    pod.namespace, pod.name
+                );
+                log::line_to_file(self.config, Level::Info, &line);
+                return Ok(false);
             }
+            Err(Failed::ForNow(failed))
         })
     }
 
@@ -223,25 +241,27 @@ impl<'a> Agent<'a> {
                 error.to_string(),
             )
         })?;
-        self.insist(pod, || match self.ask("/cmdadd", Some(&body)) {
-            Ok(Answer { status: 200, .. }) => Ok(()),
-            // Ours says so when the cause is expected to pass, as while a proxy restarts.
-            Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
-            Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
-                code::AGENT_FAILURE,
-                format!(
-                    "the node agent could not enrol pod {}/{}",
-                    pod.namespace, pod.name
-                ),
-                format!("it answered {status}: {}", body.trim()),
-            ))),
-            Err(error) => Err(Failed::ForNow(error.to_string())),
+        self.insist(pod, || {
+            match self.ask("/cmdadd", Some(&body), ANSWER_WITHIN) {
+                Ok(Answer { status: 200, .. }) => Ok(()),
+                // Ours says so when the cause is expected to pass, as while a proxy restarts.
+                Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
+                Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
+                    code::AGENT_FAILURE,
+                    format!(
+                        "the node agent could not enrol pod {}/{}",
+                        pod.namespace, pod.name
+                    ),
+                    format!("it answered {status}: {}", body.trim()),
+                ))),
+                Err(error) => Err(Failed::ForNow(error.to_string())),
+            }
         })
     }
 
-    fn ask(&self, path: &str, body: Option<&str>) -> io::Result<Answer> {
+    fn ask(&self, path: &str, body: Option<&str>, within: Duration) -> io::Result<Answer> {
         let left = self.until.saturating_duration_since(Instant::now());
-        http::request(&self.socket, path, body, left.clamp(PAUSE.0, ANSWER_WITHIN))
+        http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
     }
 
     /// Tries until it is settled or the time is up.

@@ -4,7 +4,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -19,18 +19,16 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Sends one request and reads the whole answer, each step within `timeout`.
+/// Sends one request and reads the whole answer, all of it within `limit`: whether the agent says
+/// nothing, or a byte now and then.
 ///
 /// `body` makes it a POST of JSON.
 pub(crate) fn request(
     socket: &Path,
     path: &str,
     body: Option<&str>,
-    timeout: Duration,
+    limit: Duration,
 ) -> io::Result<Answer> {
-    let mut stream = connect(socket)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
     let request = match body {
         None => format!("GET {path} HTTP/1.1\r\nHost: unix\r\nConnection: close\r\n\r\n"),
         Some(body) => format!(
@@ -39,10 +37,49 @@ pub(crate) fn request(
             body.len()
         ),
     };
+    let mut stream = Limited {
+        until: Instant::now() + limit,
+        stream: connect(socket)?,
+    };
     stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
     stream.take(MAX_ANSWER).read_to_end(&mut bytes)?;
     parse(&bytes)
+}
+
+/// A connection whose reads and writes all end by one time.
+struct Limited {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Limited {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = "the agent does not answer in time";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        Ok(Some(left))
+    }
+}
+
+impl Read for Limited {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Connects without waiting: an agent that hangs, its queue full, would else hold us for ever.

@@ -37,18 +37,9 @@ struct Line<'a> {
 
 /// Writes a line. One that cannot be delivered is lost: the pod matters more.
 pub(crate) fn line(config: &Config, level: Level, message: &str) {
-    if level < config.plugin_log_level {
-        return;
-    }
-    let line = Line {
-        level,
-        time: time(SystemTime::now()),
-        msg: message,
-    };
-    let Ok(text) = serde_json::to_string(&line) else {
+    let Some(text) = line_to_file(config, level, message) else {
         return;
     };
-    to_file(&config.cni_agent_run_dir, &text);
     if let Ok(body) = serde_json::to_string(&[&text]) {
         let socket = config.cni_agent_run_dir.join(SOCKET);
         drop(http::request(
@@ -58,6 +49,21 @@ pub(crate) fn line(config: &Config, level: Level, message: &str) {
             DELIVERED_WITHIN,
         ));
     }
+}
+
+/// Writes a line to the file alone, where the agent is known not to answer. Gives what was written.
+pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Option<String> {
+    if level < config.plugin_log_level {
+        return None;
+    }
+    let line = Line {
+        level,
+        time: time(SystemTime::now()),
+        msg: message,
+    };
+    let text = serde_json::to_string(&line).ok()?;
+    to_file(&config.cni_agent_run_dir, &text);
+    Some(text)
 }
 
 fn to_file(run_dir: &Path, text: &str) {

@@ -36,6 +36,8 @@ enum Does {
     Answer(u16, &'static str),
     /// Closes without a word, as when killed.
     HangUp,
+    /// Says a byte now and then, for ever.
+    Dribble,
 }
 
 /// An agent that follows a script, one entry a request, and then repeats the last.
@@ -127,10 +129,19 @@ fn serve(mut stream: UnixStream, does: Does, seen: &Mutex<Vec<Seen>>) {
     };
     let line = head.lines().next().unwrap().to_owned();
     seen.lock().unwrap().push(Seen { line, body });
-    if let Does::Answer(status, body) = does {
-        let length = body.len();
-        let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}");
-        stream.write_all(answer.as_bytes()).unwrap();
+    match does {
+        Does::Answer(status, body) => {
+            let length = body.len();
+            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}");
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+        Does::HangUp => {}
+        Does::Dribble => {
+            let pause = Duration::from_millis(50);
+            stream.set_read_timeout(Some(pause)).unwrap();
+            // Until the plugin has had enough.
+            while stream.write_all(b"H").is_ok() && stream.read(&mut [0]).is_err() {}
+        }
     }
 }
 
@@ -368,11 +379,8 @@ fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
     }
 }
 
-#[test]
-fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
-    let agent = Agent::away();
-    // Nobody accepts, and the queue is full.
-    let _hung = UnixListener::bind(agent.socket()).unwrap();
+/// Fills the queue of a socket that nobody accepts from.
+fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
     let mut waiting = Vec::new();
     let full = loop {
         let address = rustix::net::SocketAddrUnix::new(agent.socket()).unwrap();
@@ -386,26 +394,72 @@ fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
         }
     };
     assert_eq!(full, rustix::io::Errno::AGAIN);
+    waiting
+}
+
+#[test]
+fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
+    let agent = Agent::away();
+    // Nobody accepts, and the queue is full.
+    let _hung = UnixListener::bind(agent.socket()).unwrap();
+    let waiting = fill(&agent);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
     // With room in the queue it is the answer that does not come.
-    waiting.clear();
+    drop(waiting);
     let agent = Agent::away();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
+    let agent = Agent::with([Does::Dribble]);
+    let mut config = agent.config("1.0.0");
+    config["agent_wait_seconds"] = json!(0);
+    assert_eq!(fails(command("ADD", &config))["code"], 11);
 }
 
-#[test]
-fn pods_known_to_be_outside_do_not_wait_for_the_agent() {
-    let agent = Agent::away();
+/// How long the plugin takes for a pod recorded as outside: half a second where the agent does not answer,
+/// twenty (`agent_wait_seconds`) if it waited as for others.
+fn passes_as_outside(agent: &Agent) {
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
     fs::write(agent.dir.path().join("membership.json"), text).unwrap();
     let started = Instant::now();
     succeeds(command("ADD", &agent.config("1.0.0")));
     assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn pods_known_to_be_outside_do_not_wait_whatever_state_the_agent_is_in() {
+    // Away.
+    passes_as_outside(&Agent::away());
+    // Stopped: connections are made, nobody takes them.
+    let agent = Agent::away();
+    let _hung = UnixListener::bind(agent.socket()).unwrap();
+    passes_as_outside(&agent);
+    // So many that the queue is full.
+    let _waiting = fill(&agent);
+    passes_as_outside(&agent);
+    for does in [Does::HangUp, Does::Dribble, Does::Answer(503, "not yet")] {
+        passes_as_outside(&Agent::with([does]));
+    }
+    let log = fs::read_to_string(agent.dir.path().join("ambit-cni.log")).unwrap();
+    assert!(
+        log.contains("starts outside the mesh, as recorded"),
+        "{log}"
+    );
+}
+
+#[test]
+fn pods_of_the_mesh_or_of_namespaces_without_a_record_wait_for_an_agent_that_hangs() {
+    for record in [r#"{"shop":true}"#, r#"{"other":false}"#] {
+        let agent = Agent::with([Does::Dribble]);
+        let text = format!(r#"{{"version":1,"namespaces":{record}}}"#);
+        fs::write(agent.dir.path().join("membership.json"), text).unwrap();
+        let mut config = agent.config("1.0.0");
+        config["agent_wait_seconds"] = json!(1);
+        assert_eq!(fails(command("ADD", &config))["code"], 11, "{record}");
+    }
 }
 
 #[test]

@@ -1,0 +1,46 @@
+//! A node agent that hangs (stopped, its socket open) holds up no pod of a namespace that it has recorded
+//! as outside the mesh. Pods of the mesh wait, and are captured before their first packet when it goes on.
+
+use std::time::{Duration, Instant};
+
+use ambit_system_tests::{Mesh, PAIR, assert_only_tls, find};
+
+fn caller(namespace: &str, path: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: late, namespace: {namespace}}}
+spec:
+  nodeName: node-1
+  restartPolicy: Never
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/{path}']}}
+"
+    )
+}
+
+fn has_called(mesh: &Mesh, pod: &str) {
+    mesh.until(&format!("{pod} has had its answer"), |status| {
+        find(status, pod).is_some_and(|pod| pod.phase == "Succeeded")
+    });
+}
+
+#[test]
+fn pods_outside_start_while_the_agent_hangs_and_pods_of_the_mesh_are_captured_after() {
+    let mesh = Mesh::up(PAIR);
+    let wire = mesh.watch(&["of-the-mesh"]);
+    let agent = mesh.hang("agent", Some("node-1"));
+    mesh.apply("inside", &caller("shop", "of-the-mesh"));
+    mesh.apply("outside", &caller("legacy", "from-outside"));
+    // The agent says nothing until this pod has come and gone. If that took as long as the plugin waits
+    // for an answer, twenty seconds and more, the pod would have waited.
+    let asked = Instant::now();
+    has_called(&mesh, "legacy/late");
+    assert!(asked.elapsed() < Duration::from_secs(15));
+    let waiting = mesh.pod("shop/late");
+    assert_eq!(waiting.phase, "Pending", "{waiting:?}");
+    drop(agent);
+    has_called(&mesh, "shop/late");
+    let ends = [mesh.ip("shop/late"), mesh.ip("shop/server")];
+    assert_only_tls(&wire.finish(), &ends);
+}

@@ -30,16 +30,19 @@ pub(crate) enum Wrapping {
     Extended,
     /// An authentication header nobody has agreed on.
     Authenticated,
+    /// Not sent itself, but quoted by an ICMP error as what the other side has sent.
+    Quoted,
 }
 
 impl Wrapping {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Plain,
         Self::TinyFragments,
         Self::OverlappingFragments,
         Self::LoneFragment,
         Self::Extended,
         Self::Authenticated,
+        Self::Quoted,
     ];
 }
 
@@ -106,6 +109,9 @@ impl Segment {
 
     /// What goes to the wire, IP headers included.
     fn packets(&self, id: u16) -> Vec<Vec<u8>> {
+        if self.wrapping == Wrapping::Quoted {
+            return vec![self.error()];
+        }
         let bytes = self.bytes();
         let whole = [(0, 0, bytes.len())];
         let tiny = [(0, 0, 8), (8, 8, bytes.len())];
@@ -133,6 +139,48 @@ impl Segment {
                 }
             })
             .collect()
+    }
+
+    /// "Fragmentation needed" or "packet too big", about this segment in the other direction.
+    fn error(&self) -> Vec<u8> {
+        let quoted = Self {
+            from: self.to,
+            to: self.from,
+            wrapping: Wrapping::Plain,
+            ..self.clone()
+        };
+        let mut quoted = quoted.packets(1).remove(0);
+        match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let length = u16::try_from(quoted.len()).unwrap();
+                quoted[2..4].copy_from_slice(&length.to_be_bytes());
+                let sum = checksum(&quoted[..20]);
+                quoted[10..12].copy_from_slice(&sum.to_be_bytes());
+                let mut icmp = vec![3, 4, 0, 0, 0, 0, 2, 64];
+                icmp.extend(quoted);
+                let sum = checksum(&icmp);
+                icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+                let mut out = self.v4(from, to, &icmp, None);
+                out[9] = 1;
+                out
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let mut icmp = vec![2, 0, 0, 0, 0, 0, 5, 0];
+                icmp.extend(quoted);
+                let mut pseudo = Vec::new();
+                pseudo.extend(from.octets());
+                pseudo.extend(to.octets());
+                pseudo.extend(u32::try_from(icmp.len()).unwrap().to_be_bytes());
+                pseudo.extend([0, 0, 0, 58]);
+                pseudo.extend(&icmp);
+                let sum = checksum(&pseudo);
+                icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+                let mut out = self.v6(from, to, &icmp, None);
+                out[6] = 58;
+                out
+            }
+            _ => panic!("two families"),
+        }
     }
 
     fn v4(

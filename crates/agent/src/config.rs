@@ -85,7 +85,7 @@ pub struct Args {
     /// Capture IPv6.
     #[arg(long, env = "AMBIENT_IPV6", action = ArgAction::Set, default_value_t = true)]
     pub ipv6: bool,
-    /// Exempt kubelet's probes with a rule in the node's namespace.
+    /// Exempt kubelet's probes, with rules in the node's namespace. Without them pods exempt nobody.
     #[arg(long, env = "HOST_PROBE_RULE", action = ArgAction::Set, default_value_t = true)]
     pub host_probe_rule: bool,
     /// Only connections of this user count as kubelet's; otherwise those of any local socket.
@@ -175,6 +175,7 @@ impl Args {
             redirection: RedirectionSpec {
                 ipv6: self.ipv6,
                 dns_capture: self.dns_capture,
+                exempt_probes: self.host_probe_rule,
                 probe_v4: self.probe_v4,
                 probe_v6: self.probe_v6,
                 backend: self.backend,

@@ -152,8 +152,13 @@ fn from(address: IpAddr, mut matches: Vec<Match>, action: Action) -> Rule {
     }
 }
 
-fn exempt_source(address: IpAddr) -> Rule {
-    from(address, vec![Match::Tcp], Action::Exempt)
+fn exempt_probes(spec: &RedirectionSpec) -> impl Iterator<Item = Rule> {
+    let addresses: [IpAddr; 2] = [spec.probe_v4.into(), spec.probe_v6.into()];
+    let exempt = |address| from(address, vec![Match::Tcp], Action::Exempt);
+    addresses
+        .into_iter()
+        .map(exempt)
+        .filter(|_| spec.exempt_probes)
 }
 
 fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
@@ -239,11 +244,8 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
         ));
     }
     if !spec.ingress_bypass {
-        rules.extend([
-            rule([Match::InLoopback], [Action::Exempt]),
-            exempt_source(spec.probe_v4.into()),
-            exempt_source(spec.probe_v6.into()),
-        ]);
+        rules.push(rule([Match::InLoopback], [Action::Exempt]));
+        rules.extend(exempt_probes(spec));
         // Translated, they would no longer be what the kernel refuses to take from a wire, and the
         // proxy would be asked to reach listeners that are for the pod alone.
         rules.extend(loopback_destination(vec![], Action::Exempt));
@@ -322,9 +324,8 @@ fn guard_input(spec: &RedirectionSpec) -> Chain {
                 [Action::Exempt],
             ));
         }
+        rules.extend(exempt_probes(spec));
         rules.extend([
-            exempt_source(spec.probe_v4.into()),
-            exempt_source(spec.probe_v6.into()),
             // Answers to what the proxy opened. One to an opening of the application is answered by
             // the proxy, over loopback.
             rule([Match::TcpSynAck, Match::Reply], [Action::Exempt]),

@@ -107,6 +107,9 @@ pub struct RedirectionSpec {
     /// `tcp_fwmark_accept`), where it can be set: answers then find their way without a second route
     /// lookup a packet. What it cannot do, connection marks do.
     pub mark_accepted_sockets: bool,
+    /// Let kubelet's probes pass by the proxy. Only where the node's rules ([`HostSpec`]) stand: they
+    /// give probes their address, and keep others from having it.
+    pub exempt_probes: bool,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address of IPv6 probes.
@@ -124,6 +127,7 @@ impl Default for RedirectionSpec {
             ingress_bypass: false,
             virtual_interfaces: Vec::new(),
             mark_accepted_sockets: true,
+            exempt_probes: true,
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,
@@ -168,7 +172,8 @@ fn is_interface_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b))
 }
 
-/// The one rule in the node's namespace: probes of enrolled pods get a recognisable source.
+/// The rules in the node's namespace: probes of enrolled pods get a recognisable source, and nothing
+/// else has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
     /// Handle IPv4 pods.

@@ -188,7 +188,8 @@ fn packet() -> impl Strategy<Value = Packet> {
 }
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
-    (any::<[bool; 3]>(), 0..3u8).prop_map(|([dns, ingress, k6t], one)| RedirectionSpec {
+    (any::<[bool; 4]>(), 0..3u8).prop_map(|([dns, ingress, k6t, probes], one)| RedirectionSpec {
+        exempt_probes: probes,
         ipv4: one != 1,
         ipv6: one != 2,
         dns_capture: dns,
@@ -196,6 +197,11 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
         virtual_interfaces: if k6t { vec!["k6t".into()] } else { Vec::new() },
         ..RedirectionSpec::default()
     })
+}
+
+fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
+    spec.exempt_probes
+        && (p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6))
 }
 
 /// The contract, said without rules.
@@ -222,7 +228,7 @@ fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     if p.input == Some("k6t") && !spec.virtual_interfaces.is_empty() {
         return Some(15001);
     }
-    let probe = p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6);
+    let probe = is_probe(spec, p);
     let exempt = spec.ingress_bypass || p.input == Some("lo") || probe || p.dport == 15008;
     (!exempt && p.destination == Destination::Own).then_some(15006)
 }
@@ -256,8 +262,7 @@ fn may_pass(spec: &RedirectionSpec, kind: ChainKind, p: &Packet) -> bool {
         }
         ChainKind::GuardForward => !opening,
         _ => {
-            let probe =
-                p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6);
+            let probe = is_probe(spec, p);
             let proxy = matches!(p.dport, 15006 | 15008) || p.dport == 15001 && virtual_interface;
             let answer = p.flags == Flags::Answer && p.reply;
             let loopback = p.destination == Destination::Loopback;

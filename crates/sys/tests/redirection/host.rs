@@ -1,4 +1,4 @@
-//! The node's namespace: one rule, the pods it is for, and nothing else.
+//! The node's namespace: the rules for probes, the pods they are for, and nothing else.
 
 use std::{net::IpAddr, os::fd::AsRawFd, time::Duration};
 

@@ -8,5 +8,6 @@
     reason = "tests"
 )]
 
+mod definitions;
 mod earlier;
 mod killed;

@@ -115,6 +115,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
         Capability::DacOverride,
     ]);
     ambit_rt::logging::init(&Env::from_process())?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     if let Err(error) = kept {
         tracing::warn!(%error, "capabilities that are not needed cannot be given up");
     }

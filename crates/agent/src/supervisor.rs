@@ -29,6 +29,7 @@ pub enum SuperviseError {
 /// When the process cannot start.
 pub fn supervise(args: &Args, arguments: Vec<OsString>) -> Result<u8, SuperviseError> {
     let _logs = ambit_rt::logging::init(&Env::from_process())?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     if let Some(parent) = args.zds_socket.parent() {
         // Failing to is reported by the agent, which needs it more.
         std::fs::create_dir_all(parent).ok();

@@ -35,6 +35,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub fn main(args: Args) -> anyhow::Result<()> {
     let env = Env::from_process();
     let _log = ambit_rt::logging::init(&env).context("logging")?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -72,7 +72,7 @@ impl Keeper {
             told.map_err(|_late| KeeperError::Untold(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
         let link = Arc::new(line);
-        ambit_rt::spawn("supervisor", follow(link.clone(), sender));
+        ambit_rt::spawn_essential("supervisor", follow(link.clone(), sender));
         let keeper = Self {
             link: Some(link),
             accept: receiver,

@@ -8,6 +8,7 @@ use ambit_rt::{
     DrainMode, Env, Readiness, Shutdown, drain,
     http::{self, ServerOptions},
     logging::{self, LogHandle},
+    panics::Ends,
 };
 use ambit_sys::{
     netns::Netns,
@@ -67,6 +68,7 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
             .context("cannot follow the supervisor's end")?;
     }
     let logs = logging::init(env).context("cannot set up logging")?;
+    ambit_rt::panics::follow(Ends::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     check_privileges(&config)?;
@@ -113,19 +115,15 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let pods_ready = readiness.pending("workload proxy manager");
     let taking_over = readiness.pending("taking over");
     let mut registry = Registry::default();
-    let metrics = Arc::new(Metrics::register(
-        &mut registry,
-        env.get("ISTIO_META_ISTIO_VERSION"),
-    ));
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let metrics = Arc::new(Metrics::register(&mut registry, version));
 
     let (state, demands) = shared_state(&config, &mut registry);
     let static_config = load_local(&config, &state)?;
     let (mesh, vault) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
     let certificates = certificates(env, &config, vault.clone())?;
-    ambit_rt::spawn(
-        "identities",
-        prefetch(state.clone(), certificates.clone(), vault),
-    );
+    let prefetching = prefetch(state.clone(), certificates.clone(), vault);
+    ambit_rt::spawn_essential("identities", prefetching);
     let (known, mesh_known) = watch::channel(false);
     let synced = move || {
         state_ready.ready();
@@ -167,7 +165,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         gate: gate_keeper,
         ready: taking_over,
     };
-    ambit_rt::spawn("taking turns", turn.follow(mesh_known));
+    ambit_rt::spawn_essential("taking turns", turn.follow(mesh_known));
     let admin = Admin {
         proxy: proxy.clone(),
         served: served.clone(),
@@ -179,7 +177,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let following = *keeper.accept().borrow() == Accept::WhenReady;
     serve_http(admin, registry, readiness, &watcher, following).await?;
     keeper.started();
-    let enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
+    let enrolment = ambit_rt::spawn_abortable(
+        "enrolment",
+        ambit_rt::essential("enrolment", enrolment.run()),
+    );
     proxy_ready.ready();
     tracing::info!(workers = workers.count(), node = %proxy.config.local_node, "serving");
 
@@ -284,7 +285,7 @@ fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
         Some(LocalXds::Path(path)) => {
             let mesh = local_xds::read(path).context("LOCAL_XDS_PATH")?;
             mesh.apply_to(state);
-            ambit_rt::spawn(
+            ambit_rt::spawn_essential(
                 "local xds",
                 local_xds::follow(path.clone(), mesh, state.clone()),
             );
@@ -317,7 +318,7 @@ fn certificates(
         if let Err(error) = lists.load(path) {
             tracing::warn!(%error, "no certificate revocation lists yet");
         }
-        ambit_rt::spawn("revocation lists", lists.clone().follow(path.clone()));
+        ambit_rt::spawn_essential("revocation lists", lists.clone().follow(path.clone()));
         settings = settings.with_crls(lists);
     }
     let upstream = channel_config(&config.ca, settings.clone())
@@ -445,7 +446,7 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
         kept.restore(&mut client)
             .context("cannot read what was kept of the mesh")?;
     }
-    ambit_rt::spawn("xds", client.run());
+    ambit_rt::spawn_essential("xds", client.run());
     Ok(())
 }
 
@@ -528,7 +529,7 @@ impl Server {
             }
             Err(error) => return Err(error.into()),
         };
-        ambit_rt::spawn("http server", async move {
+        ambit_rt::spawn_essential("http server", async move {
             let listener = match listener {
                 Some(listener) => listener,
                 None => loop {

@@ -112,7 +112,7 @@ impl DnsSockets {
         for socket in self.udp {
             let socket = tokio::net::UdpSocket::from_std(socket)?;
             let serve = ambit_dns::serve_datagrams(socket, server.clone(), pod.drain_watcher());
-            ambit_rt::spawn("dns questions", serve);
+            ambit_rt::spawn_essential("dns questions", serve);
         }
         let listeners = self.tcp.into_iter();
         let listeners = listeners.map(tokio::net::TcpListener::from_std);

@@ -96,7 +96,7 @@ fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
 /// be read changes nothing.
 pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
     let (sender, receiver) = watch::channel(None);
-    ambit_rt::spawn("record of enrolled pods", async move {
+    ambit_rt::spawn_essential("record of enrolled pods", async move {
         let mut seen: Option<SystemTime> = None;
         while !sender.is_closed() {
             let written = fs::metadata(&record).and_then(|file| file.modified()).ok();

@@ -70,7 +70,7 @@ impl Served {
 
     fn leave(&self, pod: Arc<Pod>, limit: Option<Duration>) {
         let leaving = self.leaving.token();
-        ambit_rt::spawn("pod drain", async move {
+        ambit_rt::spawn_essential("pod drain", async move {
             pod.finish(limit).await;
             drop(leaving);
         });
@@ -378,9 +378,9 @@ impl Enrolment {
             .hold(&uid, &held::about(&uid, info), &descriptors);
         self.workers.serve(&pod, listeners);
         if self.proxy.config.close_clear_connections {
-            ambit_rt::spawn("earlier connections", clear::close(pod.clone()));
+            ambit_rt::spawn_essential("earlier connections", clear::close(pod.clone()));
         } else {
-            ambit_rt::spawn("earlier connections", clear::enforce(pod.clone()));
+            ambit_rt::spawn_essential("earlier connections", clear::enforce(pod.clone()));
         }
         tracing::info!(pod = %pod.name, %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();

@@ -100,7 +100,7 @@ pub(crate) fn serve(pod: &Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
             all.push((listener, Port::Dns(server.clone())));
         }
     }
-    ambit_rt::spawn("listeners", accept(shard, Listeners { all, first: 0 }));
+    ambit_rt::spawn_essential("listeners", accept(shard, Listeners { all, first: 0 }));
     Ok(())
 }
 

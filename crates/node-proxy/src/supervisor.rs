@@ -15,6 +15,7 @@ pub const WORKER_ARGUMENT: &str = "worker";
 /// When the process cannot start.
 pub fn run(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     Ok(ambit_handover::run(Program {
         name: "ambit-node-proxy",
         arguments: vec![WORKER_ARGUMENT.into()],

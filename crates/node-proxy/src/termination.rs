@@ -116,7 +116,7 @@ async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Opt
         }
         for pod in gone {
             tracing::info!(pod = %pod.name, ?limit, "the pod has left the mesh: its drain is shortened");
-            ambit_rt::spawn("pod drain", async move { pod.finish(limit).await });
+            ambit_rt::spawn_essential("pod drain", async move { pod.finish(limit).await });
         }
     }
 }

@@ -65,7 +65,7 @@ impl Workers {
         }
         // The certificate is wanted with the first connection; it need not wait for xDS.
         pod.proxy.certificates.prefetch(&pod.identity);
-        ambit_rt::spawn("policy changes", pod.clone().enforce_changes());
+        ambit_rt::spawn_essential("policy changes", pod.clone().enforce_changes());
     }
 }
 
@@ -83,7 +83,7 @@ impl Worker {
         };
         let thread = std::thread::Builder::new()
             .name(format!("ambit-worker-{index}"))
-            .spawn(move || runtime.block_on(work))?;
+            .spawn(move || runtime.block_on(ambit_rt::essential("worker", work)))?;
         Ok(Self {
             assign,
             runtime: handle,

@@ -12,6 +12,7 @@ pub mod http;
 pub mod limits;
 pub mod logging;
 pub mod metrics;
+pub mod panics;
 pub mod readiness;
 mod resolve;
 pub mod shutdown;
@@ -24,4 +25,7 @@ pub use error_chain::ErrorChain;
 pub use readiness::{Readiness, ReadyTask};
 pub use resolve::lookup_host;
 pub use shutdown::{Shutdown, ShutdownTrigger};
-pub use task::{AbortOnDrop, current_thread, spawn, spawn_abortable, spawn_blocking, spawn_local};
+pub use task::{
+    AbortOnDrop, current_thread, essential, spawn, spawn_abortable, spawn_blocking,
+    spawn_essential, spawn_local,
+};

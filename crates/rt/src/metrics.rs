@@ -79,7 +79,10 @@ impl Collector for Process {
             "process_resident_memory_bytes",
             "Resident memory size in bytes",
             resident_bytes(),
-        )
+        )?;
+        let help = "Number of panics: each ended one task, a connection's for instance";
+        let panics = encoder.encode_descriptor("ambit_panics", help, None, MetricType::Counter)?;
+        ConstCounter::new(crate::panics::count()).encode(panics)
     }
 }
 

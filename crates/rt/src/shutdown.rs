@@ -7,7 +7,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::spawn;
+use crate::spawn_essential;
 
 /// Waits for the end. Clones see the same event.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Shutdown {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let trigger = shutdown.trigger();
-        spawn("signals", async move {
+        spawn_essential("signals", async move {
             loop {
                 let cause = tokio::select! {
                     _ = terminate.recv() => "SIGTERM",

@@ -12,6 +12,8 @@ use tokio::{
     task::JoinHandle,
 };
 
+use crate::panics;
+
 /// Spawns a task on the current runtime. `name` appears in the log if the task panics.
 ///
 /// Dropping the handle lets the task run on; see [`spawn_abortable`] for the opposite.
@@ -21,6 +23,24 @@ where
     F::Output: Send + 'static,
 {
     tokio::spawn(watched(name, future))
+}
+
+/// As [`spawn`], for a task that the process cannot do without: a panic in it ends the process.
+pub fn spawn_essential<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    tokio::spawn(essential(name, future))
+}
+
+/// A future whose panic ends the process.
+pub fn essential<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
+    Watched {
+        name,
+        essential: true,
+        future,
+    }
 }
 
 /// As [`spawn`], on the current `LocalSet` (or local runtime), for futures that stay on one thread.
@@ -39,7 +59,10 @@ where
     R: Send + 'static,
 {
     tokio::task::spawn_blocking(move || {
-        let _report = ReportPanic(name);
+        let _report = ReportPanic {
+            name,
+            essential: false,
+        };
         work()
     })
 }
@@ -75,12 +98,18 @@ pub fn current_thread() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-struct ReportPanic(&'static str);
+struct ReportPanic {
+    name: &'static str,
+    essential: bool,
+}
 
 impl Drop for ReportPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!(task = self.0, "task panicked");
+            tracing::error!(task = self.name, "task panicked");
+            if self.essential {
+                panics::end_process();
+            }
         }
     }
 }
@@ -90,6 +119,7 @@ pin_project_lite::pin_project! {
     /// argument and as what it awaits, which doubles the memory of every task.
     struct Watched<F> {
         name: &'static str,
+        essential: bool,
         #[pin]
         future: F,
     }
@@ -100,13 +130,20 @@ impl<F: Future> Future for Watched<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        let _report = ReportPanic(this.name);
+        let _report = ReportPanic {
+            name: this.name,
+            essential: *this.essential,
+        };
         this.future.poll(cx)
     }
 }
 
 fn watched<F: Future>(name: &'static str, future: F) -> Watched<F> {
-    Watched { name, future }
+    Watched {
+        name,
+        essential: false,
+        future,
+    }
 }
 
 #[cfg(test)]
@@ -119,6 +156,29 @@ mod tests {
         let good = spawn("good", async { 7 });
         assert!(bad.await.unwrap_err().is_panic());
         assert_eq!(good.await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_an_essential_task_ends_the_process_and_says_where() {
+        const CHILD: &str = "AMBIT_TEST_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let _logs = crate::logging::init(&crate::Env::from_process()).unwrap();
+            crate::panics::follow(crate::panics::Ends::Task);
+            assert!(spawn("any", async { panic!("one") }).await.is_err());
+            let fetched = spawn_essential("needed", async { panic!("two") });
+            fetched.await.unwrap();
+        }
+        let this = std::thread::current().name().unwrap().to_owned();
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &this, "--nocapture", "--test-threads=1"])
+            .env(CHILD, "yes")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(!child.status.success(), "{text}");
+        for said in ["panicked: one", "panicked: two", file!(), "\"needed\""] {
+            assert!(text.contains(said), "{said:?} in {text}");
+        }
     }
 
     #[tokio::test]

@@ -54,6 +54,9 @@ pub enum FetchError {
     /// The CA's answer cannot be used.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
+    /// A fault of ours, which the log tells.
+    #[error("the request for the certificate panicked")]
+    Panicked,
     /// A certificate whose time has passed.
     #[error("the certificate has expired")]
     Expired,
@@ -74,7 +77,7 @@ impl FetchError {
                     | Code::NotFound
             ),
             Self::Request(_) | Self::Answer(_) | Self::Expired => true,
-            Self::Headers(_) | Self::TimedOut(_) => false,
+            Self::Headers(_) | Self::TimedOut(_) | Self::Panicked => false,
         }
     }
 }

@@ -121,7 +121,7 @@ impl Certificates {
             commands,
         });
         let weak = Arc::downgrade(&shared);
-        ambit_rt::spawn("certificates", async move {
+        ambit_rt::spawn_essential("certificates", async move {
             run(weak, receiver, client, options).await;
         });
         Self(shared)
@@ -306,8 +306,13 @@ async fn run(
             match effect {
                 Effect::Fetch(identity, attempt) => {
                     let (client, done) = (client.clone(), done.clone());
-                    ambit_rt::spawn("fetch certificate", async move {
-                        let result = client.fetch(&identity).await;
+                    let fetch = {
+                        let identity = identity.clone();
+                        async move { client.fetch(&identity).await }
+                    };
+                    let fetching = ambit_rt::spawn("fetch certificate", fetch);
+                    ambit_rt::spawn("certificate fetched", async move {
+                        let result = fetching.await.unwrap_or(Err(FetchError::Panicked));
                         // Fails only when the loop has ended.
                         done.send((identity, attempt, result)).await.ok();
                     });

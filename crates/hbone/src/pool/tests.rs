@@ -1,10 +1,16 @@
 //! The pool over in-memory pipes: sharing, limits, failures, endings.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    pin::Pin,
+    sync::atomic::{AtomicBool, Ordering},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use ambit_testkit::{build, h2_peer::H2Peer, until};
 use tokio::{
-    io::DuplexStream,
+    io::{DuplexStream, ReadBuf},
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
 
@@ -330,4 +336,71 @@ async fn a_silent_peer_is_given_up() {
         "{ended:?}"
     );
     assert_eq!(pool.connections(), 0);
+}
+
+/// A connection on which a fault of ours shows once the peer says something.
+struct Faulty(DuplexStream, Arc<AtomicBool>);
+
+impl AsyncRead for Faulty {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self(io, fault) = self.get_mut();
+        let read = Pin::new(io).poll_read(cx, buffer);
+        assert!(
+            read.is_pending() || !fault.load(Ordering::Relaxed),
+            "a fault"
+        );
+        read
+    }
+}
+
+impl AsyncWrite for Faulty {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn a_panic_ends_its_connection_with_its_tunnels_and_the_next_is_dialled_anew() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let fault = Arc::new(AtomicBool::new(false));
+    let open = || {
+        let (pool, dialer, fault) = (pool.clone(), dialer.clone(), fault.clone());
+        ambit_rt::spawn("open", async move {
+            let dial = || async { Ok(Faulty(dialer.dial().await?, fault.clone())) };
+            pool.tunnel(&key(1), authority(), HeaderMap::new(), dial)
+                .await
+        })
+    };
+    let opening = open();
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let mut far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let (mut tunnel, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    fault.store(true, Ordering::Relaxed);
+    far.send(b"x", false);
+    ambit_rt::spawn("peer", async move { while peer.next().await.is_some() {} });
+    let broken = std::future::poll_fn(|cx| tunnel.recv.poll_data(cx)).await;
+    assert!(broken.unwrap().is_err());
+    fault.store(false, Ordering::Relaxed);
+    let opening = open();
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    peer.expect_connect("10.0.0.2:80").await.accept();
+    peer.while_doing(opening).await.unwrap().unwrap();
+    assert_eq!(pool.connections(), 1);
 }

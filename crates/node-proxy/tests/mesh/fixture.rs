@@ -38,10 +38,15 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(pki: &Arc<Pki>, env: &[(&str, &str)]) -> Self {
+        let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
+        let options = CertificatesOptions::default();
+        Self::with_certificates(Certificates::start(Arc::new(ca), options), env)
+    }
+
+    pub(crate) fn with_certificates(certificates: Certificates, env: &[(&str, &str)]) -> Self {
         let config = Config::from_env(&Env::from_pairs(env.iter().copied())).unwrap();
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry, None));
-        let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
         let state = StateConfig {
             trust_domain: config.trust_domain.clone(),
             ..Default::default()
@@ -52,7 +57,7 @@ impl Node {
         let proxy = Arc::new(Proxy {
             config,
             state,
-            certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
+            certificates,
             metrics,
             gate: Gate::default(),
         });

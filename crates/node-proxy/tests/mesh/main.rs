@@ -14,6 +14,7 @@ mod enrolment;
 mod fixture;
 mod flows;
 mod hostile;
+mod panics;
 mod policy;
 mod resets;
 mod revocation;

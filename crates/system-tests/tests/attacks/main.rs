@@ -12,3 +12,4 @@ mod earlier;
 mod killed;
 mod objects;
 mod passing_by;
+mod truncation;

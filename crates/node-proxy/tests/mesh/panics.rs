@@ -1,0 +1,50 @@
+//! A fault of ours in what is done for one pod ends that, and nothing else.
+
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+
+use ambit_model::Identity;
+use ambit_testkit::{FakeCa, Pki, build};
+use ambit_tls::{CaClient, Certificates, CertificatesOptions, FetchError, WorkloadCert};
+
+use crate::fixture::{Mesh, Node, line};
+
+/// Panics for one identity, and serves all others.
+struct FaultyCa(FakeCa, Identity);
+
+impl CaClient for FaultyCa {
+    fn fetch<'a>(
+        &'a self,
+        identity: &'a Identity,
+    ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
+        Box::pin(async move {
+            assert_ne!(*identity, self.1, "a fault");
+            self.0.fetch(identity).await
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_panic_for_one_pod_leaves_the_others_alone() {
+    let pki = Arc::new(Pki::new());
+    let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
+    let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
+    let ca = FaultyCa(ca, build::identity("ns", "victim"));
+    let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
+    mesh.nodes[0] = Node::with_certificates(certificates, &[]);
+    let victim = mesh.captured(0, "victim", "10.9.0.1").await;
+    let client = mesh.captured(0, "client", "10.9.0.2").await;
+    let server = mesh.captured(1, "server", "10.9.0.3").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut open = client.connect(to).await.unwrap();
+    assert_eq!(line(&mut open).await.unwrap(), "10.9.0.2");
+    for _ in 0..20 {
+        // More faults than requests for certificates may be under way.
+        if let Ok(mut refused) = victim.connect(to).await {
+            line(&mut refused).await.unwrap_err();
+        }
+    }
+    let mut new = client.connect(to).await.unwrap();
+    assert_eq!(line(&mut new).await.unwrap(), "10.9.0.2");
+    drop(open);
+}

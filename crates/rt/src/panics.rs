@@ -1,0 +1,59 @@
+//! Panics: each is counted, and logged with its place; what it ends is the program's choice.
+//!
+//! Where tasks serve one connection each, a panic ends its task and nothing else: tokio catches it. What the
+//! process cannot do without is spawned as essential ([`crate::spawn_essential`]), and ends the process with
+//! it, for its supervisor to start anew: half a process that looks whole is worse than none. Locks are
+//! `parking_lot`'s, which a panic does not poison; what they guard is changed without anything in between
+//! that could panic, or by a guard's drop.
+
+use std::{
+    panic::PanicHookInfo,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+#[cfg(panic = "abort")]
+compile_error!("with panic = \"abort\" a panic in one connection's task would end all connections");
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// What a panic ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// Its task, or the process if that is essential.
+    Task,
+    /// The process, whichever task it is.
+    Process,
+}
+
+/// Has panics counted and logged from now on.
+pub fn follow(ends: Ends) {
+    std::panic::set_hook(Box::new(move |info| {
+        note(info);
+        if ends == Ends::Process {
+            end_process();
+        }
+    }));
+}
+
+/// How many there were.
+pub fn count() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
+fn note(info: &PanicHookInfo<'_>) {
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    let thread = std::thread::current();
+    tracing::error!(
+        thread = thread.name().unwrap_or_default(),
+        place = info.location().map(ToString::to_string),
+        "panicked: {}",
+        info.payload_as_str().unwrap_or("(no text)")
+    );
+}
+
+/// Ends the process because of a panic, which the log tells.
+pub(crate) fn end_process() -> ! {
+    crate::logging::flush(Duration::from_secs(1));
+    std::process::abort()
+}

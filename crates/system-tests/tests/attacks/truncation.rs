@@ -1,0 +1,41 @@
+//! What is cut off never looks complete: when a node proxy is killed in the middle of a connection, the
+//! application at the other end sees a reset, never an end of data.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use ambit_lab::Place;
+use ambit_system_tests::{Mesh, PAIR, until};
+
+#[test]
+fn a_proxy_that_is_killed_resets_its_connections_and_does_not_end_them() {
+    let mesh = Mesh::up(PAIR);
+    let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    for (client, victim) in [
+        ("shop/client", "node-1"),
+        ("shop/client", "node-2"),
+        ("legacy/client", "node-2"),
+    ] {
+        until("the client is served", || {
+            let dialled = mesh.dial(client, echo);
+            dialled.is_ok_and(|mut conversation| conversation.say("hello").is_ok())
+        });
+        let place = Place::Pod(client.to_owned());
+        let mut stream = mesh.client().dial(place, echo).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut heard = [0; 6];
+        stream.write_all(b"a part").unwrap();
+        stream.read_exact(&mut heard).unwrap();
+        mesh.kill("proxy-worker", Some(victim));
+        let rest = stream.read(&mut heard);
+        assert!(
+            matches!(&rest, Err(error) if error.kind() == ErrorKind::ConnectionReset),
+            "{client} with the proxy of {victim} killed: {rest:?}"
+        );
+    }
+}

@@ -177,10 +177,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let following = *keeper.accept().borrow() == Accept::WhenReady;
     serve_http(admin, registry, readiness, &watcher, following).await?;
     keeper.started();
-    let enrolment = ambit_rt::spawn_abortable(
-        "enrolment",
-        ambit_rt::essential("enrolment", enrolment.run()),
-    );
+    let enrolling = ambit_rt::essential("enrolment", enrolment.run());
+    let enrolment = ambit_rt::spawn_abortable("enrolment", enrolling);
     proxy_ready.ready();
     tracing::info!(workers = workers.count(), node = %proxy.config.local_node, "serving");
 

@@ -259,6 +259,14 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
     }
     drop(asked);
     ambit_testkit::until("nothing is dialled for them", || connections.is_empty()).await;
+    // Not for the application's silence, which would take its time.
+    let metrics = mesh.nodes[1].metrics();
+    let given_up = metrics.lines().filter_map(|line| {
+        let failed = line.starts_with("istio_tcp_connections_failed_total");
+        let count = line.rsplit_once(' ')?.1.parse::<f64>().ok()?;
+        (failed && line.contains("\"H2_HANDSHAKE_FAILURE\"")).then_some(count)
+    });
+    assert_eq!(given_up.sum::<f64>(), 50.0, "{metrics}");
     // The application takes what waits: openings that were given up are not among it.
     for _ in &waiting {
         listener.accept().await.unwrap();

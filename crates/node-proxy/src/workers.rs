@@ -5,6 +5,7 @@
 
 use std::{io, sync::Arc, thread::JoinHandle};
 
+use ambit_sys::netns::Netns;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -75,6 +76,9 @@ impl Worker {
         let (assign, mut assigned) = mpsc::unbounded_channel::<Assignment>();
         let handle = runtime.handle().clone();
         let work = async move {
+            if let Err(error) = Netns::stay_at_home() {
+                tracing::debug!(%error, "a worker asks at each opening where it is");
+            }
             while let Some(Assignment { pod, listeners }) = assigned.recv().await {
                 if let Err(error) = shard::serve(&pod, listeners) {
                     tracing::error!(pod = %pod.name, %error, "cannot serve the pod");

@@ -1,6 +1,7 @@
 //! A network namespace as a value, and running code inside one.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -9,6 +10,15 @@ use std::{
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// The calling thread's namespace.
+const HERE: &str = "/proc/thread-self/ns/net";
+
+thread_local! {
+    /// See [`Netns::stay_at_home`]. Taken while the thread is away, so that whoever enters a namespace
+    /// from within another is brought back there.
+    static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
+}
 
 /// What makes two descriptors the same namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,7 +73,18 @@ impl Netns {
     /// # Errors
     /// When /proc is not mounted.
     pub fn current() -> io::Result<Self> {
-        Self::open("/proc/thread-self/ns/net")
+        Self::open(HERE)
+    }
+
+    /// Remembers where the calling thread lives, for [`Self::run`] to bring it back to: threads that enter
+    /// pods all the time need not ask the kernel each time. Such a thread enters namespaces by
+    /// [`Self::run`] alone.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn stay_at_home() -> io::Result<()> {
+        HOME.set(Some(File::open(HERE)?));
+        Ok(())
     }
 
     /// Which namespace this is.
@@ -80,9 +101,19 @@ impl Netns {
     /// # Errors
     /// When the namespace cannot be entered; `work` has not run then.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
-        let home = File::open("/proc/thread-self/ns/net")?;
+        let remembered = HOME.take();
+        let stays = remembered.is_some();
+        let home = match remembered {
+            Some(home) => home,
+            None => File::open(HERE)?,
+        };
+        let mut back = ComeBack {
+            home: Some(home),
+            stays,
+            away: false,
+        };
         enter(self.fd.as_fd())?;
-        let back = ComeBack(home);
+        back.away = true;
         let out = work();
         drop(back);
         Ok(out)
@@ -110,13 +141,25 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
-struct ComeBack(File);
+struct ComeBack {
+    home: Option<File>,
+    /// The thread's home is remembered.
+    stays: bool,
+    /// The thread has entered another namespace.
+    away: bool,
+}
 
 impl Drop for ComeBack {
     fn drop(&mut self) {
-        if let Err(error) = enter(self.0.as_fd()) {
+        let Some(home) = self.home.take() else { return };
+        if self.away
+            && let Err(error) = enter(home.as_fd())
+        {
             tracing::error!(%error, "cannot return to the home network namespace");
             std::process::abort();
+        }
+        if self.stays {
+            HOME.set(Some(home));
         }
     }
 }
@@ -129,6 +172,35 @@ mod tests {
     fn the_current_namespace_is_itself() {
         let here = Netns::current().unwrap();
         assert_eq!(here, Netns::open("/proc/self/ns/net").unwrap());
+    }
+
+    #[test]
+    fn a_thread_that_stays_at_home_is_brought_back_there_also_from_within() {
+        std::thread::spawn(|| {
+            Netns::stay_at_home().unwrap();
+            let home = Netns::current().unwrap();
+            let [outer, inner] = [(); 2].map(|()| {
+                let apart = || {
+                    #[expect(
+                        deprecated,
+                        reason = "its successor is unsafe only for descriptor tables"
+                    )]
+                    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+                    Netns::current().unwrap()
+                };
+                std::thread::spawn(apart).join().unwrap()
+            });
+            for _ in 0..2 {
+                let seen = outer.run(|| {
+                    let within = inner.run(|| Netns::current().unwrap()).unwrap();
+                    (within, Netns::current().unwrap())
+                });
+                assert_eq!(seen.unwrap(), (inner.clone(), outer.clone()));
+                assert_eq!(Netns::current().unwrap(), home);
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -383,10 +383,8 @@ fn set_transparent(socket: &Socket, domain: Domain) -> io::Result<()> {
 fn bind_foreign(socket: &Socket, domain: Domain, source: IpAddr) -> io::Result<()> {
     if domain == Domain::IPV6 {
         socket.set_ip_transparent_v6(true)?;
-        socket.set_freebind_v6(true)?;
     } else {
         socket.set_ip_transparent_v4(true)?;
-        socket.set_freebind_v4(true)?;
     }
     socket.bind(&SocketAddr::new(source, 0).into())
 }

@@ -1,7 +1,8 @@
 //! The bounded buffer between those who log and the thread that writes.
 //!
 //! Lines are appended to one buffer under a lock held for a copy; the writer takes the whole buffer
-//! and leaves its empty one behind. So a burst costs few system calls, and no memory when idle.
+//! and leaves its empty one behind, and then lets some time pass. So a burst costs few system calls
+//! and wake-ups, which would cost those who log more than the lines, and no memory when idle.
 
 use std::{
     io,
@@ -14,6 +15,9 @@ use std::{
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Capacity an empty buffer may keep.
 const KEPT_BYTES: usize = 64 * 1024;
+
+/// How long lines may wait for others after a write; the first after a silence is written at once.
+const GATHER: Duration = Duration::from_millis(10);
 
 /// Lines on their way to the output. Clones share it; the writer ends with the last of them.
 #[derive(Clone, Debug)]
@@ -38,6 +42,10 @@ struct State {
     /// Bytes accepted and bytes written so far.
     accepted: u64,
     written: u64,
+    /// The writer waits for a line.
+    idle: bool,
+    /// So many wait for what they logged to be written.
+    hurry: usize,
     closed: bool,
 }
 
@@ -65,7 +73,7 @@ impl LineQueue {
             state.dropped += 1;
             return;
         }
-        let idle = state.buffer.is_empty();
+        let idle = std::mem::take(&mut state.idle);
         state.buffer.extend_from_slice(line.as_bytes());
         state.accepted += line.len() as u64;
         drop(state);
@@ -80,10 +88,12 @@ impl LineQueue {
         let deadline = Instant::now() + timeout;
         let mut state = shared.lock();
         let target = state.accepted;
+        state.hurry += 1;
+        shared.wake.notify_one();
         while state.written < target {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                break;
             }
             state = shared
                 .written
@@ -91,6 +101,7 @@ impl LineQueue {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+        state.hurry -= 1;
     }
 }
 
@@ -109,6 +120,7 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
             if state.closed {
                 return;
             }
+            state.idle = true;
             state = shared
                 .wake
                 .wait(state)
@@ -127,7 +139,12 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
         }
         // An output that is gone (a closed pipe) must not end the process.
         output.write_all(&batch).and_then(|()| output.flush()).ok();
-        shared.lock().written += length;
+        let mut state = shared.lock();
+        state.written += length;
         shared.written.notify_all();
+        let gathering = shared
+            .wake
+            .wait_timeout_while(state, GATHER, |state| state.hurry == 0 && !state.closed);
+        drop(gathering.unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -504,6 +504,7 @@ impl Pod {
             let Some(pod) = pod.upgrade() else { return };
             let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
                 // The record is gone: nothing new is let in; what was allowed stays until it ends.
+                standing.suspend();
                 continue;
             };
             let state = &pod.proxy.state;

@@ -30,6 +30,11 @@ impl Standing {
         self.until
     }
 
+    /// Nothing can be decided, and so nothing is waited for, until the next [`Self::recheck`].
+    pub(crate) fn suspend(&mut self) {
+        self.until = None;
+    }
+
     /// Decides all anew and cuts those that may not go on. Returns how many.
     pub(crate) fn recheck(
         &mut self,
@@ -136,6 +141,8 @@ mod tests {
         // The next one that is missing has its own grace.
         assert_eq!(standing.recheck(&list, begin + GRACE * 3, missing), 0);
         assert_eq!(standing.deadline(), Some(begin + GRACE * 4));
+        standing.suspend();
+        assert_eq!(standing.deadline(), None);
     }
 
     #[tokio::test]

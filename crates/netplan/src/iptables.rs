@@ -100,7 +100,8 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         .filter(|m| m.ip.is_ipv4() == (family == Family::V4));
     let rules = members.map(|member| {
         format!(
-            "-d {} -p tcp -m owner {owner} -m comment --comment {} -j SNAT --to-source {source}",
+            "-d {} -p tcp -m tcp --tcp-flags SYN,ACK SYN -m owner {owner} \
+             -m comment --comment {} -j SNAT --to-source {source}",
             host_prefix(member.ip),
             quote(&member.uid)
         )

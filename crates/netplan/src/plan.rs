@@ -62,7 +62,9 @@ pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
     let probe = |family, address| Rule {
         family: Some(family),
         matches: vec![
-            Match::Tcp,
+            // Where nobody has tracked connections yet, one that is open counts as new with its next
+            // packet, and must not get another address in its middle.
+            Match::TcpOpening,
             Match::LocalSocket(spec.kubelet_uid),
             Match::ProbedPod,
         ],

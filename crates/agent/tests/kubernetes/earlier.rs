@@ -75,11 +75,6 @@ impl Open {
             assert!(output.status.success(), "{words:?}: {output:?}");
         };
         run(node, &["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
-        // On nodes connections are tracked, for the sake of Services.
-        let tracked = "add table ip services; add chain ip services out \
-            { type filter hook output priority 0; }; \
-            add rule ip services out ct state established accept";
-        run(node, &["nft", tracked]);
         for one in [pod, peer] {
             let (subnet, _) = one.ip.rsplit_once('.').unwrap();
             let gateway = format!("{subnet}.1");

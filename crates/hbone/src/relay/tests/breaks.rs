@@ -5,7 +5,7 @@ use std::task::Waker;
 use ambit_testkit::h2_peer::{H2Peer, OpenTunnel};
 use bytes::Bytes;
 use h2::Reason;
-use tokio::{io::ReadBuf, task::JoinHandle};
+use tokio::{io::ReadBuf, sync::Barrier, task::JoinHandle};
 
 use super::*;
 
@@ -22,12 +22,12 @@ async fn relaying<A>(
 where
     A: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    relaying_over(1 << 20, Duration::ZERO, app).await
+    relaying_over(1 << 20, Arc::new(Barrier::new(1)), app).await
 }
 
 async fn relaying_over<A>(
     pipe: usize,
-    pause: Duration,
+    begin: Arc<Barrier>,
     mut app: A,
 ) -> (
     H2Peer<DuplexStream>,
@@ -44,7 +44,7 @@ where
         let authority = Uri::from_static(AUTHORITY);
         let opened = connection.tunnel(authority, HeaderMap::new()).await;
         let (mut tunnel, _) = opened.unwrap();
-        tokio::time::sleep(pause).await;
+        begin.wait().await;
         let result = relay_tunnel(&mut app, &mut tunnel, ()).await;
         // The connection outlives its tunnel.
         ambit_rt::spawn("connection", async move {
@@ -178,22 +178,22 @@ async fn a_crash_is_told_as_a_connect_error_after_all_that_was_sent() {
 async fn a_peer_that_stands_still_is_not_waited_for_for_ever() {
     static SENT: [u8; 50_000] = [7; 50_000];
     // Within the peer's window, but the connection takes no more than 4 kB.
-    let second = Duration::from_secs(1);
-    let (mut peer, _open, relay) = relaying_over(4096, 2 * second, Crashed(&SENT)).await;
-    peer.while_doing(tokio::time::sleep(second)).await;
+    let begin = Arc::new(Barrier::new(2));
+    let (mut peer, _open, relay) = relaying_over(4096, begin.clone(), Crashed(&SENT)).await;
+    peer.while_doing(begin.wait()).await;
     let (_app, result) = relay.await.unwrap();
     assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_application_that_does_not_read_is_not_waited_for_for_ever() {
-    let (_app, side) = tokio::io::duplex(1000);
+    let (mut app, side) = tokio::io::duplex(1000);
     let (mut peer, mut open, relay) = relaying(side).await;
     open.send
         .send_data(Bytes::from(vec![7; 10_000]), false)
         .unwrap();
-    peer.while_doing(tokio::time::sleep(Duration::from_secs(1)))
-        .await;
+    // One byte, and then nothing more.
+    peer.while_doing(app.read_u8()).await.unwrap();
     open.reset(Reason::CONNECT_ERROR);
     let (_side, result) = peer.while_doing(relay).await.unwrap();
     assert!(matches!(result, Err(RelayError::Tunnel(_))), "{result:?}");

@@ -535,7 +535,13 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             if let Some(pod) = self.pods.get_mut(&uid)
                 && matches!(pod.rules, Rules::Applied(_))
             {
-                pod.rules = Rules::Unknown;
+                // The sandbox of a pod that is being deleted may be coming down: what the runtime takes
+                // away there is not to be put back.
+                if pod.view.deleting {
+                    pod.look_if_alive = true;
+                } else {
+                    pod.rules = Rules::Unknown;
+                }
             }
             self.advance(&uid, now, effects);
         }

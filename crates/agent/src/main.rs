@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use ambit_agent::config::Args;
 use clap::Parser as _;
 
+/// Gives back what many pods at once have taken: the C library's keeps it, in an arena for each thread.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let ended: anyhow::Result<u8> = if args.worker || args.no_supervisor {

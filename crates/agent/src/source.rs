@@ -29,6 +29,9 @@ pub struct PodView {
     pub host_network: bool,
     /// It has ended: phase Succeeded or Failed.
     pub terminal: bool,
+    /// It is being deleted. Until it has ended it runs on, for as long as it is granted.
+    #[serde(default)]
+    pub deleting: bool,
     /// Its labels.
     pub labels: Labels,
     /// Its annotations.

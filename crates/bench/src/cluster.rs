@@ -4,6 +4,7 @@
 mod boot;
 mod enrolling;
 mod faults;
+mod leaving;
 mod load;
 mod memory;
 mod policies;
@@ -29,6 +30,7 @@ const VALUES: &str =
 /// Scenarios by name, in the order they are measured in.
 const SCENARIOS: &[&str] = &[
     "start",
+    "leave",
     "label",
     "first",
     "deny",
@@ -61,9 +63,16 @@ pub(crate) fn run(only: Option<&str>, archives: &[PathBuf]) -> Result<(Vec<Row>,
 async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)> {
     let wanted = |name: &str| only.is_none_or(|only| only == name);
     let (mut rows, mut lines) = (Vec::new(), Vec::new());
-    let without = if wanted("start") {
+    if wanted("start") || wanted("leave") {
         rig.ambit("uninstall --unlabel --delete-namespace").ok();
+    }
+    let without = if wanted("start") {
         Some(starts::measure(rig, false).await?)
+    } else {
+        None
+    };
+    let silence = if wanted("leave") {
+        Some(leaving::measure(rig, false).await?)
     } else {
         None
     };
@@ -74,6 +83,11 @@ async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)>
         let (row, more) = starts::compare(&without, &outside, &inside);
         rows.push(row);
         lines.extend(more);
+    }
+    if let Some(without) = silence {
+        let (row, line) = leaving::compare(without, leaving::measure(rig, true).await?);
+        rows.push(row);
+        lines.push(line);
     }
     if wanted("memory") {
         let (row, more) = memory::idle(rig).await?;

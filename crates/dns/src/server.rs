@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -83,6 +83,8 @@ pub trait Host: Send + Sync + 'static {
     fn has_turn(&self) -> bool;
     /// Waits until it is.
     fn turn(&self) -> impl Future<Output = ()> + Send;
+    /// The addresses that questions come from: the pod's.
+    fn clients(&self) -> Vec<IpAddr>;
     /// A question has been dealt with.
     fn report(&self, report: &Report<'_>);
 }

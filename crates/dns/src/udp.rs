@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_rt::{DrainMode, DrainWatcher};
 use ambit_sys::conntrack;
-use tokio::{net::UdpSocket, time::timeout};
+use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
     question::{Question, Unanswerable},
@@ -15,6 +15,9 @@ use crate::{
 const MAX_QUESTION: usize = 4096;
 /// After an error that is not a client's.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Pods that leave, one at a time.
+static FORGETTING: Semaphore = Semaphore::const_new(1);
 
 /// Answers datagrams until the drain begins, and then until no more come: a socket of the pod that
 /// was redirected stays so, as the kernel sees it, when the redirection has gone. In the end those
@@ -66,14 +69,23 @@ async fn follow_up(ready: io::Result<()>) {
 }
 
 async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
+    // The pod may not be known any more when the questions have ended.
+    let clients = server.host.clients();
     while let Ok(ready) = timeout(server.limits.quiet, socket.readable()).await {
         follow_up(ready).await;
         take_all(socket, server).await;
     }
-    let forgotten = socket
-        .local_addr()
-        .and_then(|at| conntrack::forget_redirected(server.place.netns.as_ref(), at));
-    if let Err(error) = forgotten {
+    let (Ok(at), Some(netns)) = (socket.local_addr(), server.place.netns.clone()) else {
+        return;
+    };
+    // Whole namespaces leave at once: their pods do this one after the other, and none of it on the
+    // thread that carries connections.
+    let Ok(_turn) = FORGETTING.acquire().await else {
+        return;
+    };
+    let forget = move || conntrack::forget_redirected(&netns, at, &clients);
+    let forgotten = ambit_rt::spawn_blocking("forget redirected questions", forget).await;
+    if let Ok(Err(error)) = forgotten {
         tracing::debug!(%error, "open sockets of the pod are redirected until the kernel forgets");
     }
 }

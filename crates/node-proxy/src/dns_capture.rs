@@ -4,7 +4,7 @@
 
 use std::{
     io,
-    net::{TcpListener, UdpSocket},
+    net::{IpAddr, TcpListener, UdpSocket},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
 };
@@ -182,6 +182,13 @@ impl Host for Questions {
             drop(pod);
             gate.opened().await;
         }
+    }
+
+    fn clients(&self) -> Vec<IpAddr> {
+        let pod = self.0.upgrade();
+        pod.map_or_else(Vec::new, |pod| {
+            pod.local(None).workload.workload_ips.clone()
+        })
     }
 
     fn report(&self, report: &Report<'_>) {

@@ -84,6 +84,8 @@ pub(super) struct Pod<N> {
     /// or not, and not been withdrawn.
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
+    /// `rules` are to be looked at if the next scan finds the pod alive.
+    pub(super) look_if_alive: bool,
     pub(super) probes: Option<Vec<IpAddr>>,
     /// What was written; `None`: nothing, it reads as the source says.
     pub(super) status: Option<Status>,
@@ -120,6 +122,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             } else {
                 Rules::None
             },
+            look_if_alive: false,
             probes: None,
             status: None,
             busy: None,

@@ -7,7 +7,7 @@ use std::{
 
 use ambit_zds::PodUid;
 
-use super::{Effect, Enrolment, Goal, Wanted};
+use super::{Effect, Enrolment, Goal, Rules, Wanted};
 use crate::source::{PodView, Status};
 
 /// First and longest pause between scans while pods are missing.
@@ -110,7 +110,12 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             let known_before = pod.netns_since.is_none_or(|since| since < started);
             match &pod.netns {
                 None => pod.set_netns(netns, now),
-                Some(current) if *current == netns => pod.suspect = None,
+                Some(current) if *current == netns => {
+                    pod.suspect = None;
+                    if std::mem::take(&mut pod.look_if_alive) {
+                        pod.rules = Rules::Unknown;
+                    }
+                }
                 // Processes of an old sandbox may be around while a new one is being made: another
                 // namespace is believed when two scans in a row agree on it.
                 Some(_) if known_before => {

@@ -550,6 +550,36 @@ fn drift_is_looked_for_regularly() {
 }
 
 #[test]
+fn in_the_sandbox_of_a_deleted_pod_nothing_is_mended_once_its_processes_have_ended() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    world.cni_add(1, "web", 7, "10.0.0.7");
+    world.settle();
+    world.running.insert("web".into(), 7);
+    world.source(SourceEvent::Pod(PodView {
+        deleting: true,
+        ..pod("web", "10.0.0.7")
+    }));
+    // Granted an hour, it is looked after as any other.
+    world.rules.clear();
+    world.event(Event::Reconcile);
+    world.settle();
+    assert!(world.captured("web", 7));
+    // The runtime takes the sandbox down: what is missing there is not put back.
+    world.running.clear();
+    world.rules.clear();
+    world.failing = Some("apply");
+    world.take_log();
+    world.event(Event::Reconcile);
+    world.settle();
+    let log = world.take_log();
+    assert!(!log.contains(&"web apply".to_owned()), "{log:?}");
+    assert_eq!(world.complaints, []);
+    world.source(SourceEvent::PodGone("web".into()));
+    world.settle();
+    assert!(world.served.is_empty() && world.probes.is_empty());
+}
+
+#[test]
 fn a_pod_that_ends_or_is_deleted_leaves_nothing() {
     let ended = PodView {
         terminal: true,

@@ -83,6 +83,7 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
             service_account: service_account.unwrap_or("default").into(),
         },
         host_network: spec.host_network.unwrap_or(false),
+        deleting: metadata.deletion_timestamp.is_some(),
         terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
         labels: metadata.labels.clone().unwrap_or_default(),
         cgroup_alias: annotation(CONFIG_HASH).cloned(),

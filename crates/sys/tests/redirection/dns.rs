@@ -85,7 +85,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
             release(&world.pod).unwrap();
             client.send_to(b"2", address(peer, 53)).unwrap();
             server.recv_from(&mut buffer).unwrap();
-            conntrack::forget_redirected(Some(&world.pod), at).unwrap();
+            conntrack::forget_redirected(&world.pod, at, &[from.ip()]).unwrap();
             client.send_to(b"3", address(peer, 53)).unwrap();
             let (_, from) = resolver.recv_from(&mut buffer).unwrap();
             assert_eq!(&buffer[..1], b"3", "{backend}");

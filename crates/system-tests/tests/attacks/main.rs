@@ -9,7 +9,9 @@
 )]
 
 mod earlier;
+mod hung_agent;
 mod killed;
+mod leaving_crowd;
 mod objects;
 mod passing_by;
 mod truncation;

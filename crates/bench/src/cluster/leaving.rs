@@ -1,0 +1,61 @@
+//! Many pods of a node are deleted at once: how long other pods hear nothing meanwhile, without the mesh
+//! and with it.
+
+use anyhow::Result;
+use futures_util::future::try_join_all;
+use kube::api::{DeleteParams, ListParams};
+
+use super::{
+    load::Load,
+    rig::{PodPlan, Rig, pause, words},
+    table::Row,
+};
+use crate::report::Line;
+
+/// As many as a node takes beside its own.
+const CROWD: usize = 80;
+const NAMESPACE: &str = "bench-leave";
+
+/// The longest time in seconds in which no request of any kind was answered to a pod on the node whose
+/// other pods went.
+pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
+    rig.namespace(NAMESPACE, in_mesh).await?;
+    let server = rig.server(NAMESPACE, "server", 2).await?;
+    let names: Vec<_> = (0..CROWD).map(|number| format!("crowd-{number}")).collect();
+    try_join_all(names.iter().map(|name| async move {
+        let plan = PodPlan {
+            namespace: NAMESPACE,
+            name,
+            node: 1,
+            tool: words("sleep"),
+        };
+        rig.create(&plan).await?;
+        rig.running(NAMESPACE, name).await
+    }))
+    .await?;
+    let load = Load::begin(rig, NAMESPACE, "load", &server, 40, "").await?;
+    pause(5.0).await;
+    let pods = rig.pods(NAMESPACE);
+    let crowd = ListParams::default().labels("app notin (server,load)");
+    pods.delete_collection(&DeleteParams::default(), &crowd)
+        .await?;
+    let report = load.end().await?;
+    rig.remove_namespace(NAMESPACE).await?;
+    Ok(report.longest_gap())
+}
+
+/// What the mesh adds.
+pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
+    let row = Row {
+        scenario: "80 pods of a node deleted at once: others' longest silence",
+        existing: "(not measured)",
+        wanted: "at most twice what it is without the mesh",
+        measured: format!("{with:.2} s, without the mesh {without:.2} s"),
+        times_better: None,
+        reached: with <= 2.0 * without,
+    }
+    .tell();
+    let name = "longest silence while 80 pods go";
+    let line = Line::compared_with(name, "ms", without * 1e3, with * 1e3, 2.0);
+    (row, line)
+}

@@ -1,0 +1,108 @@
+//! Many pods that go at once cost the node's other pods nothing: what their proxies did is not undone in
+//! namespaces that are going, nobody walks the kernel's tables for each of them, nothing is left of them,
+//! and the agent has nothing to complain of.
+
+use ambit_system_tests::{LogSource, Mesh, PAIR, until};
+
+const PODS: u32 = 40;
+
+/// What the proxies may take for all of them, in hundredths of a second of CPU time: an unoptimised build
+/// takes six. A listing of all connections that the kernel tracks takes at least one for each pod, and
+/// ten where traffic goes on meanwhile.
+const TICKS: u64 = PODS as u64 / 2;
+
+fn crowd() -> String {
+    let pod = |number| {
+        format!(
+            "---
+apiVersion: v1
+kind: Pod
+metadata: {{name: crowd-{number}, namespace: shop}}
+spec:
+  nodeName: node-1
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+"
+        )
+    };
+    (0..PODS).map(pod).collect()
+}
+
+const ON_THE_NODE: &str = "---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-the-node, namespace: legacy}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+";
+
+/// What a shell on the node prints, which sees all processes of the lab.
+fn on_the_node(mesh: &Mesh, script: &str) -> String {
+    mesh.run("legacy/on-the-node", &["sh", "-c", script])
+}
+
+/// CPU time of the node proxies' processes, in ticks.
+fn proxies_ticks(mesh: &Mesh) -> u64 {
+    let stats = on_the_node(mesh, "cat /proc/[0-9]*/stat 2>/dev/null; true");
+    let of_proxies = stats.lines().filter_map(|line| {
+        let (head, rest) = line.rsplit_once(") ")?;
+        // The kernel keeps fifteen letters of a name.
+        head.contains("(ambit-node-prox").then_some(rest)
+    });
+    let ticks = of_proxies.map(|rest| -> u64 {
+        let fields: Vec<&str> = rest.split(' ').collect();
+        // User and system time: fields 14 and 15 of all, two of which are gone.
+        fields[11..13]
+            .iter()
+            .map(|ticks| ticks.parse::<u64>().unwrap())
+            .sum()
+    });
+    ticks.sum()
+}
+
+/// How many descriptors of network namespaces the agents and proxies have.
+fn namespaces_held(mesh: &Mesh) -> usize {
+    let script = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in ambit-agent|ambit-node-prox) \
+        ls -l $p/fd 2>/dev/null;; esac; done; true";
+    on_the_node(mesh, script).matches("net:[").count()
+}
+
+#[test]
+fn a_crowd_that_leaves_costs_other_pods_nothing_and_leaves_nothing() {
+    let mesh = Mesh::up(&format!("{PAIR}{ON_THE_NODE}"));
+    let before = namespaces_held(&mesh);
+    mesh.apply("crowd", &crowd());
+    let of_crowd = |status: &ambit_system_tests::Status| -> Vec<bool> {
+        let pods = status
+            .pods
+            .iter()
+            .filter(|pod| pod.name.starts_with("crowd-"));
+        pods.map(|pod| pod.ready && pod.captured).collect()
+    };
+    mesh.until("the crowd is captured", |status| {
+        of_crowd(status) == vec![true; PODS as usize]
+    });
+    assert!(namespaces_held(&mesh) >= before + PODS as usize);
+
+    let spent = proxies_ticks(&mesh);
+    mesh.remove("crowd");
+    mesh.until("the crowd is gone", |status| of_crowd(status).is_empty());
+    until("no namespace of the crowd is held", || {
+        namespaces_held(&mesh) <= before
+    });
+    let spent = proxies_ticks(&mesh) - spent;
+    println!("CPU time of the proxies for {PODS} pods that went: {spent} ticks");
+    assert!(spent < TICKS, "{spent} ticks");
+
+    mesh.get("shop/client", "http://server.shop/").ok();
+    let log = LogSource::Daemon {
+        name: "agent".into(),
+        node: Some("node-1".into()),
+    };
+    let log = mesh.client().log_text(log).unwrap();
+    let complaints: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("crowd-") && line.contains("cannot"))
+        .collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}

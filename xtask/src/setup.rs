@@ -40,32 +40,32 @@ const LAB: &[Need] = &[
     },
 ];
 
-/// To test against other people's tools.
-const TEST: &[Need] = &[
-    Need {
-        paths: &["/usr/sbin/iptables-nft-restore"],
-        package: "iptables",
-    },
-    Need {
-        paths: &["/usr/lib/cni/bridge"],
-        package: "containernetworking-plugins",
-    },
-    Need {
-        paths: &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],
-        package: "tcpdump",
-    },
-    Need {
-        paths: &["/usr/bin/faketime"],
-        package: "faketime",
-    },
-];
+/// To test redirection by iptables.
+const IPTABLES: &[Need] = &[Need {
+    paths: &["/usr/sbin/iptables-nft-restore"],
+    package: "iptables",
+}];
 
-/// To run a Kubernetes.
+/// To test after other people's primary CNIs.
+const PLUGINS: &[Need] = &[Need {
+    paths: &["/usr/lib/cni/bridge"],
+    package: "containernetworking-plugins",
+}];
+
+/// To test on nodes whose clocks are wrong.
+const CLOCKS: &[Need] = &[Need {
+    paths: &["/usr/bin/faketime"],
+    package: "faketime",
+}];
+
+/// To build other people's programs: Helm, Kubernetes.
+const GO: &[Need] = &[Need {
+    paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
+    package: "golang-go",
+}];
+
+/// To run a Kubernetes, beside [`GO`], [`PLUGINS`] and [`IPTABLES`].
 const CLUSTER: &[Need] = &[
-    Need {
-        paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
-        package: "golang-go",
-    },
     Need {
         paths: &["/usr/bin/containerd"],
         package: "containerd",
@@ -75,16 +75,8 @@ const CLUSTER: &[Need] = &[
         package: "runc",
     },
     Need {
-        paths: &["/usr/lib/cni/bridge"],
-        package: "containernetworking-plugins",
-    },
-    Need {
         paths: &["/usr/sbin/conntrack"],
         package: "conntrack",
-    },
-    Need {
-        paths: &["/usr/sbin/iptables-nft-restore"],
-        package: "iptables",
     },
     Need {
         paths: &["/bin/busybox"],
@@ -106,25 +98,85 @@ const BENCH: &[Need] = &[
         paths: &["/usr/sbin/nginx"],
         package: "nginx-light",
     },
+    Need {
+        paths: &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],
+        package: "tcpdump",
+    },
 ];
+
+/// What the tests of one crate need to run, beside what builds them.
+#[derive(Clone, Copy)]
+pub(crate) struct Tests {
+    /// Packages.
+    needs: &'static [&'static [Need]],
+    /// They make network namespaces of this machine, or run a container runtime.
+    root: bool,
+    /// They run programs of other crates.
+    pub(crate) binaries: bool,
+}
+
+impl Tests {
+    /// Of the crate `name`, without `ambit-`.
+    pub(crate) fn of(name: &str) -> Self {
+        let (needs, root, binaries): (&[&[Need]], bool, bool) = match name {
+            "agent" | "netlab" | "node-proxy" => (&[LAB], true, false),
+            "sys" => (&[LAB, IPTABLES], true, false),
+            "cni" => (&[LAB, PLUGINS], true, false),
+            // A lab runs in a user namespace where there is no root.
+            "cli" => (&[LAB, PLUGINS], false, true),
+            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS], true, true),
+            "install" => (&[GO], false, false),
+            "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
+            _ => (&[], false, false),
+        };
+        Self {
+            needs,
+            root,
+            binaries,
+        }
+    }
+
+    /// Of all crates.
+    pub(crate) fn all() -> Self {
+        Self {
+            needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, GO, CLUSTER],
+            root: true,
+            binaries: true,
+        }
+    }
+
+    /// Installs what is missing, or says what to install. That they need root is said before anything is
+    /// installed or built.
+    pub(crate) fn ensure(&self) -> Result<()> {
+        if self.root && !is_root() {
+            bail!(
+                "these tests make network namespaces and so need root: run the same command as root, for \
+                 example with `sudo --preserve-env=PATH,HOME`; crates whose tests need none are tested \
+                 by `cargo xtask test CRATE`"
+            );
+        }
+        install(&[&[BUILD], self.needs].concat())
+    }
+}
 
 /// What a command is about to do.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Demo,
-    Test,
     Bench,
     Cluster,
 }
 
 /// Installs what is missing for `purpose`, or says what to install.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
-    let groups: &[&[Need]] = match purpose {
+    install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
-        Purpose::Test => &[BUILD, LAB, TEST, CLUSTER],
         Purpose::Bench => &[BUILD, LAB, BENCH],
-        Purpose::Cluster => &[BUILD, LAB, CLUSTER],
-    };
+        Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
+    })
+}
+
+fn install(groups: &[&[Need]]) -> Result<()> {
     let missing: Vec<&str> = groups
         .iter()
         .flat_map(|group| group.iter())
@@ -159,4 +211,36 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
 fn is_root() -> bool {
     std::fs::metadata("/proc/self")
         .is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_crate_asks_for_what_its_own_tests_use_and_no_more() {
+        let packages = |name: &str| -> Vec<&str> {
+            let needs = Tests::of(name).needs.iter().copied().flatten();
+            needs.map(|need| need.package).collect()
+        };
+        assert_eq!(packages("model"), [""; 0]);
+        assert_eq!(packages("install"), ["golang-go"]);
+        assert!(!packages("system-tests").contains(&"containerd"));
+        assert!(packages("cluster-tests").contains(&"containerd"));
+    }
+
+    #[test]
+    fn crates_that_make_namespaces_in_tests_are_known_to_need_root() {
+        for entry in fs::read_dir(shell::root().join("crates")).unwrap() {
+            let path = entry.unwrap().path();
+            let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
+            let of_tests = manifest.split("[dev-dependencies]").nth(1);
+            if of_tests.is_some_and(|rest| rest.contains("ambit-netlab")) {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                assert!(Tests::of(name).root, "{name}");
+            }
+        }
+    }
 }

@@ -6,10 +6,14 @@ use crate::{fuzz, images, plugin, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of one crate.
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
-    setup::ensure(setup::Purpose::Test)?;
     if let Some(name) = crate_name {
-        let package = format!("ambit-{}", name.trim_start_matches("ambit-"));
-        build_binaries()?;
+        let name = name.trim_start_matches("ambit-");
+        let package = format!("ambit-{name}");
+        let tests = setup::Tests::of(name);
+        tests.ensure()?;
+        if tests.binaries {
+            build_binaries()?;
+        }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
         }
@@ -18,6 +22,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
             &mut shell::cargo(&["test", "--package", &package]),
         );
     }
+    setup::Tests::all().ensure()?;
     tidy::run()?;
     shell::run(
         "formatting",

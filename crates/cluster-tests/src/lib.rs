@@ -25,7 +25,7 @@ use std::{
 };
 
 pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
-pub use ambit_lab::{FlowKind, FlowReport};
+pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, Mesh, Part};
 pub use space::{Space, address, is_captured, is_ready};

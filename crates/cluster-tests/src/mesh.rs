@@ -372,6 +372,22 @@ impl Mesh {
         &self.cluster
     }
 
+    /// The node proxies' access logs, all nodes, of the containers that run.
+    pub fn access_log(&self) -> String {
+        let pods = format!("--selector=app={}", Part::NodeProxy.label());
+        let log = self.kubectl(&[
+            "logs",
+            "--namespace",
+            MESH_NAMESPACE,
+            "--all-containers",
+            "--tail=-1",
+            "--max-log-requests=20",
+            &pods,
+        ]);
+        let lines = log.lines().filter(|line| line.contains("\taccess\t"));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
     /// The last lines of the mesh's own pods.
     pub fn logs(&self) -> String {
         let mut text = String::new();

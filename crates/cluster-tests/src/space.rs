@@ -5,16 +5,18 @@ use std::{
     net::IpAddr,
     process::Output,
     sync::atomic::{AtomicU32, Ordering},
+    time::Instant,
 };
 
+use ambit_lab::{Ending, Expected, denials};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
-use crate::{Mesh, until};
+use crate::{Mesh, PATIENCE, until};
 
 /// Set by the agent on pods that are in the mesh.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
@@ -212,10 +214,15 @@ impl<'a> Space<'a> {
     /// Waits until the pod's log has a line of JSON with that `event`; gives it.
     #[track_caller]
     pub fn until_event(&self, pod: &str, event: &str) -> Value {
+        self.until_event_of(pod, None, event)
+    }
+
+    /// [`Self::until_event`] in the log of one of the pod's containers.
+    #[track_caller]
+    pub fn until_event_of(&self, pod: &str, container: Option<&str>, event: &str) -> Value {
         let mut found = None;
         until(&format!("{pod} says {event}"), || {
-            found = self
-                .events(pod)
+            found = events(&self.log_of(pod, container))
                 .into_iter()
                 .find(|line| line.get("event").and_then(Value::as_str) == Some(event));
             found.is_some()
@@ -225,10 +232,7 @@ impl<'a> Space<'a> {
 
     /// The lines of a pod's log that are JSON.
     pub fn events(&self, pod: &str) -> Vec<Value> {
-        self.log(pod)
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect()
+        events(&self.log(pod))
     }
 
     /// Deletes a pod at once.
@@ -260,38 +264,73 @@ impl<'a> Space<'a> {
 
     /// A `GET` from a pod of the app: what it answered, or how it failed.
     pub fn get(&self, app: &str, url: &str) -> Result<String, String> {
-        let output = self.exec(app, &["ambit", "lab-tool", "get", url, "--timeout=5000"]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        if output.status.success() {
-            Ok(text)
-        } else {
-            Err(text + &String::from_utf8_lossy(&output.stderr))
+        let (ending, text) = self.try_get(app, url);
+        match ending {
+            Ending::Answered => Ok(text),
+            _ => Err(format!("{ending:?}: {text}")),
         }
     }
 
-    /// [`Self::get`] until it succeeds, or fails, as wanted.
+    /// A `GET` from a pod of the app: how it ended, and what was printed.
+    pub fn try_get(&self, app: &str, url: &str) -> (Ending, String) {
+        let output = self.exec(app, &["ambit", "lab-tool", "get", url, "--timeout=5000"]);
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            text += &String::from_utf8_lossy(&output.stderr);
+        }
+        // None: `kubectl` was killed.
+        (Ending::of(output.status.code().unwrap_or(-1)), text)
+    }
+
+    /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
+    /// which an access log has to tell. No other failure counts.
     #[track_caller]
-    pub fn until_get(&self, app: &str, url: &str, success: bool) {
-        let mut last = None;
-        until(
-            &format!("{}/{app} -> {url}, success: {success}", self.name),
-            || {
-                let answer = self.get(app, url);
-                let done = answer.is_ok() == success;
-                last = Some(answer);
-                done
-            },
-        );
+    pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<Expected<'e>>) {
+        let expected = expected.into();
+        let denials = || match expected {
+            Expected::Denial(policy) => {
+                let client = self
+                    .pods(app)
+                    .iter()
+                    .flat_map(addresses)
+                    .collect::<Vec<_>>();
+                Some(denials(&self.mesh.access_log(), &client, policy))
+            }
+            Expected::Answer | Expected::Failure(_) => None,
+        };
+        let before = denials();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (ending, text) = self.try_get(app, url);
+            // Logs are written behind the answer: the next one may have it.
+            if expected.permits(ending) && (before.is_none() || denials() > before) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{}/{app} -> {url} never came to {expected:?}, last: {ending:?}: {text}",
+                self.name
+            );
+        }
     }
 
     /// What a pod has printed.
     pub fn log(&self, pod: &str) -> String {
+        self.log_of(pod, None)
+    }
+
+    fn log_of(&self, pod: &str, container: Option<&str>) -> String {
+        let parameters = LogParams {
+            container: container.map(ToOwned::to_owned),
+            ..LogParams::default()
+        };
         self.mesh
-            .wait_for(self.pod_api().logs(pod, &Default::default()))
+            .wait_for(self.pod_api().logs(pod, &parameters))
             .unwrap_or_default()
     }
 
-    pub(crate) fn mesh(&self) -> &Mesh {
+    /// The mesh that it is in.
+    pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
 
@@ -327,6 +366,14 @@ impl Drop for Space<'_> {
             eprintln!("namespace {} stays: {error}", self.name);
         }
     }
+}
+
+/// The lines that are JSON.
+fn events(log: &str) -> Vec<Value> {
+    let lines = log.lines();
+    lines
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
@@ -374,4 +421,10 @@ pub fn address(pod: &Pod) -> IpAddr {
         .and_then(|status| status.pod_ip.as_ref())
         .and_then(|ip| ip.parse().ok())
         .unwrap_or_else(|| panic!("{} has no address", pod.name_any()))
+}
+
+/// All addresses of a pod, of both families.
+pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
+    let ips = pod.status.iter().flat_map(|status| &status.pod_ips);
+    ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::space::addresses;
 use ambit_cluster::Cluster;
 use ambit_lab::{Capture, FlowKind, FlowReport};
 use ambit_sys::netns::Netns;
@@ -48,7 +49,7 @@ impl Wire {
 /// of the ports: whoever is captured would have used the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
-    let addresses = addresses(servers);
+    let addresses = addresses_of(servers);
     for report in reports {
         let opened = addresses.contains(&report.server.ip())
             && ports.contains(&report.server.port())
@@ -61,7 +62,7 @@ pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: 
 /// they said nothing.
 #[track_caller]
 pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
-    let addresses = addresses(captured);
+    let addresses = addresses_of(captured);
     let between = reports.iter().filter(|report| {
         addresses.contains(&report.client) && addresses.contains(&report.server.ip())
     });
@@ -76,10 +77,6 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     assert!(tunnelled > 0, "nothing between the pods: {reports:#?}");
 }
 
-/// All addresses of pods, of both families.
-fn addresses(pods: &[&Pod]) -> Vec<IpAddr> {
-    let ips = pods.iter().flat_map(|pod| pod.status.iter());
-    ips.flat_map(|status| status.pod_ips.iter().flatten())
-        .filter_map(|ip| ip.ip.parse().ok())
-        .collect()
+fn addresses_of(pods: &[&Pod]) -> Vec<IpAddr> {
+    pods.iter().flat_map(|pod| addresses(pod)).collect()
 }

@@ -215,6 +215,16 @@ impl Client {
         self.ask(&Request::Kill { name, node }, &[]).map(drop)
     }
 
+    /// Has a daemon's processes hang (SIGSTOP), or go on again: all that it has started, too.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn hang(&self, name: &str, node: Option<&str>, hangs: bool) -> Result<(), ClientError> {
+        let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
+        self.ask(&Request::Hang { name, node, hangs }, &[])
+            .map(drop)
+    }
+
     /// Replaces a daemon's process by a new one, as an upgrade does; the old one ends (SIGTERM) in
     /// its own time. Returns when both have been started and told.
     ///

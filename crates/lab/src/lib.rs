@@ -17,6 +17,7 @@ mod containers;
 mod daemon;
 mod dns;
 mod fabric;
+mod get;
 mod launch;
 mod layout;
 mod mesh;
@@ -34,6 +35,7 @@ mod tokens;
 pub use capture::{Capture, FlowKind, FlowReport, Traffic};
 pub use client::{Client, ClientError};
 pub use cni_plugin::{PLUGIN_NAME, run_plugin};
+pub use get::{Ending, Expected, denials};
 pub use launch::{LaunchError, Stage, launch, run_stage};
 pub use options::{IpFamily, Options, PrimaryCni};
 pub use protocol::{

@@ -88,6 +88,12 @@ pub(crate) enum Request {
     Capture,
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
+    /// A daemon's processes are to hang, or to go on again: for tests of faults.
+    Hang {
+        name: String,
+        node: Option<String>,
+        hangs: bool,
+    },
     /// A daemon is to be replaced by a second process of itself.
     Replace {
         name: String,

@@ -110,6 +110,10 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
         },
+        Request::Hang { name, node, hangs } => match hang(board, &name, node.as_deref(), hangs) {
+            Ok(()) => protocol::send(stream, &Reply::Done, &[]),
+            Err(text) => error(text),
+        },
         Request::Replace { name, node, how } => match replace(board, &name, node.as_deref(), how) {
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
@@ -189,15 +193,40 @@ fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> R
 }
 
 /// The process that a daemon has started: of a node proxy, the one that carries the connections.
-fn child_of(pid: Pid) -> Result<Pid, String> {
+fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
     let pid = pid.as_raw_nonzero();
     let path = format!("/proc/{pid}/task/{pid}/children");
     let children = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    let first = children.split_whitespace().next();
-    first
-        .and_then(|child| child.parse().ok())
+    let children = children.split_whitespace();
+    Ok(children
+        .filter_map(|child| child.parse().ok())
+        .filter_map(Pid::from_raw)
+        .collect())
+}
+
+/// The first process of a daemon.
+fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, String> {
+    let all = board.daemons();
+    let found = all
+        .iter()
+        .find(|daemon| daemon.name == name && daemon.node.as_deref() == node);
+    let daemon = found.ok_or_else(|| format!("there is no {name}"))?;
+    daemon
+        .pid
+        .and_then(|pid| i32::try_from(pid).ok())
         .and_then(Pid::from_raw)
-        .ok_or_else(|| "it has no process of its own".to_owned())
+        .ok_or_else(|| format!("{name} does not run"))
+}
+
+/// Stops or continues a process and its descendants, parents first: none of them starts another.
+fn hang(board: &Board, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
+    let signal = if hangs { Signal::STOP } else { Signal::CONT };
+    let mut pids = vec![process_of(board, name, node)?];
+    while let Some(pid) = pids.pop() {
+        rustix::process::kill_process(pid, signal).map_err(|error| error.to_string())?;
+        pids.extend(children_of(pid)?);
+    }
+    Ok(())
 }
 
 fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
@@ -205,18 +234,10 @@ fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
         Some(name) => (name, true),
         None => (name, false),
     };
-    let all = board.daemons();
-    let found = all
-        .iter()
-        .find(|daemon| daemon.name == name && daemon.node.as_deref() == node);
-    let daemon = found.ok_or_else(|| format!("there is no {name}"))?;
-    let pid = daemon
-        .pid
-        .and_then(|pid| i32::try_from(pid).ok())
-        .and_then(Pid::from_raw);
-    let mut pid = pid.ok_or_else(|| format!("{name} does not run"))?;
+    let mut pid = process_of(board, name, node)?;
     if worker {
-        pid = child_of(pid)?;
+        let children = children_of(pid)?.into_iter().next();
+        pid = children.ok_or("it has no process of its own")?;
     }
     rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
     // Who asked wants to see what is without it, not what it does while it dies.

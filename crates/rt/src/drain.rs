@@ -193,6 +193,8 @@ pub fn termination_deadline(
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::within;
+
     use super::*;
     use crate::spawn;
 
@@ -200,64 +202,76 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_graceful_drain_waits_for_open_work() {
-        let (drain, watcher) = channel();
-        let work = watcher.open_work();
-        let mut noticed = watcher.clone();
-        let worker = spawn("work", async move {
-            let mode = noticed.started().await;
-            tokio::time::sleep(3 * SECOND).await;
-            drop(work);
-            mode
-        });
-        let began = Instant::now();
-        assert_eq!(drain.finish(DrainMode::graceful(10 * SECOND)).await, 0);
-        assert_eq!(began.elapsed(), 3 * SECOND);
-        assert_eq!(worker.await.unwrap().deadline(), began + 10 * SECOND);
+        within(async {
+            let (drain, watcher) = channel();
+            let work = watcher.open_work();
+            let mut noticed = watcher.clone();
+            let worker = spawn("work", async move {
+                let mode = noticed.started().await;
+                tokio::time::sleep(3 * SECOND).await;
+                drop(work);
+                mode
+            });
+            let began = Instant::now();
+            assert_eq!(drain.finish(DrainMode::graceful(10 * SECOND)).await, 0);
+            assert_eq!(began.elapsed(), 3 * SECOND);
+            assert_eq!(worker.await.unwrap().deadline(), began + 10 * SECOND);
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_open_at_the_deadline_is_cut() {
-        let (drain, watcher) = channel();
-        let work = watcher.open_work();
-        let mut cut = watcher.clone();
-        let worker = spawn("work", async move {
-            cut.cut().await;
-            drop(work);
-        });
-        let began = Instant::now();
-        assert_eq!(drain.finish(DrainMode::graceful(2 * SECOND)).await, 1);
-        assert_eq!(began.elapsed(), 2 * SECOND);
-        worker.await.unwrap();
-        assert_eq!(drain.open_work(), 0);
+        within(async {
+            let (drain, watcher) = channel();
+            let work = watcher.open_work();
+            let mut cut = watcher.clone();
+            let worker = spawn("work", async move {
+                cut.cut().await;
+                drop(work);
+            });
+            let began = Instant::now();
+            assert_eq!(drain.finish(DrainMode::graceful(2 * SECOND)).await, 1);
+            assert_eq!(began.elapsed(), 2 * SECOND);
+            worker.await.unwrap();
+            assert_eq!(drain.open_work(), 0);
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_immediate_drain_overtakes_a_graceful_one() {
-        let (drain, mut watcher) = channel();
-        let began = Instant::now();
-        drain.start(DrainMode::graceful(60 * SECOND));
-        let cut = spawn("cut", async move { watcher.cut().await });
-        tokio::task::yield_now().await;
-        drain.start(DrainMode::Immediate);
-        cut.await.unwrap();
-        assert_eq!(began.elapsed(), Duration::ZERO);
-        drain.start(DrainMode::graceful(60 * SECOND));
-        assert_eq!(
-            drain.watcher().mode(),
-            Some(DrainMode::Immediate),
-            "never less strict"
-        );
+        within(async {
+            let (drain, mut watcher) = channel();
+            let began = Instant::now();
+            drain.start(DrainMode::graceful(60 * SECOND));
+            let cut = spawn("cut", async move { watcher.cut().await });
+            tokio::task::yield_now().await;
+            drain.start(DrainMode::Immediate);
+            cut.await.unwrap();
+            assert_eq!(began.elapsed(), Duration::ZERO);
+            drain.start(DrainMode::graceful(60 * SECOND));
+            assert_eq!(
+                drain.watcher().mode(),
+                Some(DrainMode::Immediate),
+                "never less strict"
+            );
+        })
+        .await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_watcher_whose_drain_is_gone_waits_forever() {
-        let (drain, mut watcher) = channel();
-        drop(drain);
-        assert!(
-            tokio::time::timeout(SECOND, watcher.started())
-                .await
-                .is_err()
-        );
+        within(async {
+            let (drain, mut watcher) = channel();
+            drop(drain);
+            assert!(
+                tokio::time::timeout(SECOND, watcher.started())
+                    .await
+                    .is_err()
+            );
+        })
+        .await;
     }
 
     #[test]

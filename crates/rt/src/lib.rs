@@ -17,6 +17,8 @@ pub mod readiness;
 mod resolve;
 pub mod shutdown;
 mod task;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use backoff::Backoff;
 pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};

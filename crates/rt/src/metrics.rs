@@ -170,6 +170,8 @@ impl Collector for Runtimes {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::within;
+
     use prometheus_client::metrics::{counter::Counter, family::Family};
 
     use super::*;
@@ -227,22 +229,25 @@ mod tests {
 
     #[tokio::test]
     async fn the_process_and_its_runtimes_are_measured() {
-        let mut registry = Registry::default();
-        register_process(&mut registry);
-        register_runtimes(&mut registry, vec![Handle::current()]);
-        let text = body_text(serve_metrics(&registry, &get("/metrics")));
-        for name in [
-            "\nprocess_open_fds ",
-            "\nprocess_max_fds ",
-            "\nprocess_resident_memory_bytes ",
-            "\ntokio_num_workers 1\n",
-            "\ntokio_global_queue_depth ",
-            "\ntokio_num_alive_tasks ",
-            "\ntokio_worker_total_busy_duration_seconds_total{worker=\"0\"} ",
-            "\ntokio_worker_park_count_total{worker=\"0\"} ",
-            "\ntokio_worker_park_unpark_count_total{worker=\"0\"} ",
-        ] {
-            assert!(text.contains(name), "{name:?} is missing in\n{text}");
-        }
+        within(async {
+            let mut registry = Registry::default();
+            register_process(&mut registry);
+            register_runtimes(&mut registry, vec![Handle::current()]);
+            let text = body_text(serve_metrics(&registry, &get("/metrics")));
+            for name in [
+                "\nprocess_open_fds ",
+                "\nprocess_max_fds ",
+                "\nprocess_resident_memory_bytes ",
+                "\ntokio_num_workers 1\n",
+                "\ntokio_global_queue_depth ",
+                "\ntokio_num_alive_tasks ",
+                "\ntokio_worker_total_busy_duration_seconds_total{worker=\"0\"} ",
+                "\ntokio_worker_park_count_total{worker=\"0\"} ",
+                "\ntokio_worker_park_unpark_count_total{worker=\"0\"} ",
+            ] {
+                assert!(text.contains(name), "{name:?} is missing in\n{text}");
+            }
+        })
+        .await;
     }
 }

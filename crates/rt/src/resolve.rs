@@ -33,25 +33,36 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::within;
+
     use super::*;
 
     #[tokio::test]
     async fn an_address_is_its_own_answer() {
-        for address in ["10.0.0.1", "fd00::1"] {
-            let found = lookup_host(address).await.unwrap();
-            assert_eq!(found, [address.parse::<IpAddr>().unwrap()]);
-        }
+        within(async {
+            for address in ["10.0.0.1", "fd00::1"] {
+                let found = lookup_host(address).await.unwrap();
+                assert_eq!(found, [address.parse::<IpAddr>().unwrap()]);
+            }
+        })
+        .await;
     }
 
     #[tokio::test]
     async fn names_of_the_hosts_file_are_known() {
-        let found = lookup_host("localhost").await.unwrap();
-        assert!(!found.is_empty());
-        assert!(found.iter().all(IpAddr::is_loopback), "{found:?}");
+        within(async {
+            let found = lookup_host("localhost").await.unwrap();
+            assert!(!found.is_empty());
+            assert!(found.iter().all(IpAddr::is_loopback), "{found:?}");
+        })
+        .await;
     }
 
     #[tokio::test]
     async fn a_name_that_cannot_be_is_an_error() {
-        assert!(lookup_host("no such name..").await.is_err());
+        within(async {
+            assert!(lookup_host("no such name..").await.is_err());
+        })
+        .await;
     }
 }

@@ -89,22 +89,30 @@ impl ShutdownTrigger {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::within;
+
     use super::*;
 
     #[tokio::test]
     async fn the_first_cause_counts() {
-        let mut shutdown = Shutdown::manual();
-        assert!(shutdown.trigger().shut_down("/quitquitquit"));
-        assert!(!shutdown.trigger().shut_down("again"));
-        assert_eq!(shutdown.wait().await, "/quitquitquit");
-        assert_eq!(shutdown.clone().wait().await, "/quitquitquit");
+        within(async {
+            let mut shutdown = Shutdown::manual();
+            assert!(shutdown.trigger().shut_down("/quitquitquit"));
+            assert!(!shutdown.trigger().shut_down("again"));
+            assert_eq!(shutdown.wait().await, "/quitquitquit");
+            assert_eq!(shutdown.clone().wait().await, "/quitquitquit");
+        })
+        .await;
     }
 
     #[tokio::test]
     async fn a_termination_signal_is_a_cause() {
-        let mut shutdown = Shutdown::on_signals().unwrap();
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
-            .unwrap();
-        assert_eq!(shutdown.wait().await, "SIGTERM");
+        within(async {
+            let mut shutdown = Shutdown::on_signals().unwrap();
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+                .unwrap();
+            assert_eq!(shutdown.wait().await, "SIGTERM");
+        })
+        .await;
     }
 }

@@ -148,14 +148,19 @@ fn watched<F: Future>(name: &'static str, future: F) -> Watched<F> {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::within;
+
     use super::*;
 
     #[tokio::test]
     async fn a_panic_stays_in_its_task() {
-        let bad = spawn("bad", async { panic!("on purpose") });
-        let good = spawn("good", async { 7 });
-        assert!(bad.await.unwrap_err().is_panic());
-        assert_eq!(good.await.unwrap(), 7);
+        within(async {
+            let bad = spawn("bad", async { panic!("on purpose") });
+            let good = spawn("good", async { 7 });
+            assert!(bad.await.unwrap_err().is_panic());
+            assert_eq!(good.await.unwrap(), 7);
+        })
+        .await;
     }
 
     #[tokio::test]
@@ -183,12 +188,15 @@ mod tests {
 
     #[tokio::test]
     async fn an_abortable_task_ends_with_its_handle() {
-        let (alive, mut ended) = tokio::sync::mpsc::channel::<()>(1);
-        let task = spawn_abortable("waits", async move {
-            std::future::pending::<()>().await;
-            drop(alive);
-        });
-        drop(task);
-        assert_eq!(ended.recv().await, None);
+        within(async {
+            let (alive, mut ended) = tokio::sync::mpsc::channel::<()>(1);
+            let task = spawn_abortable("waits", async move {
+                std::future::pending::<()>().await;
+                drop(alive);
+            });
+            drop(task);
+            assert_eq!(ended.recv().await, None);
+        })
+        .await;
     }
 }

@@ -15,16 +15,17 @@ mod openings;
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
+use ambit_lab::denials;
 pub use ambit_lab::{
-    Capture, Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
-    PrimaryCni, Replacement, Status, Traffic,
+    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LogSource, Options, Place,
+    PodStatus, PrimaryCni, Replacement, Status, Traffic,
 };
 
 pub use openings::Openings;
@@ -206,23 +207,34 @@ impl Mesh {
         }
     }
 
-    /// [`Self::get`] until it succeeds or fails as wanted.
-    pub fn until_get(&self, pod: &str, url: &str, success: bool) -> Answer {
+    /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
+    /// which the access log has to tell. No other failure counts.
+    #[track_caller]
+    pub fn until_get<'a>(&self, pod: &str, url: &str, expected: impl Into<Expected<'a>>) -> Answer {
+        let expected = expected.into();
+        let denials = || match expected {
+            Expected::Denial(policy) => {
+                Some(denials(&self.access_log(), &self.pod(pod).ips, policy))
+            }
+            Expected::Answer | Expected::Failure(_) => None,
+        };
+        let before = denials();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let answer = self.get(pod, url);
-            if answer.succeeded() == success {
+            // Logs are written behind the answer: the next one may have it.
+            if expected.permits(answer.ending()) && (before.is_none() || denials() > before) {
                 return answer;
             }
             assert!(
                 Instant::now() < deadline,
-                "{pod} -> {url} never became success={success}: {answer:?}\n{}",
+                "{pod} -> {url} never came to {expected:?}: {answer:?}\n{}",
                 self.logs()
             );
         }
     }
 
-    /// A connection from inside a pod.
+    /// A connection from inside a pod. A pause of ten seconds is an error.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
         self.dial_from(Place::Pod(pod.to_owned()), address)
     }
@@ -260,6 +272,16 @@ impl Mesh {
         self.client
             .kill(name, node)
             .expect("a running process can be killed");
+    }
+
+    /// Has a daemon hang (SIGSTOP) until the value is dropped: its sockets take connections, nobody answers.
+    #[must_use]
+    pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> Hanging<'_> {
+        self.client
+            .hang(name, node, true)
+            .expect("a running process can be stopped");
+        let mesh = self;
+        Hanging { mesh, name, node }
     }
 
     /// Waits until what pods newly say to each other is only TLS: capture is in force at once, but
@@ -351,6 +373,23 @@ impl Mesh {
     }
 }
 
+/// A daemon that hangs for as long as this value lives.
+#[derive(Debug)]
+pub struct Hanging<'a> {
+    mesh: &'a Mesh,
+    name: &'static str,
+    node: Option<&'static str>,
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        let Self { mesh, name, node } = self;
+        if let Err(error) = mesh.client.hang(name, *node, false) {
+            eprintln!("{name} of {node:?} may still hang: {error}");
+        }
+    }
+}
+
 impl Drop for Mesh {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -384,10 +423,24 @@ impl Answer {
         &self.body
     }
 
-    /// Fails the test if it succeeded.
+    /// How it ended.
+    pub fn ending(&self) -> Ending {
+        Ending::of(self.code)
+    }
+
+    /// Fails the test unless the connection was refused, cut or ignored: a name without an address, an HTTP
+    /// error or a client that does not run is nobody's refusal.
     #[track_caller]
     pub fn refused(&self) {
-        assert!(!self.succeeded(), "{self:?}");
+        let refused = [Ending::Refused, Ending::TimedOut].contains(&self.ending());
+        assert!(refused || self.ending().is_cut(), "{self:?}");
+    }
+
+    /// Fails the test unless the connection stood and was then cut, as the mesh does with what is not
+    /// allowed.
+    #[track_caller]
+    pub fn cut(&self) {
+        assert!(self.ending().is_cut(), "{self:?}");
     }
 }
 
@@ -408,13 +461,30 @@ impl Conversation {
         }
     }
 
-    /// Waits until the other side is gone.
+    /// Waits until the other side has closed or reset it. One that stands but says nothing any more fails
+    /// the test.
+    #[track_caller]
     pub fn until_closed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
-        while self.say("still there?").is_ok() {
-            assert!(Instant::now() < deadline, "the connection is still open");
-        }
+        let error = loop {
+            match self.say("still there?") {
+                Ok(()) => assert!(Instant::now() < deadline, "the connection is still open"),
+                Err(error) => break error,
+            }
+        };
+        assert!(is_closed(&error), "the connection is not closed: {error}");
     }
+}
+
+/// Whether a connection was closed, reset or destroyed; one that merely says nothing any more was not.
+pub fn is_closed(error: &std::io::Error) -> bool {
+    let kinds = [
+        ErrorKind::UnexpectedEof,
+        ErrorKind::ConnectionReset,
+        ErrorKind::ConnectionAborted,
+        ErrorKind::BrokenPipe,
+    ];
+    kinds.contains(&error.kind())
 }
 
 /// What of the wire between nodes must never be: clear bytes of captured pods, or readable markers.

@@ -1,7 +1,6 @@
 //! A steady stream of new connections.
 
 use std::{
-    io::ErrorKind,
     net::SocketAddr,
     sync::{
         Mutex,
@@ -9,7 +8,7 @@ use std::{
     },
 };
 
-use crate::{Conversation, Mesh, until};
+use crate::{Conversation, Mesh, is_closed, until};
 
 /// Connections of `shop/client` to `shop/server`, opened one after the other, all the while.
 #[derive(Debug)]
@@ -41,19 +40,17 @@ impl<'a> Openings<'a> {
     /// Until told to stop. `refused_only`: a connection that stood may break.
     pub fn run(&self, refused_only: bool) {
         while !self.stop.load(Ordering::Relaxed) {
-            let failed = match self.dial() {
-                Err(error) => Some(format!("not opened: {error}")),
+            let said = match self.dial() {
+                Err(error) => Err(format!("not opened: {error}")),
                 Ok(mut connection) => match connection.say("hello") {
-                    Err(error) if !refused_only => Some(format!("broken: {error}")),
-                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                        Some(format!("refused: {error}"))
-                    }
-                    _ => None,
+                    // Neither a failure nor a success.
+                    Err(error) if refused_only && is_closed(&error) => continue,
+                    said => said.map_err(|error| format!("broken: {error}")),
                 },
             };
-            match failed {
-                Some(failed) => self.failures.lock().unwrap().push(failed),
-                None => drop(self.good.fetch_add(1, Ordering::Relaxed)),
+            match said {
+                Err(failed) => self.failures.lock().unwrap().push(failed),
+                Ok(()) => drop(self.good.fetch_add(1, Ordering::Relaxed)),
             }
         }
     }

@@ -77,7 +77,7 @@ fn a_node_that_boots_days_in_the_future_serves_when_its_clock_is_put_right() {
 fn put_right(offset: &str, complaint: &str) {
     let clocks = Clocks::new(["+0s", offset]);
     let mesh = clocks.mesh();
-    mesh.get("shop/client", "http://server/").refused();
+    mesh.get("shop/client", "http://server/").cut();
     let log = LogSource::Daemon {
         name: "proxy".into(),
         node: Some("node-2".into()),

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use ambit_system_tests::{
-    FlowKind, Mesh, Options, PAIR, PrimaryCni, assert_only_tls, find, options,
+    Ending, FlowKind, FlowReport, LogSource, Mesh, Options, PAIR, PrimaryCni, assert_only_tls,
+    find, options, until,
 };
 
 /// Pods whose very first act is to call the server, on both nodes.
@@ -49,6 +50,74 @@ fn the_first_packet_of_every_new_pod_is_captured() {
     );
     assert_eq!(addresses.len(), PODS + 1);
     assert_only_tls(&wire.finish(), &addresses);
+}
+
+#[test]
+fn what_an_init_container_says_is_captured_from_its_first_packet() {
+    let mesh = Mesh::up(PAIR);
+    let wire = mesh.watch(&["said-by-init", "plain-marker"]);
+    mesh.apply(
+        "init",
+        "apiVersion: v1
+kind: Pod
+metadata: {name: with-init, namespace: shop}
+spec:
+  nodeName: node-1
+  restartPolicy: Never
+  initContainers:
+  - {name: first, image: none, command: [$AMBIT, lab-tool, get, 'http://server.shop/said-by-init']}
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+",
+    );
+    mesh.until("the pod runs: its init container has succeeded", |status| {
+        find(status, "shop/with-init").is_some_and(|pod| pod.ready)
+    });
+    let ends = [mesh.ip("shop/with-init"), mesh.ip("shop/server")];
+    let traffic = wire.finish();
+    assert_only_tls(&traffic, &ends);
+    // It is this pod that was heard.
+    let reports = traffic.reports();
+    let own = |report: &FlowReport| report.client == ends[0] && report.kind == FlowKind::Hbone;
+    assert!(reports.iter().any(own), "{reports:#?}");
+}
+
+#[test]
+fn a_pod_joins_while_its_init_container_runs() {
+    let mesh = Mesh::up(PAIR);
+    mesh.apply(
+        "init",
+        "apiVersion: v1
+kind: Pod
+metadata: {name: with-init, namespace: legacy}
+spec:
+  nodeName: node-1
+  initContainers:
+  - {name: first, image: none, command: [$AMBIT, lab-tool, get, --every, '100', 'http://server.shop/']}
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+",
+    );
+    let said = LogSource::Pod {
+        pod: "legacy/with-init".into(),
+        container: Some("first".into()),
+    };
+    let answers = || {
+        let log = mesh.client().log_text(said.clone()).unwrap_or_default();
+        log.lines().filter(|line| line.starts_with("200")).count()
+    };
+    until("the init container is answered", || answers() > 0);
+    mesh.label("legacy", "ambient");
+    mesh.until_captured("legacy/with-init", true);
+    let from_now = answers();
+    until("connections from before have ended", || {
+        answers() > from_now + 1
+    });
+    let wire = mesh.watch(&["plain-marker"]);
+    let from_now = answers();
+    until("it goes on being answered", || answers() > from_now + 2);
+    let ends = [mesh.ip("legacy/with-init"), mesh.ip("shop/server")];
+    assert_only_tls(&wire.finish(), &ends);
 }
 
 #[test]
@@ -131,15 +200,21 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     );
 }
 
-#[test]
-fn only_the_rules_for_probes_are_ever_added_to_the_nodes_namespace() {
-    let node_pod = "---
+/// A pod in the namespace of a node.
+fn on_the_node(node: &str) -> String {
+    format!(
+        "---
 apiVersion: v1
 kind: Pod
-metadata: {name: on-the-node, namespace: legacy}
-spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
-";
-    let manifests = format!("{PAIR}{node_pod}");
+metadata: {{name: on-the-node, namespace: legacy}}
+spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+"
+    )
+}
+
+#[test]
+fn only_the_rules_for_probes_are_ever_added_to_the_nodes_namespace() {
+    let manifests = format!("{PAIR}{}", on_the_node("node-2"));
     let rules = |mesh: &Mesh| {
         let output = mesh
             .client()
@@ -198,12 +273,7 @@ spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: non
 fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Ptp, PrimaryCni::Macvlan] {
         // macvlan pods of different nodes share no wire in the lab: one node suffices for all.
-        let manifests = PAIR.replace("node-2", "node-1") + "---
-apiVersion: v1
-kind: Pod
-metadata: {name: on-the-node, namespace: legacy}
-spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
-";
+        let manifests = PAIR.replace("node-2", "node-1") + &on_the_node("node-1");
         let mesh = Mesh::up_with(
             &manifests,
             Options {
@@ -237,14 +307,15 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
         mesh.ip("shop/client")
     ));
     // Openings are dropped; so is what the pooled tunnel sends.
-    mesh.get("shop/client", url).refused();
+    let dropped = mesh.get("shop/client", url);
+    assert_eq!(dropped.ending(), Ending::TimedOut, "{dropped:?}");
     nft("delete table inet netpol");
     mesh.until_get("shop/client", url, true);
 }
 
 #[test]
 fn a_pod_that_goes_takes_its_capture_along() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(&format!("{PAIR}{}", on_the_node("node-1")));
     mesh.apply(
         "visitor",
         "apiVersion: v1
@@ -257,9 +328,36 @@ spec:
 ",
     );
     mesh.until_captured("shop/visitor", true);
+    let netns = mesh.run(
+        "shop/visitor",
+        &["stat", "-Lc", "%d:%i", "/proc/self/ns/net"],
+    );
+    let address = mesh.ip("shop/visitor").to_string();
+    // What there is of it: descriptors of its namespace in any process of the lab, its exemption for
+    // probes, its proxy.
+    let on_node = |command: &str| {
+        let output = mesh
+            .client()
+            .output("legacy/on-the-node", &["sh", "-c", command]);
+        output.unwrap().stdout
+    };
+    let traces = || {
+        let held = on_node("stat -Lc %d:%i /proc/[0-9]*/fd/* 2>/dev/null");
+        let exempt = on_node("nft list table inet ambit-probes");
+        let served = mesh.proxy_dump("node-1")["workloadState"].to_string();
+        [
+            held.lines().any(|line| line == netns.trim()),
+            exempt
+                .split([' ', ',', '"', '\n'])
+                .any(|word| word == address),
+            served.contains("\"visitor\""),
+        ]
+    };
+    assert_eq!(traces(), [true; 3], "namespace held, probes exempt, served");
     mesh.remove("visitor");
     mesh.until("the pod is gone", |status| {
         find(status, "shop/visitor").is_none()
     });
+    until("nothing of the pod is left", || traces() == [false; 3]);
     mesh.get("shop/client", "http://server.shop/").ok();
 }

@@ -10,14 +10,17 @@ use std::{
 
 use super::http1::{Connection, Url};
 
+/// curl's code for an answer that is an error.
+const HTTP_ERROR: u8 = 22;
+
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(super) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
     loop {
         let started = Instant::now();
         let (code, line) = match fetch(url, timeout) {
             Ok((status @ 200..=399, body)) => (0, format!("{status} {}", body.trim_end())),
-            Ok((status, body)) => (22, format!("{status} {}", body.trim_end())),
-            Err(error) => (7, format!("failed: {error}")),
+            Ok((status, body)) => (HTTP_ERROR, format!("{status} {}", body.trim_end())),
+            Err(error) => (exit_code(&error), format!("failed: {error}")),
         };
         println!("{line}");
         match every {
@@ -47,12 +50,72 @@ pub(super) fn hold(target: &str) -> ExitCode {
 /// Tries every address of the host; the last failure counts.
 fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     let url = Url::parse(url)?;
-    let mut last = io::Error::other(format!("{} has no address", url.host));
-    for address in url.target.to_socket_addrs()? {
+    let not_found = |text: String| io::Error::new(io::ErrorKind::NotFound, text);
+    let addresses = url.target.to_socket_addrs();
+    let addresses = addresses.map_err(|error| not_found(error.to_string()))?;
+    let mut last = not_found(format!("{} has no address", url.host));
+    for address in addresses {
         match Connection::open(address, timeout) {
             Ok(mut connection) => return connection.get(&url, false),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// curl's exit code for a failure: whoever calls must not take one for another.
+fn exit_code(error: &io::Error) -> u8 {
+    use io::ErrorKind as E;
+    match error.kind() {
+        // The name has no address.
+        E::NotFound => 6,
+        E::ConnectionRefused | E::HostUnreachable | E::NetworkUnreachable => 7,
+        E::InvalidData => 8,
+        E::TimedOut | E::WouldBlock => 28,
+        E::UnexpectedEof => 52,
+        E::ConnectionReset | E::ConnectionAborted | E::BrokenPipe => 56,
+        _ => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// The exit code when a server does that with the connection.
+    fn code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let server = thread::spawn(move || serve(listener.accept().unwrap().0));
+        let error = fetch(&url, Duration::from_millis(200)).unwrap_err();
+        server.join().unwrap();
+        exit_code(&error)
+    }
+
+    #[test]
+    fn failures_have_the_codes_of_curl() {
+        // What is closed with something unread in it is reset.
+        let reset = |stream: TcpStream| {
+            stream.peek(&mut [0]).unwrap();
+        };
+        assert_eq!(code(reset), 56);
+        let close = |stream: TcpStream| {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            io::copy(&mut &stream, &mut io::sink()).unwrap();
+        };
+        assert_eq!(code(close), 52);
+        let keep_silent = |stream: TcpStream| {
+            io::copy(&mut &stream, &mut io::sink()).unwrap();
+        };
+        assert_eq!(code(keep_silent), 28);
+        let wrong = |mut stream: TcpStream| {
+            io::Write::write_all(&mut stream, b"SSH-2.0\r\n").unwrap();
+            io::copy(&mut stream, &mut io::sink()).unwrap();
+        };
+        assert_eq!(code(wrong), 8);
+        let unknown = fetch("http://no such name/", Duration::from_secs(1));
+        assert_eq!(exit_code(&unknown.unwrap_err()), 6);
+    }
 }

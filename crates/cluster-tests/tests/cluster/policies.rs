@@ -1,6 +1,6 @@
 //! Authorization, from the API server to what pods may do.
 
-use ambit_cluster_tests::{Load, Mesh};
+use ambit_cluster_tests::{Expected, Load, Mesh};
 
 const DENY: &str = "apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -23,12 +23,17 @@ fn a_deny_with_a_selector_ends_open_connections_too() {
     space.until_get("client", "http://server/", true);
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.apply(DENY);
-    space.until_get("client", "http://server/", false);
+    let name = format!("explicitly denied by: {}/deny", space.name());
+    space.until_get("client", "http://server/", Expected::Denial(&name));
     let outcome = load.finish();
     for mode in ["keep-alive", "new"] {
+        let mut cut = outcome
+            .failures
+            .iter()
+            .filter(|failure| failure.mode == mode);
         assert!(
-            outcome.failures.iter().any(|failure| failure.mode == mode),
-            "{mode} requests were never refused: {outcome:?}"
+            cut.any(|failure| ["reset", "eof"].contains(&failure.kind.as_str())),
+            "{mode} requests were never refused: {outcome}"
         );
     }
     // The other port is not concerned.
@@ -69,7 +74,8 @@ spec:
   rules: [{from: [{source: {principals: ['cluster.local/ns/$NAMESPACE/sa/friend']}}]}]
 ",
     );
-    space.until_get("stranger", "http://server/", false);
+    let none_allowed = Expected::Denial("allow policies exist, but none allowed");
+    space.until_get("stranger", "http://server/", none_allowed);
     space.until_get("friend", "http://server/", true);
     // Kubelet's probe is not a caller.
     space.ready("server", 1);

@@ -6,7 +6,8 @@ use std::{
 };
 
 use ambit_cluster_tests::{
-    Boot, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_clear, assert_only_tls, until,
+    Boot, Expected, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_clear,
+    assert_only_tls, until,
 };
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
@@ -134,14 +135,14 @@ fn assert_probes_alone_in_clear(mesh: &Mesh, space: &Space<'_>, service: &BothFa
         outside.client(name, Some(node));
         name
     });
-    let until_let_in = |success| {
+    let until_all_come_to = |expected: Expected<'_>| {
         for client in clients {
             for ip in &service.cluster_ips {
-                outside.until_get(client, &url(ip, 80), success);
+                outside.until_get(client, &url(ip, 80), expected);
             }
         }
     };
-    until_let_in(true);
+    until_all_come_to(Expected::Answer);
     space.apply(
         "apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -149,7 +150,7 @@ metadata: {name: strict}
 spec: {mtls: {mode: STRICT}}
 ",
     );
-    until_let_in(false);
+    until_all_come_to(Expected::Denial("istio_converted_static_strict"));
     // The server's node knows by now: there, another one becomes ready by kubelet's probes.
     space.serve("probed", Some("n2"));
     space.until_captured("probed", true);

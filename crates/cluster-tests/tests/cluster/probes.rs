@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{Mesh, is_ready, throughout};
+use ambit_cluster_tests::{Expected, Mesh, is_ready, throughout};
 
 #[test]
 fn probes_of_every_kind_pass_where_only_mutual_tls_is_let_in() {
@@ -49,7 +49,11 @@ spec:
     outside.client("client", Some("n2"));
     let pod = space.pods("http").remove(0);
     let url = format!("http://{}:8080/", ambit_cluster_tests::address(&pod));
-    outside.until_get("client", &url, false);
+    outside.until_get(
+        "client",
+        &url,
+        Expected::Denial("istio_converted_static_strict"),
+    );
     // Kubelet goes on probing: two failures in a row, a second apart, would restart a pod.
     for name in ["http", "tcp", "grpc", "exec"] {
         throughout(name, Duration::from_secs(3), || {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ambit_cluster_tests::{Mesh, address, until};
+use ambit_cluster_tests::{Mesh, address, assert_only_tls, until};
 
 #[test]
 fn services_of_every_kind_are_reached_inside_the_mesh() {
@@ -15,9 +15,9 @@ fn services_of_every_kind_are_reached_inside_the_mesh() {
         None,
         &["serve", "--port=8080", "--echo=9000", "--quiet"],
     );
-    space.ready("server", 2);
+    let servers = space.ready("server", 2);
     space.until_captured("server", true);
-    space.client("client", Some("n1"));
+    let client = space.client("client", Some("n1"));
     space.until_captured("client", true);
     space.apply(
         "apiVersion: v1
@@ -58,14 +58,19 @@ spec: {type: ExternalName, externalName: server.$NAMESPACE.svc.cluster.local}
         "http://headless:8080/".to_owned(),
         "http://sticky/".to_owned(),
         "http://alias/".to_owned(),
-        format!("http://10.25{}.0.11:{port}/", mesh.slot()),
-        format!("http://10.25{}.0.12:{port}/", mesh.slot()),
+        // By its address, too.
+        format!("http://{}:8080/", address(&servers[0])),
     ] {
         space.until_get("client", &url, true);
+        let wire = mesh.watch(&["GET /"]);
+        space.get("client", &url).unwrap();
+        assert_only_tls(&wire.finish(), &[&client, &servers[0], &servers[1]]);
     }
-    // By its address, too.
-    let pod = space.pods("server").remove(0);
-    space.until_get("client", &format!("http://{}:8080/", address(&pod)), true);
+    // A node's own address is none of the mesh's.
+    for node in ["11", "12"] {
+        let url = format!("http://10.25{}.0.{node}:{port}/", mesh.slot());
+        space.until_get("client", &url, true);
+    }
 }
 
 #[test]
@@ -91,7 +96,9 @@ spec:
         let url = format!("http://{service}/");
         space.until_get("client", &url, true);
         let answers = (0..12).map(|_| space.get("client", &url));
-        answers.map(|answer| answer.unwrap_or_default()).collect()
+        answers
+            .map(|answer| answer.expect("whoever has been answered is answered again"))
+            .collect()
     };
     // Who answers says its name.
     until("the other Service's calls are spread", || {

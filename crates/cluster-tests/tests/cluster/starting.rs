@@ -1,6 +1,6 @@
 //! Pods that are born into the mesh.
 
-use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, assert_only_tls, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -40,10 +40,10 @@ fn forty_pods_start_with_every_first_packet_captured() {
 fn jobs_of_the_mesh_finish() {
     let mesh = Mesh::shared();
     let space = mesh.space("jobs");
-    space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
+    let server = space.serve_captured();
+    let wire = mesh.watch(&[&space.marker()]);
     space.apply(
-        "apiVersion: batch/v1
+        &"apiVersion: batch/v1
 kind: Job
 metadata: {name: job}
 spec:
@@ -56,8 +56,9 @@ spec:
       - name: job
         image: kube.local/ambit/tools:dev
         imagePullPolicy: Never
-        args: [lab-tool, first-connect, 'server:9000']
-",
+        args: [lab-tool, first-connect, 'server:9000', --marker=$MARKER]
+"
+        .replace("$MARKER", &space.marker()),
     );
     mesh.kubectl(&[
         "wait",
@@ -67,6 +68,7 @@ spec:
         "job/job",
         "--timeout=90s",
     ]);
+    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
 }
 
 #[test]
@@ -74,7 +76,8 @@ fn a_stateful_pod_that_comes_back_with_another_address_is_reached_by_its_name() 
     let mesh = Mesh::shared();
     let space = mesh.space("stateful");
     space.label(Some("ambient"));
-    space.client("client", Some("n1"));
+    let client = space.client("client", Some("n1"));
+    space.until_captured("client", true);
     space.apply(
         "apiVersion: v1
 kind: Service
@@ -114,6 +117,11 @@ spec:
     });
     space.until_captured("db", true);
     space.until_get("client", "http://db-0.db:8080/", true);
+    let wire = mesh.watch(&["GET /"]);
+    space.get("client", "http://db-0.db:8080/").unwrap();
+    let after = space.pods("db");
+    let renewed = after.iter().find(|pod| pod.name_any() == "db-0").unwrap();
+    assert_only_tls(&wire.finish(), &[&client, renewed]);
 }
 
 #[test]
@@ -148,6 +156,48 @@ fn labels_of_pods_decide_before_their_namespace() {
     );
     for app in ["refuser", "sidecar"] {
         space.ready(app, 1);
+    }
+    // Whoever comes after them on either node is captured: the agents have seen them.
+    for node in ["n1", "n2"] {
+        space.client(node, Some(node));
+        space.until_captured(node, true);
+    }
+    for app in ["refuser", "sidecar"] {
         space.until_captured(app, false);
     }
+}
+
+#[test]
+fn what_an_init_container_says_is_captured() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("init");
+    let server = space.serve_captured();
+    // Its node knows the server; what follows is about the pod that starts.
+    space.client("client", Some("n1"));
+    space.until_get("client", "http://server/", true);
+    let wire = mesh.watch(&[&space.marker()]);
+    let tool = "image: kube.local/ambit/tools:dev, imagePullPolicy: Never";
+    let call = format!("'server:9000', '--marker={}'", space.marker());
+    space.apply(&format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: pod, labels: {{app: pod}}}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  initContainers:
+  - {{name: first, {tool}, args: [lab-tool, first-connect, {call}]}}
+  - {{name: sidecar, {tool}, restartPolicy: Always, args: [lab-tool, first-connect, --stay, {call}]}}
+  containers:
+  - {{name: tool, {tool}, args: [lab-tool, first-connect, --stay, {call}]}}
+"
+    ));
+    let pod = space.ready("pod", 1).remove(0);
+    for container in ["first", "sidecar", "tool"] {
+        let event = space.until_event_of("pod", Some(container), "first-connect");
+        assert_eq!(event["retries"], 0, "{container}: {event}");
+    }
+    let reports = wire.finish();
+    assert_nothing_in_clear(&reports, &[&server], &[9000]);
+    assert_only_tls(&reports, &[&pod, &server]);
 }

@@ -1,8 +1,20 @@
 //! Kubernetes' control plane and ours, away and back.
 
-use ambit_cluster_tests::{Load, Mesh, Part, until};
+use ambit_cluster_tests::{Load, Mesh, Part, Space, assert_only_tls, until};
 
 use crate::WORKER;
+
+/// A pod that starts now is served as any other.
+#[track_caller]
+fn assert_late_comers_reach_the_server_by_tls_alone(space: &Space<'_>) {
+    let late = space.client("late", Some("n1"));
+    space.until_captured("late", true);
+    space.until_get("late", "http://server/", true);
+    let wire = space.mesh().watch(&["GET /"]);
+    space.get("late", "http://server/").unwrap();
+    let server = space.pods("server").remove(0);
+    assert_only_tls(&wire.finish(), &[&server, &late]);
+}
 
 #[test]
 fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
@@ -18,9 +30,7 @@ fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
         });
     }
     mesh.cluster().start_api_server().unwrap();
-    space.client("late", Some("n1"));
-    space.until_captured("late", true);
-    space.until_get("late", "http://server/", true);
+    assert_late_comers_reach_the_server_by_tls_alone(&space);
     // Connections of the proxy that died ended with it.
     load.finish().assert_all_opened();
 }
@@ -54,9 +64,7 @@ fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() 
     mesh.until_installed();
     outcome.assert_all_opened();
     // What comes now is known again.
-    space.client("late", Some("n1"));
-    space.until_captured("late", true);
-    space.until_get("late", "http://server/", true);
+    assert_late_comers_reach_the_server_by_tls_alone(&space);
 }
 
 #[test]
@@ -76,9 +84,7 @@ fn what_is_stored_may_go_back_in_time() {
     space.until_captured("client", true);
     space.until_captured("server", true);
     space.until_get("client", "http://server/", true);
-    space.client("late", Some("n1"));
-    space.until_captured("late", true);
-    space.until_get("late", "http://server/", true);
+    assert_late_comers_reach_the_server_by_tls_alone(&space);
 }
 
 #[test]
@@ -89,8 +95,6 @@ fn the_control_plane_is_replaced_without_effect_on_traffic() {
     let load = Load::start_captured(&space);
     mesh.restart(Part::Control);
     mesh.restart(Part::Agent);
-    space.client("late", Some("n1"));
-    space.until_captured("late", true);
-    space.until_get("late", "http://server/", true);
+    assert_late_comers_reach_the_server_by_tls_alone(&space);
     load.finish().assert_flawless();
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Load, Mesh, Part, Space, until};
+use ambit_cluster_tests::{Expected, Load, Mesh, Part, Space, until};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api,
@@ -67,7 +67,8 @@ fn a_minute_without_the_api_server_is_not_noticed() {
     assert_eq!(unanswered, 0, "while the API server was away");
     load.finish().assert_flawless();
     space.apply(DENY);
-    space.until_get("client", "http://server/", false);
+    let name = format!("explicitly denied by: {}/nobody", space.name());
+    space.until_get("client", "http://server/", Expected::Denial(&name));
     space.serve("later", Some("n1"));
     space.until_captured("later", true);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{Load, Mesh, Part, throughout, until};
+use ambit_cluster_tests::{Load, Mesh, Part, assert_only_tls, throughout, until};
 
 use crate::{PROXY, WORKER};
 
@@ -10,8 +10,10 @@ use crate::{PROXY, WORKER};
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("killed");
-    space.serve_captured();
+    let server = space.serve_captured();
     let load = Load::start_captured(&space);
+    let client = space.pods(load.pod()).remove(0);
+    let wire = mesh.watch(&[]);
     for _ in 0..3 {
         for node in mesh.cluster().nodes() {
             let killed = node.kill_processes(WORKER).unwrap();
@@ -20,6 +22,7 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
         }
     }
     let outcome = load.finish();
+    assert_only_tls(&wire.finish(), &[&server, &client]);
     eprintln!("longest silence: {:?}", outcome.longest_silence);
     outcome.assert_all_opened();
 }
@@ -30,8 +33,10 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
 fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("container");
-    space.serve_captured();
+    let server = space.serve_captured();
     let load = Load::start_captured(&space);
+    let client = space.pods(load.pod()).remove(0);
+    let wire = mesh.watch(&[]);
     for _ in 0..2 {
         for node in mesh.cluster().nodes() {
             until(&format!("both containers run on {}", node.name()), || {
@@ -42,6 +47,7 @@ fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
         }
     }
     let outcome = load.finish();
+    assert_only_tls(&wire.finish(), &[&server, &client]);
     eprintln!("longest silence: {:?}", outcome.longest_silence);
     outcome.assert_all_opened();
 }

@@ -1,3 +1,4 @@
+use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, sync::Arc};
 
 use hickory_proto::op::{Message, ResponseCode};
@@ -43,37 +44,46 @@ fn limits() -> Limits {
 
 #[tokio::test]
 async fn a_connection_has_many_questions_until_it_is_idle() {
-    let server = server(limits());
-    let mut client = connect(&server).await;
-    for _ in 0..3 {
-        send(&mut client, &question("web")).await;
-        assert_eq!(receive(&mut client).await.unwrap().answers.len(), 1);
-    }
-    send(&mut client, &question("elsewhere")).await;
-    let code = receive(&mut client).await.unwrap().metadata.response_code;
-    assert_eq!(code, ResponseCode::ServFail);
-    assert!(receive(&mut client).await.is_err(), "it is closed");
+    within(async {
+        let server = server(limits());
+        let mut client = connect(&server).await;
+        for _ in 0..3 {
+            send(&mut client, &question("web")).await;
+            assert_eq!(receive(&mut client).await.unwrap().answers.len(), 1);
+        }
+        send(&mut client, &question("elsewhere")).await;
+        let code = receive(&mut client).await.unwrap().metadata.response_code;
+        assert_eq!(code, ResponseCode::ServFail);
+        assert!(receive(&mut client).await.is_err(), "it is closed");
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn half_a_question_is_not_waited_for() {
-    let server = server(limits());
-    let mut client = connect(&server).await;
-    client.write_all(&[0, 60, 1, 2, 3]).await.unwrap();
-    assert!(receive(&mut client).await.is_err());
+    within(async {
+        let server = server(limits());
+        let mut client = connect(&server).await;
+        client.write_all(&[0, 60, 1, 2, 3]).await.unwrap();
+        assert!(receive(&mut client).await.is_err());
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn connections_beyond_the_limit_are_closed() {
-    let server = server(Limits {
-        idle: Duration::from_secs(60),
-        ..limits()
-    });
-    let mut first = connect(&server).await;
-    send(&mut first, &question("web")).await;
-    receive(&mut first).await.unwrap();
-    let mut second = connect(&server).await;
-    assert!(receive(&mut second).await.is_err());
-    send(&mut first, &question("web")).await;
-    receive(&mut first).await.unwrap();
+    within(async {
+        let server = server(Limits {
+            idle: Duration::from_secs(60),
+            ..limits()
+        });
+        let mut first = connect(&server).await;
+        send(&mut first, &question("web")).await;
+        receive(&mut first).await.unwrap();
+        let mut second = connect(&server).await;
+        assert!(receive(&mut second).await.is_err());
+        send(&mut first, &question("web")).await;
+        receive(&mut first).await.unwrap();
+    })
+    .await;
 }

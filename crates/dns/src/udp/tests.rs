@@ -1,3 +1,4 @@
+use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, sync::atomic::Ordering};
 
 use ambit_rt::{Drain, drain};
@@ -49,37 +50,49 @@ impl Rig {
 
 #[tokio::test]
 async fn questions_are_answered_and_noise_is_not() {
-    let rig = rig().await;
-    rig.client.send(b"noise").await.unwrap();
-    let answer = rig.ask(&question("web")).await;
-    assert_eq!(answer.answers.len(), 1);
-    // There is nobody to pass it on to.
-    let answer = rig.ask(&question("elsewhere")).await;
-    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
-    assert_eq!(rig.server.host.reports.load(Ordering::Relaxed), 2);
+    within(async {
+        let rig = rig().await;
+        rig.client.send(b"noise").await.unwrap();
+        let answer = rig.ask(&question("web")).await;
+        assert_eq!(answer.answers.len(), 1);
+        // There is nobody to pass it on to.
+        let answer = rig.ask(&question("elsewhere")).await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!(rig.server.host.reports.load(Ordering::Relaxed), 2);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn nothing_is_passed_on_while_the_mesh_is_not_known() {
-    let rig = rig().await;
-    rig.server.host.blind.store(true, Ordering::Relaxed);
-    let answer = rig.ask(&question("web")).await;
-    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    within(async {
+        let rig = rig().await;
+        rig.server.host.blind.store(true, Ordering::Relaxed);
+        let answer = rig.ask(&question("web")).await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn after_the_end_is_announced_questions_are_answered_until_none_come() {
-    let rig = rig().await;
-    rig.drain
-        .start(DrainMode::graceful(Duration::from_secs(60)));
-    let answer = rig.ask(&question("web")).await;
-    assert_eq!(answer.answers.len(), 1);
-    rig.task.await.unwrap();
+    within(async {
+        let rig = rig().await;
+        rig.drain
+            .start(DrainMode::graceful(Duration::from_secs(60)));
+        let answer = rig.ask(&question("web")).await;
+        assert_eq!(answer.answers.len(), 1);
+        rig.task.await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn it_ends_at_once_when_told_to() {
-    let rig = rig().await;
-    rig.drain.start(DrainMode::Immediate);
-    rig.task.await.unwrap();
+    within(async {
+        let rig = rig().await;
+        rig.drain.start(DrainMode::Immediate);
+        rig.task.await.unwrap();
+    })
+    .await;
 }

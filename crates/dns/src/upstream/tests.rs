@@ -1,5 +1,6 @@
 //! Servers that are slow, gone, wrong, or noisy.
 
+use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, time::Duration};
 
 use hickory_proto::{
@@ -66,60 +67,72 @@ async fn ask(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
 
 #[tokio::test]
 async fn a_lost_question_is_repeated() {
-    let server = server(1, ResponseCode::NoError).await;
-    assert_eq!(ask(&[server]).await.unwrap(), ResponseCode::NoError);
+    within(async {
+        let server = server(1, ResponseCode::NoError).await;
+        assert_eq!(ask(&[server]).await.unwrap(), ResponseCode::NoError);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn the_next_server_is_asked_when_one_is_silent_gone_or_cannot() {
-    let good = server(0, ResponseCode::NXDomain).await;
-    let silent = server(usize::MAX, ResponseCode::NoError).await;
-    let failing = server(0, ResponseCode::ServFail).await;
-    let gone = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let gone_at = gone.local_addr().unwrap();
-    drop(gone);
-    for first in [silent, failing, gone_at] {
-        assert_eq!(ask(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
-    }
-    assert_eq!(ask(&[failing]).await.unwrap(), ResponseCode::ServFail);
-    assert!(matches!(ask(&[silent]).await, Err(RelayError::Silent(at)) if at == silent));
-    assert!(matches!(ask(&[]).await, Err(RelayError::NoServer)));
+    within(async {
+        let good = server(0, ResponseCode::NXDomain).await;
+        let silent = server(usize::MAX, ResponseCode::NoError).await;
+        let failing = server(0, ResponseCode::ServFail).await;
+        let gone = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let gone_at = gone.local_addr().unwrap();
+        drop(gone);
+        for first in [silent, failing, gone_at] {
+            assert_eq!(ask(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
+        }
+        assert_eq!(ask(&[failing]).await.unwrap(), ResponseCode::ServFail);
+        assert!(matches!(ask(&[silent]).await, Err(RelayError::Silent(at)) if at == silent));
+        assert!(matches!(ask(&[]).await, Err(RelayError::NoServer)));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn noise_before_the_answer_is_passed_over() {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = socket.local_addr().unwrap();
-    ambit_rt::spawn("server", async move {
-        let mut buffer = [0; 512];
-        let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
-        for noise in [&b""[..], &[0xff; 40], &buffer[..len]] {
-            socket.send_to(noise, client).await.unwrap();
-        }
-        let answer = answer(&buffer[..len], ResponseCode::NoError);
-        socket.send_to(&answer, client).await.unwrap();
-    });
-    assert_eq!(ask(&[address]).await.unwrap(), ResponseCode::NoError);
+    within(async {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = socket.local_addr().unwrap();
+        ambit_rt::spawn("server", async move {
+            let mut buffer = [0; 512];
+            let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
+            for noise in [&b""[..], &[0xff; 40], &buffer[..len]] {
+                socket.send_to(noise, client).await.unwrap();
+            }
+            let answer = answer(&buffer[..len], ResponseCode::NoError);
+            socket.send_to(&answer, client).await.unwrap();
+        });
+        assert_eq!(ask(&[address]).await.unwrap(), ResponseCode::NoError);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_question_over_tcp_is_passed_on_over_tcp() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    ambit_rt::spawn("server", async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let len = stream.read_u16().await.unwrap();
-        let mut question = vec![0; len.into()];
-        stream.read_exact(&mut question).await.unwrap();
-        let answer = answer(&question, ResponseCode::NoError);
-        let len = u16::try_from(answer.len()).unwrap();
-        let framed = [&len.to_be_bytes()[..], &answer].concat();
-        stream.write_all(&framed).await.unwrap();
-    });
-    let (_, code) = exchange(&place(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
-        .await
-        .unwrap();
-    assert_eq!(code, ResponseCode::NoError);
+    within(async {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        ambit_rt::spawn("server", async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let len = stream.read_u16().await.unwrap();
+            let mut question = vec![0; len.into()];
+            stream.read_exact(&mut question).await.unwrap();
+            let answer = answer(&question, ResponseCode::NoError);
+            let len = u16::try_from(answer.len()).unwrap();
+            let framed = [&len.to_be_bytes()[..], &answer].concat();
+            stream.write_all(&framed).await.unwrap();
+        });
+        let (_, code) = exchange(&place(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
+            .await
+            .unwrap();
+        assert_eq!(code, ResponseCode::NoError);
+    })
+    .await;
 }
 
 #[test]

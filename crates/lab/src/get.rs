@@ -1,0 +1,153 @@
+//! How a `GET` of `ambit lab-tool get` ended, and what a test may wait for it to come to: one failure is
+//! not as good as another.
+
+use std::net::IpAddr;
+
+/// What the node proxy says of every connection that a policy does not allow.
+const REJECTED: &str = "connection closed due to policy rejection: ";
+
+/// How a `GET` ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With a status below 400.
+    Answered,
+    /// With a status from 400 on.
+    HttpError,
+    /// The host has no address.
+    UnknownHost,
+    /// Nobody listens there, or there is no way.
+    Refused,
+    /// The connection was closed before the end of the answer.
+    Closed,
+    /// The connection was reset.
+    Reset,
+    /// Nothing came in time.
+    TimedOut,
+    /// None of these; the program's exit code.
+    Other(i32),
+}
+
+impl Ending {
+    /// By the program's exit code.
+    pub fn of(code: i32) -> Self {
+        match code {
+            0 => Self::Answered,
+            22 => Self::HttpError,
+            6 => Self::UnknownHost,
+            7 => Self::Refused,
+            52 => Self::Closed,
+            56 => Self::Reset,
+            28 => Self::TimedOut,
+            other => Self::Other(other),
+        }
+    }
+
+    /// Whether the connection stood and was then ended without an answer.
+    pub fn is_cut(self) -> bool {
+        matches!(self, Self::Closed | Self::Reset)
+    }
+}
+
+/// What a test waits for a `GET` to come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected<'a> {
+    /// An answer.
+    Answer,
+    /// The connection is cut, and an access log says that a policy was why: with this in its text, which
+    /// names the policy if it is a DENY.
+    Denial(&'a str),
+    /// This failure.
+    Failure(Ending),
+}
+
+/// `true` for an answer, `false` for a denial by any policy.
+impl From<bool> for Expected<'_> {
+    fn from(success: bool) -> Self {
+        if success {
+            Self::Answer
+        } else {
+            Self::Denial("")
+        }
+    }
+}
+
+impl From<Ending> for Expected<'_> {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Answered => Self::Answer,
+            failure => Self::Failure(failure),
+        }
+    }
+}
+
+impl Expected<'_> {
+    /// Whether `ending` may be it. Of a denial the access log has to tell as well ([`denials`]).
+    pub fn permits(self, ending: Ending) -> bool {
+        match self {
+            Self::Answer => ending == Ending::Answered,
+            Self::Denial(_) => ending.is_cut(),
+            Self::Failure(failure) => ending == failure,
+        }
+    }
+}
+
+/// How many connections of a client the access log says a policy refused, with `policy` in the reason.
+pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
+    let sources: Vec<String> = client
+        .iter()
+        .map(|ip| match ip {
+            IpAddr::V4(ip) => format!("src.addr={ip}:"),
+            IpAddr::V6(ip) => format!("src.addr=[{ip}]:"),
+        })
+        .collect();
+    log.lines()
+        .filter(|line| {
+            let reason = line.split_once(REJECTED);
+            reason.is_some_and(|(_, reason)| reason.contains(policy))
+                && sources.iter().any(|source| line.contains(source.as_str()))
+        })
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_is_the_clients_own_and_by_that_policy() {
+        let line = |src: &str, why: &str| {
+            format!(
+                "2026\terror\taccess\tconnection complete src.addr={src} dst.addr=10.0.0.2:15008 \
+                 error=\"connection closed due to {why}\"\n"
+            )
+        };
+        let denied = "policy rejection: explicitly denied by: shop/no-echo";
+        let log = line("10.0.0.1:33333", denied)
+            + &line("10.0.0.11:33333", denied)
+            + &line("[fd00::1]:33333", denied)
+            + &line("10.0.0.1:33334", "connection failed");
+        let client = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        assert_eq!(denials(&log, &client, ""), 2);
+        assert_eq!(denials(&log, &client[..1], "shop/no-echo"), 1);
+        assert_eq!(denials(&log, &client, "shop/other"), 0);
+    }
+
+    #[test]
+    fn only_a_connection_that_is_cut_may_be_a_denial() {
+        let denial = Expected::from(false);
+        for (code, permitted) in [
+            (56, true),
+            (52, true),
+            (7, false),
+            (28, false),
+            (6, false),
+            (22, false),
+            (0, false),
+        ] {
+            assert_eq!(denial.permits(Ending::of(code)), permitted, "{code}");
+        }
+        assert!(Expected::from(true).permits(Ending::of(0)));
+        assert!(Expected::from(Ending::TimedOut).permits(Ending::of(28)));
+        assert!(!Expected::from(Ending::TimedOut).permits(Ending::of(56)));
+    }
+}

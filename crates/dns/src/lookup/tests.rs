@@ -43,7 +43,7 @@ fn replica(name: &str, owner: &str, service: &str, ips: &[&str]) -> Workload {
         namespace: "shop".into(),
         workload_name: owner.into(),
         workload_ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
-        services: BTreeMap::from([(host, BTreeMap::new())]),
+        services: BTreeMap::from([(host, Default::default())]),
         ..Workload::default()
     }
 }

@@ -1,11 +1,19 @@
 //! Who may call what.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
 use ambit_model::ArcStr;
+use ambit_rt::Rates;
 use tonic::{Status, metadata::MetadataMap};
 
-use crate::auth::{Authenticator, Caller, TokenError, bearer};
+use crate::{
+    auth::{Authenticator, Caller, TokenError, bearer},
+    grpc::Standing,
+    metrics::Metrics,
+};
+
+/// Refusals of one address that are worth a warning, in a second and at once.
+const WARNINGS: (u32, u32) = (1, 10);
 
 /// `namespace/name` of service accounts.
 pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
@@ -18,6 +26,8 @@ pub struct Access {
     pub(crate) trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
+    metrics: Arc<Metrics>,
+    warnings: Rates<IpAddr>,
 }
 
 impl Access {
@@ -26,37 +36,80 @@ impl Access {
         authenticator: Arc<dyn Authenticator>,
         trusted_nodes: Accounts,
         any_reader: bool,
+        metrics: Arc<Metrics>,
     ) -> Self {
         Self {
             authenticator,
             trusted_nodes,
             any_reader,
+            metrics,
+            warnings: Rates::new(WARNINGS.0, WARNINGS.1),
         }
     }
 
     /// The caller of a call, by its token. What is wrong with a token is logged, not told.
-    pub async fn caller(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+    pub async fn caller(
+        &self,
+        metadata: &MetadataMap,
+        extensions: &http::Extensions,
+    ) -> Result<Caller, Status> {
+        let (standing, source) = Standing::of(extensions);
         let caller = match bearer(metadata) {
-            Ok(token) => self.authenticator.authenticate(token).await,
+            Ok(token) => self.authenticator.authenticate(token, source).await,
             Err(error) => Err(error),
         };
-        caller.map_err(|error| {
-            tracing::warn!(%error, "a caller is not authenticated");
-            match error {
-                // Not the caller's fault: it shall come back.
-                TokenError::Unavailable(_) => {
-                    Status::unavailable("the token cannot be reviewed at present")
+        match caller {
+            Ok(caller) => {
+                self.metrics.token("accepted");
+                let stays = self.any_reader || self.is_trusted_node(&caller);
+                if let Some(standing) = standing {
+                    standing.authenticated(stays);
                 }
-                _ => Status::unauthenticated("the token is not accepted"),
+                Ok(caller)
             }
-        })
+            // Not the caller's fault: it shall come back.
+            Err(error @ (TokenError::Unavailable(_) | TokenError::TooMany)) => {
+                self.metrics.token("unavailable");
+                self.warn(source, &error);
+                Err(Status::unavailable(
+                    "the token cannot be reviewed at present",
+                ))
+            }
+            Err(error) => {
+                self.metrics.token("refused");
+                self.warn(source, &error);
+                if let Some(standing) = standing {
+                    standing.refused();
+                }
+                Err(Status::unauthenticated("the token is not accepted"))
+            }
+        }
+    }
+
+    /// Nobody fills the log with refusals.
+    fn warn(&self, source: IpAddr, error: &TokenError) {
+        if self.warnings.take(source, Instant::now()) {
+            tracing::warn!(%source, %error, "a caller is not authenticated");
+        } else {
+            tracing::debug!(%source, %error, "a caller is not authenticated");
+        }
     }
 
     /// The caller of a discovery stream.
-    pub async fn discovery_caller(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
-        let caller = self.caller(metadata).await?;
+    pub async fn discovery_caller(
+        &self,
+        metadata: &MetadataMap,
+        extensions: &http::Extensions,
+    ) -> Result<Caller, Status> {
+        let caller = self.caller(metadata, extensions).await?;
         if !self.any_reader && !self.is_trusted_node(&caller) {
-            tracing::warn!(%caller, "refused discovery: not a trusted node account");
+            let (standing, source) = Standing::of(extensions);
+            if self.warnings.take(source, Instant::now()) {
+                tracing::warn!(%caller, "refused discovery: not a trusted node account");
+            }
+            if let Some(standing) = standing {
+                standing.refused();
+            }
             return Err(Status::permission_denied(
                 "only trusted node accounts may read the mesh (--trusted-node-accounts, --xds-any-account)",
             ));

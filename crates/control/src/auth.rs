@@ -5,8 +5,10 @@
 //! API.
 
 mod review;
+mod reviews;
+mod unverified;
 
-use std::{fmt, future::Future, path::Path, pin::Pin};
+use std::{fmt, future::Future, net::IpAddr, path::Path, pin::Pin};
 
 use ambit_k8s_api::is_dns_name;
 use ambit_model::ArcStr;
@@ -91,6 +93,11 @@ pub enum TokenError {
     /// Nobody can say whether it is good.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
+    /// Too many are asked about.
+    #[error(
+        "too many tokens that are not known come from this address, or of another issuer, to ask the Kubernetes API about each"
+    )]
+    TooMany,
 }
 
 /// A pending answer.
@@ -98,8 +105,8 @@ pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + 
 
 /// Verifies tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
-    /// Who presents this token.
-    fn authenticate<'a>(&'a self, token: &'a str) -> Answer<'a>;
+    /// Who presents this token, from this address.
+    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
 /// Keys that cannot be read.
@@ -271,7 +278,7 @@ impl KeyFile {
 }
 
 impl Authenticator for KeyFile {
-    fn authenticate<'a>(&'a self, token: &'a str) -> Answer<'a> {
+    fn authenticate<'a>(&'a self, token: &'a str, _source: IpAddr) -> Answer<'a> {
         Box::pin(async { self.verify(token) })
     }
 }
@@ -281,7 +288,7 @@ impl Authenticator for KeyFile {
 pub struct NoKeys;
 
 impl Authenticator for NoKeys {
-    fn authenticate<'a>(&'a self, _token: &'a str) -> Answer<'a> {
+    fn authenticate<'a>(&'a self, _token: &'a str, _source: IpAddr) -> Answer<'a> {
         Box::pin(async { Err(TokenError::Signature) })
     }
 }

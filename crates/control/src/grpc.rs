@@ -2,9 +2,12 @@
 //!
 //! A connection lives for a limited time, so that clients come to spread over all replicas, also over
 //! those that started later. At its end, and when the control plane stops, the client is told to go
-//! away (GOAWAY), its streams end in order, and it connects anew, maybe elsewhere.
+//! away (GOAWAY), its streams end in order, and it connects anew, maybe elsewhere. Callers that are not
+//! known get neither time nor room (see [`Standing`]).
 
-use std::{convert::Infallible, time::Duration};
+mod standing;
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use ambit_rt::DrainWatcher;
 use ambit_tls::grpc::{Incoming, TlsConnection};
@@ -12,14 +15,21 @@ use futures_util::StreamExt;
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rand::Rng;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower_service::Service;
 
+use crate::metrics::Metrics;
+use standing::Ending;
+pub use standing::Standing;
+
 /// Streams of one connection at once.
 const MAX_STREAMS: u32 = 128;
-/// What may be sent to us on one stream, and on one connection, before we read it.
-const WINDOWS: (u32, u32) = (1 << 20, 4 << 20);
+/// What may be sent to us on one stream, and on one connection, before we read it: anybody may send that
+/// much.
+const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
+/// Connections of callers that stay.
+const MAX_LASTING: usize = 16_384;
 /// How often a silent peer is asked for a sign, and how long it may take.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// How long streams may take to end, once they are told to.
@@ -37,31 +47,43 @@ impl ConnectionEnd {
     }
 }
 
-/// Serves every connection until the drain, each for `age`, spread by a tenth.
-pub async fn serve(mut incoming: Incoming, routes: Routes, age: Duration, drain: DrainWatcher) {
+/// What connections are served with.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// The services.
+    pub routes: Routes,
+    /// How long a connection lasts, spread by a tenth.
+    pub age: Duration,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Serves every connection until the drain.
+pub async fn serve(mut incoming: Incoming, serving: Serving, drain: DrainWatcher) {
+    let lasting = Arc::new(Semaphore::new(MAX_LASTING));
     while let Some(Ok(connection)) = incoming.next().await {
-        let spread = rand::rng().random_range(0.9..1.1);
-        let served = serve_one(
-            connection,
-            routes.clone(),
-            age.mul_f64(spread),
-            drain.clone(),
-        );
+        let source = connection.connect_info().address.map(|peer| peer.ip());
+        let standing = Standing::new(source, Arc::clone(&lasting));
+        let served = serve_one(connection, standing, serving.clone(), drain.clone());
         ambit_rt::spawn("grpc connection", served);
     }
 }
 
 async fn serve_one(
-    connection: TlsConnection,
-    routes: Routes,
-    age: Duration,
+    mut connection: TlsConnection,
+    standing: Standing,
+    serving: Serving,
     mut drain: DrainWatcher,
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
+    let over = standing.clone().over(connection.take_place());
+    let age = serving.age.mul_f64(rand::rng().random_range(0.9..1.1));
+    let routes = serving.routes;
     let (end, ended) = watch::channel(false);
     let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(standing.clone());
         request
             .extensions_mut()
             .insert(ConnectionEnd(ended.clone()));
@@ -86,6 +108,14 @@ async fn serve_one(
         done = served.as_mut() => Some(done),
         () = tokio::time::sleep(age) => None,
         _ = drain.started() => None,
+        ending = over => {
+            serving.metrics.connection_closed(ending.label());
+            if !ending.is_in_order() {
+                tracing::debug!(peer = ?peer.address, ?ending, "connection closed");
+                return;
+            }
+            None
+        }
     };
     let done = match done {
         Some(done) => done,

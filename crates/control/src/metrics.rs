@@ -57,6 +57,11 @@ struct Outcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Severity {
     severity: &'static str,
 }
@@ -76,6 +81,8 @@ pub struct Metrics {
     convergence: Histogram,
     csr: Family<Outcome, Counter>,
     root_expiry: Gauge<f64, AtomicU64>,
+    callers_closed: Family<Reason, Counter>,
+    tokens: Family<Outcome, Counter>,
 }
 
 impl fmt::Debug for Metrics {
@@ -103,6 +110,8 @@ impl Default for Metrics {
             convergence: Histogram::new(buckets),
             csr: Family::default(),
             root_expiry: Gauge::default(),
+            callers_closed: Family::default(),
+            tokens: Family::default(),
         };
         metrics.register();
         metrics
@@ -168,6 +177,16 @@ impl Metrics {
             "When the root expires, in seconds since 1970",
             self.root_expiry.clone(),
         );
+        registry.register(
+            "ambit_callers_closed",
+            "Connections closed for want of a caller that stays, by reason",
+            self.callers_closed.clone(),
+        );
+        registry.register(
+            "ambit_calls_authenticated",
+            "Calls, by what came of their token",
+            self.tokens.clone(),
+        );
         ambit_rt::metrics::register_process(registry);
     }
 
@@ -203,6 +222,16 @@ impl Metrics {
 
     pub(crate) fn csr(&self, outcome: &'static str) {
         self.csr.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A connection was closed for what its caller is, or because nobody knows that.
+    pub(crate) fn connection_closed(&self, reason: &'static str) {
+        self.callers_closed.get_or_create(&Reason { reason }).inc();
+    }
+
+    /// A call's token was accepted, refused, or could not be judged.
+    pub(crate) fn token(&self, outcome: &'static str) {
+        self.tokens.get_or_create(&Outcome { outcome }).inc();
     }
 
     pub(crate) fn set_root_expiry(&self, at: std::time::SystemTime) {

@@ -1,19 +1,31 @@
 //! `/metrics`, `/ready` and `/debug/…`.
+//!
+//! What is under `/debug/` shows every record and policy of the mesh: it is answered to this pod itself
+//! only, which is where `kubectl port-forward` and `ambit` ask from. Such pages are made one at a time, on a
+//! thread of their own, from what the store had at a moment.
 
 use std::sync::Arc;
 
 use ambit_rt::{
     Readiness,
-    http::{Request, Response, json_pretty, method_not_allowed, not_found, text},
+    http::{Peer, Request, Response, json_pretty, method_not_allowed, not_found, text},
 };
 use ambit_wire::decode::{self, AddressRecord};
+use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::{
     mesh::Mesh,
     metrics::Metrics,
-    xds::{Sessions, store::Collection},
+    xds::{
+        SessionStatus, Sessions,
+        store::{Collection, Entry},
+    },
 };
+
+/// Debug pages in the making: each of a large mesh takes much memory.
+static PAGES: Semaphore = Semaphore::const_new(1);
 
 /// What the server answers from.
 #[derive(Clone, Debug)]
@@ -30,10 +42,16 @@ pub struct Monitoring {
 
 impl Monitoring {
     /// Answers one request.
-    pub fn respond(&self, request: &Request) -> Response {
+    pub async fn respond(&self, request: &Request) -> Response {
         let path = request.uri().path();
         if request.method() != http::Method::GET {
             return method_not_allowed("GET");
+        }
+        if path.starts_with("/debug") && !Peer::asks_locally(request) {
+            return text(
+                403,
+                "debug pages are answered inside this pod only: use `ambit`, or kubectl port-forward\n",
+            );
         }
         match path {
             "/metrics" | "/stats/prometheus" => self.metrics.respond(request),
@@ -46,9 +64,18 @@ impl Monitoring {
                 }
             }
             "/version" => text(200, concat!(env!("CARGO_PKG_VERSION"), "\n")),
-            "/debug/syncz" | "/debug/connections" => json_pretty(200, &self.clients()),
-            "/debug/problems" => json_pretty(200, &*self.mesh.problems.read()),
-            "/debug/ambientz" | "/debug/config_dump" => json_pretty(200, &self.records()),
+            "/debug/syncz" | "/debug/connections" => {
+                let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+                page(move || sessions.iter().map(client).collect::<Vec<_>>()).await
+            }
+            "/debug/problems" => {
+                let problems = Arc::clone(&self.mesh.problems);
+                page(move || problems.read().clone()).await
+            }
+            "/debug/ambientz" | "/debug/config_dump" => {
+                let records = Records::now(&self.mesh);
+                page(move || records.decode()).await
+            }
             "/" | "/debug" | "/debug/" => text(
                 200,
                 "/metrics\n/ready\n/version\n/debug/syncz\n/debug/problems\n/debug/ambientz\n",
@@ -56,50 +83,77 @@ impl Monitoring {
             _ => not_found(),
         }
     }
+}
 
-    /// Who is connected and what they acknowledged.
-    fn clients(&self) -> Vec<Value> {
-        let sessions = self.sessions.lock();
-        let client = |status: &crate::xds::SessionStatus| {
-            let subscriptions: serde_json::Map<_, _> = status
-                .subscriptions
-                .iter()
-                .map(|one| {
-                    let state = match &one.error {
-                        Some(_) => "ERROR",
-                        None if one.sent == one.acknowledged => "SYNCED",
-                        None => "STALE",
-                    };
-                    let value = json!({
-                        "state": state,
-                        "sent": one.sent,
-                        "acknowledged": one.acknowledged,
-                        "wildcard": one.wildcard,
-                        "names": one.names,
-                        "error": one.error,
-                    });
-                    (one.resource_type.type_url().to_owned(), value)
-                })
-                .collect();
-            let node = status.node.as_ref();
-            json!({
-                "proxy": node.map(|node| node.id.as_str()),
-                "node": node.map(|node| node.node_name.as_str()),
-                "version": node.map(|node| node.version.as_str()),
-                "caller": status.caller.to_string(),
-                "peer": status.peer,
-                "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),
-                "subscriptions": subscriptions,
-            })
-        };
-        sessions.values().map(client).collect()
+/// A debug page, made on a thread of its own when it is its turn.
+async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
+    // It is never closed. Whoever asks may go away; the page is made all the same.
+    let turn = PAGES.acquire().await;
+    let made = ambit_rt::spawn_blocking("debug page", move || {
+        let page = json_pretty(200, &make());
+        drop(turn);
+        page
+    });
+    made.await
+        .unwrap_or_else(|_| text(500, "the page cannot be made\n"))
+}
+
+/// Who is connected and what they acknowledged.
+fn client(status: &SessionStatus) -> Value {
+    let subscriptions: serde_json::Map<_, _> = status
+        .subscriptions
+        .iter()
+        .map(|one| {
+            let state = match &one.error {
+                Some(_) => "ERROR",
+                None if one.sent == one.acknowledged => "SYNCED",
+                None => "STALE",
+            };
+            let value = json!({
+                "state": state,
+                "sent": one.sent,
+                "acknowledged": one.acknowledged,
+                "wildcard": one.wildcard,
+                "names": one.names,
+                "error": one.error,
+            });
+            (one.resource_type.type_url().to_owned(), value)
+        })
+        .collect();
+    let node = status.node.as_ref();
+    json!({
+        "proxy": node.map(|node| node.id.as_str()),
+        "node": node.map(|node| node.node_name.as_str()),
+        "version": node.map(|node| node.version.as_str()),
+        "caller": status.caller.to_string(),
+        "peer": status.peer,
+        "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),
+        "subscriptions": subscriptions,
+    })
+}
+
+/// The records of a moment, as they are sent.
+struct Records {
+    revision: u64,
+    addresses: Vec<Arc<Entry>>,
+    policies: Vec<Arc<Entry>>,
+}
+
+impl Records {
+    fn now(mesh: &Mesh) -> Self {
+        let store = mesh.store.read();
+        let entries = |collection| store.entries(collection).cloned().collect();
+        Self {
+            revision: store.revision(),
+            addresses: entries(Collection::Addresses),
+            policies: entries(Collection::Policies),
+        }
     }
 
     /// Every record as node proxies read it, in the form of their `/config_dump`.
-    fn records(&self) -> Value {
-        let store = self.mesh.store.read();
+    fn decode(&self) -> Value {
         let (mut workloads, mut services, mut policies) = (Vec::new(), Vec::new(), Vec::new());
-        for entry in store.entries(Collection::Addresses) {
+        for entry in &self.addresses {
             match AddressRecord::decode(&entry.value) {
                 Ok(AddressRecord::Workload(workload)) => workloads.push(workload),
                 Ok(AddressRecord::Service(service)) => services.push(service),
@@ -108,7 +162,7 @@ impl Monitoring {
                 }
             }
         }
-        for entry in store.entries(Collection::Policies) {
+        for entry in &self.policies {
             match decode::authorization(&entry.value) {
                 Ok(policy) => policies.push(policy),
                 Err(error) => {
@@ -116,13 +170,11 @@ impl Monitoring {
                 }
             }
         }
-        let revision = store.revision();
-        drop(store);
         workloads.sort_by(|a, b| a.uid.cmp(&b.uid));
         services.sort_by_key(|service| service.namespaced_hostname());
         policies.sort_by_key(|policy| policy.key());
         json!({
-            "revision": revision,
+            "revision": self.revision,
             "workloads": workloads,
             "services": services,
             "policies": policies,

@@ -31,6 +31,9 @@ use crate::{
 /// How long open streams may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// A request for a certificate is read before its caller is known.
+const MAX_CERTIFICATE_REQUEST: usize = 64 << 10;
+
 /// Runs until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let env = Env::from_process();
@@ -90,7 +93,9 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let trusted = parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")?;
-    let access = Arc::new(Access::new(authenticator, trusted, args.xds_any_account));
+    let any_reader = args.xds_any_account;
+    let access = Access::new(authenticator, trusted, any_reader, Arc::clone(&metrics));
+    let access = Arc::new(access);
     let serving = Serving::start(keeper.follow(), server_names(args), watcher.clone())?;
     let reports = cluster
         .as_ref()
@@ -131,7 +136,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         pods: Arc::clone(&mesh.pods),
         followed: mesh.followed.clone(),
         trust_domain: args.trust_domain.as_str().into(),
-        metrics,
+        metrics: Arc::clone(&metrics),
     };
     let on_cluster = || SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080));
     if let Some(address) = args
@@ -144,17 +149,36 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let listener = rt_http::bind(args.listen_xds, "xDS and certificates").await?;
     let xds = listener.local_addr()?;
     tracing::info!(address = %xds, "xDS and certificates");
-    let incoming = tls_grpc::incoming(listener, watcher.clone(), move || serving.config());
-    let routes = Routes::new(DiscoveryServer::new(discovery))
-        .add_service(IstioCertificateServiceServer::new(certificates))
-        .prepare();
-    let age = Duration::from_secs(args.max_connection_seconds.max(1));
-    ambit_rt::spawn("grpc", grpc::serve(incoming, routes, age, watcher));
+    let closed = Arc::clone(&metrics);
+    let incoming = tls_grpc::incoming(
+        listener,
+        watcher.clone(),
+        move || serving.config(),
+        move |why| closed.connection_closed(closed_label(why)),
+    );
+    let certificates = IstioCertificateServiceServer::new(certificates)
+        .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
+    let served = grpc::Serving {
+        routes: Routes::new(DiscoveryServer::new(discovery))
+            .add_service(certificates)
+            .prepare(),
+        age: Duration::from_secs(args.max_connection_seconds.max(1)),
+        metrics,
+    };
+    ambit_rt::spawn("grpc", grpc::serve(incoming, served, watcher));
     Ok(Running {
         xds,
         monitoring,
         drain,
     })
+}
+
+fn closed_label(why: tls_grpc::Closed) -> &'static str {
+    match why {
+        tls_grpc::Closed::Rate => "rate",
+        tls_grpc::Closed::Displaced => "displaced",
+        tls_grpc::Closed::Handshake => "handshake",
+    }
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.
@@ -196,8 +220,8 @@ async fn serve_monitoring(
     tracing::info!(%address, "monitoring");
     let options = rt_http::ServerOptions::default();
     let answer = move |request| {
-        let response = monitoring.respond(&request);
-        async move { response }
+        let monitoring = monitoring.clone();
+        async move { monitoring.respond(&request).await }
     };
     let serve = rt_http::serve("monitoring", listener, options, drain, answer);
     ambit_rt::spawn("monitoring", serve);

@@ -83,6 +83,10 @@ impl Cluster {
     }
 
     async fn replica(&self, name: &str) -> Replica {
+        self.replica_with(name, &[]).await
+    }
+
+    async fn replica_with(&self, name: &str, more: &[&str]) -> Replica {
         let path = |file: &str| self.dir.path().join(file);
         let kubeconfig = path("kubeconfig");
         std::fs::write(&kubeconfig, self.server.kubeconfig()).unwrap();
@@ -102,6 +106,7 @@ impl Cluster {
             "--root-cert-out",
             root.to_str().unwrap(),
         ];
+        let args = args.iter().chain(more);
         let running = run::start(&Args::parse_from(args)).await.unwrap();
         Replica { running, root }
     }
@@ -329,14 +334,29 @@ async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_mended() {
     replica.running.stop().await;
 }
 
-#[tokio::test]
-async fn tokens_are_reviewed_and_remembered_for_a_moment() {
-    let cluster = Cluster::start();
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
-    cluster.server.answer_posts(REVIEWS, |review| {
-        let good =
-            review["spec"]["token"] == "good" && review["spec"]["audiences"] == json!(["istio-ca"]);
+/// A token as Kubernetes makes them, for the node proxy's account; its signature says what the API server in
+/// memory thinks of it.
+fn token(signature: &str) -> String {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+    let part = |value: Value| BASE64.encode(value.to_string());
+    let claims = json!({
+        "iss": "https://kubernetes.default.svc", "aud": ["istio-ca"], "exp": 4_000_000_000_u64,
+        "sub": "system:serviceaccount:istio-system:ztunnel",
+    });
+    let header = json!({"alg": "RS256", "kid": "k"});
+    format!(
+        "{}.{}.{}",
+        part(header),
+        part(claims),
+        BASE64.encode(signature)
+    )
+}
+
+/// Accepts `token("good")` as that of the node proxy, and nothing else.
+fn review_tokens(server: &ApiServer) {
+    server.answer_posts(REVIEWS, |review| {
+        let good = review["spec"]["token"] == token("good")
+            && review["spec"]["audiences"] == json!(["istio-ca"]);
         let status = if good {
             json!({"authenticated": true, "audiences": ["istio-ca"], "user": {
                 "username": "system:serviceaccount:istio-system:ztunnel",
@@ -349,23 +369,74 @@ async fn tokens_are_reviewed_and_remembered_for_a_moment() {
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {},
             "spec": review["spec"], "status": status})
     });
-    let replica = cluster.replica("a").await;
-    let issued = replica.certificate("good", "web").await.unwrap();
-    assert_eq!(issued.last(), Some(&replica.root()));
-    let elsewhere = replica.certificate("good", "other").await.unwrap_err();
-    assert_eq!(elsewhere.code(), Code::Unauthenticated);
-    let bad = replica.certificate("bad", "web").await.unwrap_err();
-    assert_eq!(bad.code(), Code::Unauthenticated);
-    let requests = cluster.server.requests().into_iter();
-    let reviews: Vec<_> = requests
+}
+
+/// The tokens that the API server was asked about.
+fn reviewed(server: &ApiServer) -> Vec<String> {
+    let requests = server.requests().into_iter();
+    requests
         .filter(|request| request.path.starts_with(REVIEWS))
-        .map(|request| request.body["spec"]["token"].clone())
-        .collect();
-    assert_eq!(reviews, ["good", "bad"]);
+        .filter_map(|request| request.body["spec"]["token"].as_str().map(str::to_owned))
+        .collect()
+}
+
+#[tokio::test]
+async fn tokens_are_reviewed_and_remembered_for_a_moment() {
+    let cluster = Cluster::start();
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    review_tokens(&cluster.server);
+    let [good, bad] = ["good", "bad"].map(token);
+    let replica = cluster.replica("a").await;
+    let issued = replica.certificate(&good, "web").await.unwrap();
+    assert_eq!(issued.last(), Some(&replica.root()));
+    let elsewhere = replica.certificate(&good, "other").await.unwrap_err();
+    assert_eq!(elsewhere.code(), Code::Unauthenticated);
+    for _ in 0..5 {
+        let refused = replica.certificate(&bad, "web").await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+    }
+    assert_eq!(reviewed(&cluster.server), [good.clone(), bad]);
     cluster.server.set_away(true);
-    let unknown = replica.certificate("bad", "web").await.unwrap_err();
+    let unknown = replica.certificate(&token("new"), "web").await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unavailable, "nobody can say");
-    assert!(replica.certificate("good", "web").await.is_ok());
+    assert!(replica.certificate(&good, "web").await.is_ok());
+    replica.running.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_makes_up_tokens_does_not_keep_the_api_server_busy() {
+    let cluster = Cluster::start();
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    review_tokens(&cluster.server);
+    let replica = cluster.replica("a").await;
+    replica.certificate(&token("good"), "web").await.unwrap();
+    // What cannot be a token costs nobody anything.
+    for text in ["x", "a.b.c", "e30.e30.e30"] {
+        let refused = replica.certificate(text, "web").await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+    }
+    assert_eq!(reviewed(&cluster.server), [token("good")]);
+    // What might be one is asked about until its address has had its share.
+    let begin = std::time::Instant::now();
+    for number in 0..60 {
+        let made_up = token(&format!("made up {number}"));
+        assert!(replica.certificate(&made_up, "web").await.is_err());
+    }
+    let share = 22.0 + 2.0 * begin.elapsed().as_secs_f64();
+    let asked = reviewed(&cluster.server).len();
+    assert!(
+        f64::from(u32::try_from(asked).unwrap()) <= share,
+        "{asked} of 60 made up tokens were reviewed, in a time for {share}"
+    );
+    // A token that was accepted goes on, from the same address.
+    replica.certificate(&token("good"), "web").await.unwrap();
+    let metrics = replica.page("/metrics").await;
+    assert!(
+        metrics.contains("ambit_calls_authenticated{outcome=\"refused\"}"),
+        "{metrics}"
+    );
     replica.running.stop().await;
 }
 

@@ -758,6 +758,104 @@ async fn bytes_that_are_no_tls_harm_nobody() {
     plane.running.stop().await;
 }
 
+/// A connection from an address of its own, whose handshake is done, and on which nothing is ever sent.
+async fn idle(
+    plane: &Plane,
+    source: &str,
+) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
+    use rustls::pki_types::{CertificateDer, pem::PemObject};
+    let mut roots = rustls::RootCertStore::empty();
+    let root = CertificateDer::from_pem_file(plane.dir.path().join("root.pem")).unwrap();
+    roots.add(root).unwrap();
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let mut config = rustls::ClientConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(source.parse().unwrap()).unwrap();
+    let stream = socket.connect(plane.running.xds).await.unwrap();
+    let name = "localhost".try_into().unwrap();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    connector.connect(name, stream).await.unwrap()
+}
+
+#[tokio::test]
+async fn idle_connections_of_one_address_displace_each_other_and_nobody_else() {
+    use tokio::io::AsyncReadExt;
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    stream.subscribe(ADDRESS_TYPE_URL).await;
+    let mut modest = idle(&plane, "127.0.0.8:0").await;
+    let mut greedy = Vec::new();
+    for _ in 0..40 {
+        greedy.push(idle(&plane, "127.0.0.9:0").await);
+    }
+    let page = plane.page_until("/metrics", "ambit_callers_closed{reason=\"displaced\"} 8\n");
+    page.await;
+    let (mut first, mut last) = (greedy.remove(0), greedy.pop().unwrap());
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(DEADLINE, first.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the oldest connection had to go");
+    // Neither the latest, nor that of another address: they are only silent.
+    for open in [&mut last, &mut modest] {
+        let settings = open.read(&mut [0; 4096]).await.unwrap();
+        assert!(settings > 0, "the server has begun to speak HTTP/2");
+    }
+    stream.subscribe(AUTHORIZATION_TYPE_URL).await;
+    let mut another = plane.stream().await;
+    another.subscribe(ADDRESS_TYPE_URL).await;
+    plane.running.stop().await;
+}
+
+#[tokio::test]
+async fn one_bad_token_after_the_other_ends_the_connection() {
+    let plane = Plane::start().await;
+    let channel = plane.channel();
+    for _ in 0..8 {
+        let mut call = Request::new(IstioCertificateRequest::default());
+        let bad = "Bearer nonsense".parse().unwrap();
+        call.metadata_mut().insert("authorization", bad);
+        let mut client = IstioCertificateServiceClient::new(channel.clone());
+        let refused = client.create_certificate(call).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
+    }
+    let closed = "ambit_callers_closed{reason=\"refused\"} 1\n";
+    plane.page_until("/metrics", closed).await;
+    plane.running.stop().await;
+}
+
+#[tokio::test]
+async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let plane = Plane::start().await;
+    for (path, status) in [
+        ("/debug/ambientz", "403"),
+        ("/debug/config_dump", "403"),
+        ("/debug/syncz", "403"),
+        ("/debug/problems", "403"),
+        ("/debug", "403"),
+        ("/metrics", "200"),
+        ("/version", "200"),
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(plane.running.monitoring)
+            .await
+            .unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: mesh.example\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{path}: {answer}"
+        );
+    }
+    plane.running.stop().await;
+}
+
 /// What our own client tells its node proxy, as texts.
 struct Told(std::sync::mpsc::Sender<String>);
 

@@ -21,14 +21,17 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
 
 pub use answer::{
     Response, json, json_pretty, method_not_allowed, not_found, query_parameter, respond, text,
 };
 
-use crate::{DrainWatcher, spawn};
+use crate::{DrainWatcher, Place, PlaceLimits, Places, spawn};
+
+/// Connections that an address keeps even if all are in use.
+const FEW: usize = 4;
 
 /// A request with its whole body.
 pub type Request = ::http::Request<Bytes>;
@@ -43,6 +46,9 @@ pub struct ServerOptions {
     pub max_body: usize,
     /// Connections served at once; further ones wait in the kernel's queue.
     pub max_connections: usize,
+    /// Connections of one address; a further one takes the place of its oldest (see [`Places`]), so that no
+    /// slow or greedy peer keeps a probe or a scrape of another from being answered.
+    pub max_per_address: usize,
     /// How long a peer may take to send its headers, or its body.
     pub read_timeout: Duration,
 }
@@ -53,6 +59,7 @@ impl Default for ServerOptions {
             loopback_only: false,
             max_body: 64 * 1024,
             max_connections: 256,
+            max_per_address: 32,
             read_timeout: Duration::from_secs(10),
         }
     }
@@ -61,9 +68,11 @@ impl Default for ServerOptions {
 impl ServerOptions {
     /// For admin servers.
     pub fn loopback() -> Self {
+        let options = Self::default();
         Self {
             loopback_only: true,
-            ..Self::default()
+            max_per_address: options.max_connections,
+            ..options
         }
     }
 }
@@ -78,6 +87,12 @@ impl Peer {
     pub fn is_local(request: &Request) -> bool {
         let peer = request.extensions().get::<Self>();
         peer.is_none_or(|Self(address)| address.ip().to_canonical().is_loopback())
+    }
+
+    /// Whether a request [is local](Self::is_local) and meant for this machine by its `Host` as well, so
+    /// that no web page of elsewhere sent it.
+    pub fn asks_locally(request: &Request) -> bool {
+        Self::is_local(request) && names_this_machine(request)
     }
 }
 
@@ -121,13 +136,14 @@ pub async fn serve<L, H, F>(
 {
     let handler = Arc::new(handler);
     let slots = Arc::new(Semaphore::new(options.max_connections));
+    let places = Places::new(PlaceLimits {
+        total: options.max_connections,
+        each: options.max_per_address,
+        few: FEW,
+    });
     loop {
-        let next = async {
-            let slot = slots.clone().acquire_owned().await;
-            (slot, listener.next().await)
-        };
-        let (slot, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = listener.next() => accepted,
             _ = drain.started() => return,
         };
         let (stream, peer) = match accepted {
@@ -143,12 +159,48 @@ pub async fn serve<L, H, F>(
         {
             continue;
         }
-        let handler = handler.clone();
-        let drain = drain.clone();
+        let admit = async {
+            match peer {
+                Some(peer) => Admitted::Place(places.enter(peer.ip()).await),
+                None => Admitted::Slot(slots.clone().acquire_owned().await.ok()),
+            }
+        };
+        let mut admitted = tokio::select! {
+            admitted = admit => admitted,
+            _ = drain.started() => return,
+        };
+        let served = connection(
+            name,
+            (stream, peer),
+            options,
+            drain.clone(),
+            handler.clone(),
+        );
         spawn(name, async move {
-            connection(name, (stream, peer), options, drain, handler).await;
-            drop(slot);
+            tokio::select! {
+                () = served => {}
+                () = admitted.revoked() => {
+                    tracing::debug!(server = name, ?peer, "closed: its address has opened too many");
+                }
+            }
         });
+    }
+}
+
+/// What a connection holds while it is served.
+enum Admitted {
+    /// One among those of all addresses.
+    Place(Place),
+    /// One of a Unix socket's; none is left when the semaphore is closed, which it never is.
+    Slot(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
+}
+
+impl Admitted {
+    async fn revoked(&mut self) {
+        match self {
+            Self::Place(place) => place.evicted().await,
+            Self::Slot(_) => std::future::pending().await,
+        }
     }
 }
 

@@ -77,7 +77,7 @@ impl CsrServer {
             seen: Mutex::default(),
         });
         let (drain, watcher) = drain::channel();
-        let incoming = grpc::incoming(listener, watcher, move || config.clone());
+        let incoming = grpc::incoming(listener, watcher, move || config.clone(), |_| ());
         let service = IstioCertificateServiceServer::from_arc(Arc::new(Service(shared.clone())));
         let task = ambit_rt::spawn_abortable("csr server", async move {
             tonic::transport::Server::builder()

@@ -4,4 +4,4 @@ mod client;
 mod server;
 
 pub use client::{ChannelConfig, ChannelError, channel};
-pub use server::{Incoming, PeerInfo, TlsConnection, incoming, server_config};
+pub use server::{Closed, Incoming, PeerInfo, TlsConnection, incoming, server_config};

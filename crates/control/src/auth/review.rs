@@ -1,39 +1,42 @@
 //! Tokens judged by the Kubernetes API: it knows its signing keys, and which pods and accounts still
 //! exist.
 //!
-//! What it accepted is remembered for a moment under the token's hash, because a node proxy asks for
-//! many certificates at its start with one token. Refusals are not remembered.
+//! It is asked as little as possible: not about what cannot be a good token ([`super::unverified`]), and
+//! not more often than [`Reviews`] allows.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, Instant, SystemTime},
+};
 
 use aws_lc_rs::digest;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use kube::{Api, Client, api::PostParams};
-use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::sync::Semaphore;
 
-use super::{Answer, Authenticator, BoundPod, Caller, MAX_TOKEN, TokenError, account_of};
+use super::{
+    Answer, Authenticator, BoundPod, Caller, TokenError, account_of,
+    reviews::{Hash, Reviews},
+    unverified,
+};
 
-/// How long an accepted token needs no review: so long may a deleted pod's token still be used.
-const REMEMBERED: Duration = Duration::from_secs(30);
-/// Tokens remembered at most.
-const MOST: usize = 10_000;
 /// Reviews asked for at once; further callers wait.
 const AT_ONCE: usize = 32;
 /// How long a review may take.
 const WITHIN: Duration = Duration::from_secs(10);
+/// Where Kubernetes puts our own token, which names the cluster's issuer.
+const OWN_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 const GROUP: &str = "system:serviceaccounts";
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-type Hash = [u8; 32];
-
 /// Asks the API server.
 pub struct Reviewer {
     api: Api<TokenReview>,
     audience: String,
-    remembered: Mutex<Remembered>,
+    reviews: Reviews,
     slots: Semaphore,
 }
 
@@ -48,31 +51,38 @@ impl fmt::Debug for Reviewer {
 impl Reviewer {
     /// Tokens must be meant for `audience`.
     pub fn new(client: Client, audience: &str) -> Self {
+        // Outside of a cluster there is none: the first token that is accepted tells the issuer.
+        let own = std::fs::read_to_string(OWN_TOKEN).ok();
+        let issuer = own.as_deref().and_then(unverified::issuer_of_own);
         Self {
             api: Api::all(client),
             audience: audience.to_owned(),
-            remembered: Mutex::default(),
+            reviews: Reviews::new(issuer),
             slots: Semaphore::new(AT_ONCE),
         }
     }
 
-    async fn caller(&self, token: &str) -> Result<Caller, TokenError> {
-        if token.is_empty() {
-            return Err(TokenError::Missing);
-        }
-        if token.len() > MAX_TOKEN {
-            return Err(TokenError::Malformed);
-        }
+    async fn caller(&self, token: &str, source: IpAddr) -> Result<Caller, TokenError> {
+        let issuer = unverified::issuer(token, &self.audience, SystemTime::now())?;
         let hash = hash(token);
-        if let Some(caller) = self.remembered.lock().find(&hash, Instant::now()) {
-            return Ok(caller);
+        if let Some(known) = self.reviews.find(&hash, Instant::now()) {
+            return known;
         }
-        let review = tokio::time::timeout(WITHIN, self.review(token)).await;
-        let review = review.map_err(|_| unavailable("no answer in time"))??;
-        let caller = read(&review, &self.audience)?;
-        let mut remembered = self.remembered.lock();
-        remembered.keep(hash, caller.clone(), Instant::now());
-        Ok(caller)
+        let _turn = self.reviews.turn(source).await;
+        // Another call with the same token may have been answered meanwhile.
+        if let Some(known) = self.reviews.find(&hash, Instant::now()) {
+            return known;
+        }
+        if !self.reviews.may_ask(source, &issuer, Instant::now()) {
+            return Err(TokenError::TooMany);
+        }
+        let answer = match tokio::time::timeout(WITHIN, self.review(token)).await {
+            Err(_) => Err(unavailable("no answer in time")),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(review)) => read(&review, &self.audience),
+        };
+        self.reviews.answered(hash, issuer, &answer, Instant::now());
+        answer
     }
 
     async fn review(&self, token: &str) -> Result<TokenReview, TokenError> {
@@ -90,8 +100,8 @@ impl Reviewer {
 }
 
 impl Authenticator for Reviewer {
-    fn authenticate<'a>(&'a self, token: &'a str) -> Answer<'a> {
-        Box::pin(self.caller(token))
+    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a> {
+        Box::pin(self.caller(token, source))
     }
 }
 
@@ -136,26 +146,6 @@ fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),
         _ => None,
-    }
-}
-
-/// Tokens accepted lately. Pure.
-#[derive(Debug, Default)]
-struct Remembered(HashMap<Hash, (Caller, Instant)>);
-
-impl Remembered {
-    fn find(&self, hash: &Hash, now: Instant) -> Option<Caller> {
-        let (caller, until) = self.0.get(hash)?;
-        (now < *until).then(|| caller.clone())
-    }
-
-    fn keep(&mut self, hash: Hash, caller: Caller, now: Instant) {
-        if self.0.len() >= MOST {
-            self.0.retain(|_, (_, until)| now < *until);
-        }
-        if self.0.len() < MOST {
-            self.0.insert(hash, (caller, now + REMEMBERED));
-        }
     }
 }
 
@@ -229,26 +219,5 @@ mod tests {
             status["user"]["extra"]["authentication.kubernetes.io/pod-name"] = json!(["a", "b"]);
         });
         assert_eq!(two.unwrap().pod, None);
-    }
-
-    #[test]
-    fn a_token_is_remembered_for_a_moment_and_only_so_many() {
-        let caller = review(|_| ()).unwrap();
-        let now = Instant::now();
-        let mut remembered = Remembered::default();
-        remembered.keep(hash("t"), caller.clone(), now);
-        let just_before = now + REMEMBERED - Duration::from_millis(1);
-        assert_eq!(
-            remembered.find(&hash("t"), just_before),
-            Some(caller.clone())
-        );
-        assert_eq!(remembered.find(&hash("t"), now + REMEMBERED), None);
-        assert_eq!(remembered.find(&hash("u"), now), None);
-        for number in 0..2 * MOST {
-            remembered.keep(hash(&number.to_string()), caller.clone(), now);
-        }
-        assert_eq!(remembered.0.len(), MOST);
-        remembered.keep(hash("later"), caller, now + REMEMBERED);
-        assert_eq!(remembered.0.len(), 1);
     }
 }

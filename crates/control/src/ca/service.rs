@@ -223,7 +223,7 @@ impl IstioCertificateService for CertificateService {
         self.metrics.csr("received");
         let caller = self
             .access
-            .caller(request.metadata())
+            .caller(request.metadata(), request.extensions())
             .await
             .inspect_err(|_| {
                 self.metrics.csr("unauthenticated");

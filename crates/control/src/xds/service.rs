@@ -108,7 +108,10 @@ impl Discovery {
         self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<mpsc::Receiver<Result<Push, Status>>, Status> {
-        let caller = self.access.discovery_caller(request.metadata()).await?;
+        let caller = {
+            let (metadata, extensions) = (request.metadata(), request.extensions());
+            self.access.discovery_caller(metadata, extensions).await?
+        };
         if !self.admission.enter().await {
             return Err(Status::unavailable("too many clients come at once"));
         }

@@ -227,3 +227,25 @@ async fn a_full_server_still_notices_the_drain() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn slow_peers_of_one_address_do_not_keep_another_from_being_answered() {
+    let (address, _drain) = start(ServerOptions {
+        read_timeout: Duration::from_secs(3600),
+        ..ServerOptions::default()
+    })
+    .await;
+    let mut slow = Vec::new();
+    for _ in 0..300 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.9:0".parse().unwrap()).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP").await.unwrap();
+        slow.push(stream);
+    }
+    let request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let answer = tokio::time::timeout(Duration::from_secs(20), exchange(address, request)).await;
+    assert!(answer.unwrap().starts_with("HTTP/1.1 404"));
+    // Of the slow ones the oldest had to go.
+    assert_eq!(slow[0].read(&mut [0; 1]).await.ok(), Some(0));
+}

@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod control_plane;
 mod earlier;
 mod hung_agent;
 mod killed;

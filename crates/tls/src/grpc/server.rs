@@ -6,16 +6,16 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use ambit_rt::DrainWatcher;
+use ambit_rt::{DrainWatcher, Place, PlaceLimits, Places, Rates};
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
@@ -23,10 +23,16 @@ use tonic::transport::server::Connected;
 
 use crate::{TlsSettings, settings::ALPN_H2};
 
-/// Handshakes under way at most; further connections wait in the kernel's queue.
-const MAX_HANDSHAKES: usize = 256;
-/// Connections open at most, from all callers: one for each proxy is usual.
-const MAX_CONNECTIONS: usize = 16_384;
+/// Connections whose callers are not known: those in their handshake and those that made no call yet that
+/// proves who they are.
+const UNKNOWN: PlaceLimits = PlaceLimits {
+    total: 1024,
+    each: 32,
+    few: 4,
+};
+/// New connections of one address in a second, and at once after a quiet time: a handshake costs more here
+/// than there.
+const NEW: (u32, u32) = (20, 100);
 /// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -51,12 +57,31 @@ pub struct PeerInfo {
     pub address: Option<SocketAddr>,
 }
 
+/// A connection that is closed before its caller is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// Its address opens too many in a second.
+    Rate,
+    /// A later connection took its place.
+    Displaced,
+    /// Its handshake failed or took too long.
+    Handshake,
+}
+
 /// A connection whose handshake is done.
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    /// Its place among the connections; none is left when the semaphore is closed, which it never is.
-    _open: Option<OwnedSemaphorePermit>,
+    /// Among those whose callers are not known.
+    place: Option<Place>,
+}
+
+impl TlsConnection {
+    /// Its place among the connections whose callers are not known, for the server to give up when it
+    /// knows the caller, and to end the connection when it is evicted.
+    pub fn take_place(&mut self) -> Option<Place> {
+        self.place.take()
+    }
 }
 
 impl Connected for TlsConnection {
@@ -115,24 +140,20 @@ impl Stream for Incoming {
 }
 
 /// Accepts connections until the drain starts. `config` is asked for each, so that a renewed
-/// serving certificate needs no restart.
+/// serving certificate needs no restart; `closed` hears of each that is closed before its caller is known.
 pub fn incoming(
     listener: TcpListener,
     mut drain: DrainWatcher,
     config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
+    closed: impl Fn(Closed) + Clone + Send + 'static,
 ) -> Incoming {
     let (sender, receiver) = mpsc::channel(16);
     ambit_rt::spawn("grpc accept", async move {
-        let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
-        let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Places::new(UNKNOWN);
+        let rates = Rates::new(NEW.0, NEW.1);
         loop {
-            let next = async {
-                let open = open.clone().acquire_owned().await;
-                let slot = slots.clone().acquire_owned().await;
-                (open, slot, listener.accept().await)
-            };
-            let (open, slot, accepted) = tokio::select! {
-                next = next => next,
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
                 _ = drain.started() => return,
                 () = sender.closed() => return,
             };
@@ -144,28 +165,64 @@ pub fn incoming(
                     continue;
                 }
             };
-            let acceptor = TlsAcceptor::from(config());
-            let sender = sender.clone();
+            if !rates.take(peer.ip().to_canonical(), Instant::now()) {
+                tracing::debug!(%peer, "connection closed: its address opens too many");
+                closed(Closed::Rate);
+                continue;
+            }
+            let place = tokio::select! {
+                place = places.enter(peer.ip()) => place,
+                _ = drain.started() => return,
+            };
+            let handshake = Handshake {
+                stream,
+                peer,
+                place,
+                config: config(),
+            };
+            let (sender, closed) = (sender.clone(), closed.clone());
             ambit_rt::spawn("grpc handshake", async move {
-                // Small answers must not wait for more data; without the option they only do.
-                stream.set_nodelay(true).ok();
-                match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) => {
-                        // Fails only when the server has stopped.
-                        sender
-                            .send(TlsConnection {
-                                stream,
-                                _open: open.ok(),
-                            })
-                            .await
-                            .ok();
-                    }
-                    Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
-                    Err(_) => tracing::debug!(%peer, "TLS handshake took too long"),
+                match handshake.run().await {
+                    // Fails only when the server has stopped.
+                    Ok(connection) => drop(sender.send(connection).await),
+                    Err(why) => closed(why),
                 }
-                drop(slot);
             });
         }
     });
     Incoming(receiver)
+}
+
+/// A handshake about to begin.
+struct Handshake {
+    stream: TcpStream,
+    peer: SocketAddr,
+    place: Place,
+    config: Arc<ServerConfig>,
+}
+
+impl Handshake {
+    async fn run(mut self) -> Result<TlsConnection, Closed> {
+        let peer = self.peer;
+        // Small answers must not wait for more data; without the option they only do.
+        self.stream.set_nodelay(true).ok();
+        let accept = TlsAcceptor::from(self.config).accept(self.stream);
+        tokio::select! {
+            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, accept) => match done {
+                Ok(Ok(stream)) => Ok(TlsConnection { stream, place: Some(self.place) }),
+                Ok(Err(error)) => {
+                    tracing::debug!(%peer, %error, "TLS handshake failed");
+                    Err(Closed::Handshake)
+                }
+                Err(_) => {
+                    tracing::debug!(%peer, "TLS handshake took too long");
+                    Err(Closed::Handshake)
+                }
+            },
+            () = self.place.evicted() => {
+                tracing::debug!(%peer, "connection closed: its address has opened too many");
+                Err(Closed::Displaced)
+            }
+        }
+    }
 }

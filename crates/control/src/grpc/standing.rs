@@ -1,0 +1,232 @@
+//! What is known of a connection's caller, and how long a connection may last with that.
+//!
+//! Anybody may connect; a call's token says who it is. Until the first call that is authenticated, the
+//! connection holds one of the few places for unknown callers, and not for long. Node proxies are then
+//! moved among those that may stay; other accounts get what they came for, and are asked to leave in order
+//! when the same time is over. Whoever presents one bad token after the other is disconnected.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use ambit_rt::Place;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// From the handshake to the first call that is authenticated; a token's review is part of it.
+const FIRST_CALL: Duration = Duration::from_secs(20);
+/// Calls refused on one connection before it is closed.
+const REFUSALS: u32 = 8;
+
+/// What is known of a connection's caller: among each request's extensions.
+#[derive(Clone, Debug)]
+pub struct Standing(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    source: Option<IpAddr>,
+    state: watch::Sender<State>,
+    refusals: AtomicU32,
+    lasting: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No call has been authenticated.
+    Unknown,
+    /// An account that has no business here for long.
+    Known,
+    /// It holds one of the places of those that stay.
+    Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
+    /// It keeps presenting what is refused.
+    Refused,
+}
+
+/// Why a connection ends before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// A caller that is known but does not stay: in order.
+    Leave,
+    /// No call was authenticated in time.
+    Silent,
+    /// Too many calls were refused.
+    Refused,
+    /// A later connection of the same address took its place.
+    Displaced,
+}
+
+impl Ending {
+    /// As a metric's label.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Leave => "leave",
+            Self::Silent => "silent",
+            Self::Refused => "refused",
+            Self::Displaced => "displaced",
+        }
+    }
+
+    /// Whether calls under way are answered first.
+    pub(super) fn is_in_order(self) -> bool {
+        matches!(self, Self::Leave | Self::Refused)
+    }
+}
+
+impl Standing {
+    /// Of a connection from `source`, whose caller is not known yet; `lasting` are the places of those
+    /// that stay.
+    pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
+        Self(Arc::new(Inner {
+            source: source.map(|ip| ip.to_canonical()),
+            state: watch::Sender::new(State::Unknown),
+            refusals: AtomicU32::new(0),
+            lasting,
+        }))
+    }
+
+    /// The standing of a request's connection, and the address it comes from.
+    pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
+        let standing = extensions.get::<Self>();
+        let source = standing.and_then(|standing| standing.0.source);
+        (standing, source.unwrap_or(Ipv4Addr::UNSPECIFIED.into()))
+    }
+
+    /// A call was authenticated; `stays` if its caller is one that keeps its connection.
+    pub fn authenticated(&self, stays: bool) {
+        self.0.state.send_if_modified(|state| {
+            let permit = stays.then(|| self.0.lasting.clone().try_acquire_owned());
+            *state = match (&*state, permit) {
+                (State::Unknown | State::Known, Some(Ok(permit))) => State::Stays(permit),
+                (State::Unknown, _) => State::Known,
+                _ => return false,
+            };
+            true
+        });
+    }
+
+    /// A call was refused for what it presents.
+    pub fn refused(&self) {
+        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < REFUSALS {
+            return;
+        }
+        self.0.state.send_if_modified(|state| {
+            let unknown = matches!(state, State::Unknown | State::Known);
+            if unknown {
+                *state = State::Refused;
+            }
+            unknown
+        });
+    }
+
+    /// Waits until the connection has to end for what its caller is; forever for those that stay.
+    pub(super) async fn over(self, mut place: Option<Place>) -> Ending {
+        let evicted = async {
+            match &mut place {
+                Some(place) => place.evicted().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut follow = self.0.state.subscribe();
+        let decided = follow.wait_for(|state| matches!(state, State::Stays(_) | State::Refused));
+        let stays = tokio::select! {
+            // The sender is held here: this never fails.
+            decided = decided => decided.is_ok_and(|state| matches!(*state, State::Stays(_))),
+            () = evicted => return Ending::Displaced,
+            () = tokio::time::sleep(FIRST_CALL) => {
+                return match *self.0.state.borrow() {
+                    State::Known => Ending::Leave,
+                    _ => Ending::Silent,
+                };
+            }
+        };
+        if !stays {
+            return Ending::Refused;
+        }
+        drop(place);
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_rt::{PlaceLimits, Places};
+
+    use super::*;
+
+    const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+
+    fn standing(lasting: usize) -> Standing {
+        Standing::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
+    }
+
+    /// One place for each address.
+    async fn place(places: &Places) -> Option<Place> {
+        Some(places.enter(SOURCE).await)
+    }
+
+    fn places() -> Places {
+        Places::new(PlaceLimits {
+            total: 1,
+            each: 1,
+            few: 1,
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_an_authenticated_call_ends() {
+        let begin = tokio::time::Instant::now();
+        assert_eq!(standing(1).over(None).await, Ending::Silent);
+        assert_eq!(begin.elapsed().as_secs(), FIRST_CALL.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_account_that_does_not_stay_leaves_in_order() {
+        let one = standing(1);
+        one.authenticated(false);
+        assert_eq!(one.over(None).await, Ending::Leave);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bad_tokens_end_a_connection_unless_its_caller_is_known_to_stay() {
+        let one = standing(1);
+        for _ in 0..REFUSALS {
+            one.refused();
+        }
+        assert_eq!(one.over(None).await, Ending::Refused);
+        let one = standing(1);
+        one.authenticated(true);
+        for _ in 0..REFUSALS {
+            one.refused();
+        }
+        let over = tokio::time::timeout(10 * FIRST_CALL, one.over(None)).await;
+        assert!(over.is_err(), "it stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_stays_makes_room_for_unknown_callers_and_cannot_be_displaced() {
+        let places = places();
+        let one = standing(1);
+        let over = tokio::spawn(one.clone().over(place(&places).await));
+        one.authenticated(true);
+        let second = standing(1).over(place(&places).await);
+        let third = place(&places).await;
+        assert_eq!(second.await, Ending::Displaced);
+        assert!(!over.is_finished());
+        drop(third);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_no_more_can_stay_a_caller_leaves_as_others_do() {
+        let lasting = Arc::new(Semaphore::new(1));
+        let [first, second] = [(); 2].map(|()| Standing::new(None, Arc::clone(&lasting)));
+        first.authenticated(true);
+        second.authenticated(true);
+        assert_eq!(second.over(None).await, Ending::Leave);
+        drop(first);
+        assert_eq!(lasting.available_permits(), 1);
+    }
+}

@@ -1,0 +1,247 @@
+//! Places for connections whose peers are not known yet, shared among the addresses they come from.
+//!
+//! Nobody waits for what a single peer does. Whoever comes while its own address holds its whole share
+//! takes the place of that address's oldest connection. When all places are taken, the oldest connection of
+//! the address that holds most has to go. Only when no address holds more than a few does the next
+//! connection wait.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    convert::Infallible,
+    net::IpAddr,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+/// How many places there are.
+#[derive(Clone, Copy, Debug)]
+pub struct PlaceLimits {
+    /// Of all peers together.
+    pub total: usize,
+    /// Of one address.
+    pub each: usize,
+    /// So many an address holds undisturbed by others, even if all places are taken.
+    pub few: usize,
+}
+
+/// The places of one listener.
+#[derive(Clone, Debug)]
+pub struct Places(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table<oneshot::Sender<Infallible>>>,
+    freed: Notify,
+}
+
+/// A place, held until this is dropped or another connection takes it.
+#[derive(Debug)]
+pub struct Place {
+    source: IpAddr,
+    number: u64,
+    evicted: oneshot::Receiver<Infallible>,
+    places: Places,
+}
+
+impl Places {
+    /// All free.
+    pub fn new(limits: PlaceLimits) -> Self {
+        Self(Arc::new(Shared {
+            table: Mutex::new(Table::new(limits)),
+            freed: Notify::new(),
+        }))
+    }
+
+    /// A place for a connection from `source`.
+    pub async fn enter(&self, source: IpAddr) -> Place {
+        let source = source.to_canonical();
+        loop {
+            let (signal, evicted) = oneshot::channel();
+            // An entry that has to go drops its signal, which its holder sees.
+            if let Ok(number) = self.0.table.lock().enter(source, signal) {
+                return Place {
+                    source,
+                    number,
+                    evicted,
+                    places: self.clone(),
+                };
+            }
+            self.0.freed.notified().await;
+        }
+    }
+}
+
+impl Place {
+    /// The address that the connection comes from.
+    pub fn source(&self) -> IpAddr {
+        self.source
+    }
+
+    /// Waits until another connection has taken the place: this one has to end.
+    pub async fn evicted(&mut self) {
+        // No value is ever sent: this ends when the signal is dropped.
+        drop((&mut self.evicted).await);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.0.table.lock().leave(self.source, self.number);
+        self.places.0.freed.notify_one();
+    }
+}
+
+/// Who holds which place, oldest first. Pure.
+#[derive(Debug)]
+struct Table<T> {
+    limits: PlaceLimits,
+    next: u64,
+    taken: usize,
+    held: HashMap<IpAddr, VecDeque<(u64, T)>>,
+}
+
+impl<T> Table<T> {
+    fn new(limits: PlaceLimits) -> Self {
+        Self {
+            limits,
+            next: 0,
+            taken: 0,
+            held: HashMap::new(),
+        }
+    }
+
+    /// Takes a place, if need be from somebody who holds more than others; the entry back if nobody does.
+    fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
+        let own = self.held.get(&source).map_or(0, VecDeque::len);
+        if own >= self.limits.each.max(1) {
+            self.evict(source);
+        } else if self.taken >= self.limits.total.max(1) {
+            let most = self
+                .held
+                .iter()
+                .map(|(source, held)| (held.len(), *source))
+                .max();
+            match most {
+                Some((count, greedy)) if count > self.limits.few => self.evict(greedy),
+                _ => return Err(entry),
+            }
+        }
+        let number = self.next;
+        self.next += 1;
+        self.taken += 1;
+        self.held
+            .entry(source)
+            .or_default()
+            .push_back((number, entry));
+        Ok(number)
+    }
+
+    fn evict(&mut self, source: IpAddr) {
+        let oldest = self.held.get(&source).and_then(VecDeque::front);
+        if let Some(number) = oldest.map(|(number, _)| *number) {
+            self.leave(source, number);
+        }
+    }
+
+    fn leave(&mut self, source: IpAddr, number: u64) {
+        let Some(held) = self.held.get_mut(&source) else {
+            return;
+        };
+        if let Some(at) = held.iter().position(|(one, _)| *one == number) {
+            held.remove(at);
+            self.taken -= 1;
+        }
+        if held.is_empty() {
+            self.held.remove(&source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(total: usize, each: usize, few: usize) -> Table<()> {
+        Table::new(PlaceLimits { total, each, few })
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn numbers(table: &Table<()>, source: IpAddr) -> Vec<u64> {
+        let held = table.held.get(&source);
+        held.into_iter()
+            .flatten()
+            .map(|(number, ())| *number)
+            .collect()
+    }
+
+    #[test]
+    fn a_greedy_address_displaces_only_itself() {
+        let mut table = table(10, 3, 1);
+        let other = table.enter(ip(2), ()).unwrap();
+        let greedy: Vec<_> = (0..5).map(|_| table.enter(ip(1), ()).unwrap()).collect();
+        assert_eq!(numbers(&table, ip(1)), greedy[2..]);
+        assert_eq!(numbers(&table, ip(2)), [other]);
+    }
+
+    #[test]
+    fn when_all_is_taken_whoever_holds_most_gives_way() {
+        let mut table = table(4, 3, 1);
+        for _ in 0..3 {
+            table.enter(ip(1), ()).unwrap();
+        }
+        table.enter(ip(2), ()).unwrap();
+        let newcomer = table.enter(ip(3), ()).unwrap();
+        assert_eq!(numbers(&table, ip(1)), [1, 2]);
+        assert_eq!(numbers(&table, ip(2)).len(), 1);
+        assert_eq!(numbers(&table, ip(3)), [newcomer]);
+    }
+
+    #[test]
+    fn a_crowd_of_modest_peers_waits_rather_than_displacing_each_other() {
+        let mut table = table(3, 3, 1);
+        for last in 1..=3 {
+            table.enter(ip(last), ()).unwrap();
+        }
+        assert_eq!(table.enter(ip(4), ()), Err(()));
+        table.leave(ip(2), 1);
+        assert!(table.enter(ip(4), ()).is_ok());
+    }
+
+    #[test]
+    fn leaving_twice_frees_one_place() {
+        let mut table = table(3, 1, 1);
+        let first = table.enter(ip(1), ()).unwrap();
+        table.enter(ip(1), ()).unwrap();
+        assert_eq!(table.taken, 1, "the first had to go");
+        table.leave(ip(1), first);
+        assert_eq!(table.taken, 1);
+        table.leave(ip(1), 1);
+        assert_eq!((table.taken, table.held.len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_place_that_is_taken_away_says_so_and_one_that_is_left_is_given_on() {
+        let places = Places::new(PlaceLimits {
+            total: 1,
+            each: 1,
+            few: 1,
+        });
+        let mut first = places.enter(ip(1)).await;
+        let second = places.enter(ip(1)).await;
+        first.evicted().await;
+        drop(first);
+        let third = tokio::spawn({
+            let places = places.clone();
+            async move { places.enter(ip(2)).await.source() }
+        });
+        tokio::task::yield_now().await;
+        assert!(!third.is_finished(), "all places are taken");
+        drop(second);
+        assert_eq!(third.await.unwrap(), ip(2));
+    }
+}

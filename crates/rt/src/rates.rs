@@ -1,0 +1,77 @@
+//! How often each peer may do something that costs us more than it costs the peer.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+/// Peers remembered at most. While more are busy than that, those beyond are not limited one by one.
+const MOST: usize = 16_384;
+
+/// So many in a second from each peer, and so many at once after a quiet time.
+#[derive(Debug)]
+pub struct Rates<Peer> {
+    interval: Duration,
+    burst: u32,
+    /// When each peer will have had a quiet time (generic cell rate algorithm).
+    quiet_at: Mutex<HashMap<Peer, Instant>>,
+}
+
+impl<Peer: Eq + Hash> Rates<Peer> {
+    /// With these limits.
+    pub fn new(per_second: u32, burst: u32) -> Self {
+        Self {
+            interval: Duration::from_secs(1) / per_second.max(1),
+            burst,
+            quiet_at: Mutex::default(),
+        }
+    }
+
+    /// Whether `peer` may, at this time; if so, it counts.
+    pub fn take(&self, peer: Peer, now: Instant) -> bool {
+        let mut quiet_at = self.quiet_at.lock();
+        if quiet_at.len() >= MOST {
+            quiet_at.retain(|_, at| *at > now);
+        }
+        let at = quiet_at.get(&peer).copied().map_or(now, |at| at.max(now));
+        if at - now > self.interval * self.burst {
+            return false;
+        }
+        if quiet_at.len() < MOST || quiet_at.contains_key(&peer) {
+            quiet_at.insert(peer, at + self.interval);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    #[test]
+    fn each_peer_has_a_rate_of_its_own() {
+        let (rates, now) = (Rates::new(10, 4), Instant::now());
+        let [one, other]: [IpAddr; 2] = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
+        let taken = |source, now| (0..100).filter(|_| rates.take(source, now)).count();
+        assert_eq!(taken(one, now), 5);
+        assert_eq!(taken(other, now), 5);
+        assert_eq!(taken(one, now + Duration::from_millis(200)), 2);
+        assert_eq!(taken(one, now + Duration::from_secs(60)), 5);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (rates, now) = (Rates::new(1, 1), Instant::now());
+        for number in 0..u32::try_from(2 * MOST).unwrap() {
+            rates.take(IpAddr::from(number.to_be_bytes()), now);
+        }
+        assert_eq!(rates.quiet_at.lock().len(), MOST);
+        assert!(rates.take([10, 0, 0, 1].into(), now + Duration::from_secs(60)));
+        assert_eq!(rates.quiet_at.lock().len(), 1);
+    }
+}

@@ -61,6 +61,10 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
                     service_account: read.service_account.to_string(),
                     ..sent
                 };
+                let again = workload::Workload {
+                    services: in_order(again.services),
+                    ..again
+                };
                 assert_eq!(again, without, "{name}");
             }
             AddressRecord::Service(read) => {
@@ -74,8 +78,8 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
 
 type Services = std::collections::BTreeMap<String, workload::PortList>;
 
-/// The model has ports by number, those of several transports once, and no application protocols, which
-/// are for waypoints.
+/// Ports by number, those of several transports once, and without application protocols, which are for
+/// waypoints.
 fn in_order(mut services: Services) -> Services {
     for list in services.values_mut() {
         list.ports.sort_by_key(|port| port.service_port);

@@ -1,21 +1,14 @@
 //! `cargo xtask images`: Ambit's container images as OCI archives, without a daemon.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Stdio,
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use ambit_images::{Binaries, Naming};
+use anyhow::{Context, Result, bail};
 
-use crate::{cluster, plugin, setup, shell, static_binary};
+use crate::{plugin, setup, shell, static_binary};
 
-/// What goes into images beside the plugin.
-const PACKAGES: [&str; 4] = [
-    "ambit-agent",
-    "ambit-node-proxy",
-    "ambit-control",
-    "ambit-cli",
-];
+/// What goes into images beside the node proxy and the plugin, which are static.
+const PACKAGES: [&str; 3] = ["ambit-agent", "ambit-control", "ambit-cli"];
 
 /// What the user asked for.
 struct Wanted {
@@ -27,7 +20,6 @@ struct Wanted {
 
 /// Builds the binaries and writes the images.
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    setup::ensure(setup::Purpose::Cluster)?;
     let mut wanted = Wanted {
         release: false,
         out: shell::target_dir().join("images"),
@@ -45,7 +37,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             other => bail!("unknown argument {other}; there are --release, --out, --hub and --tag"),
         }
     }
-    for archive in make(&wanted)? {
+    setup::demand_for_images()?;
+    let directory = if wanted.release { release()? } else { debug()? };
+    for archive in write(&directory, &wanted.out, &wanted.hub, &wanted.tag)? {
         eprintln!("    {}", archive.display());
     }
     Ok(())
@@ -53,54 +47,44 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 
 /// The images for the cluster of tests and development: quickly built, named as it expects them.
 pub(crate) fn for_cluster() -> Result<Vec<PathBuf>> {
-    in_cluster(false, "cluster/ambit")
+    in_cluster(&debug()?, "cluster/ambit")
 }
 
-/// The images for the cluster of benchmarks.
+/// The images for the cluster of benchmarks, of the programs that are measured.
 pub(crate) fn for_benchmarks() -> Result<Vec<PathBuf>> {
-    in_cluster(true, "cluster/ambit-release")
+    let built = shell::target_dir().join("release");
+    in_cluster(&built, "cluster/ambit-release")
 }
 
-fn in_cluster(release: bool, out: &str) -> Result<Vec<PathBuf>> {
-    make(&Wanted {
-        release,
-        out: shell::target_dir().join(out),
-        hub: "kube.local/ambit".to_owned(),
-        tag: "dev".to_owned(),
-    })
+fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
+    let out = shell::target_dir().join(out);
+    write(binaries, &out, "kube.local/ambit", "dev")
 }
 
-fn make(wanted: &Wanted) -> Result<Vec<PathBuf>> {
-    let mut cargo = shell::cargo(&["build", "--bins"]);
-    let profile = if wanted.release {
-        cargo.arg("--release");
-        for package in PACKAGES {
-            cargo.args(["--package", package]);
-        }
-        "release"
-    } else {
-        // As the tests build them: other features would mean other builds of the libraries.
-        cargo.arg("--workspace");
-        "debug"
-    };
-    shell::run("build the binaries", &mut cargo)?;
-    if wanted.release {
-        static_binary::build_for_release("ambit-node-proxy")?;
+/// Builds what goes into images for use, beside whatever else was built; gives the directory.
+fn release() -> Result<PathBuf> {
+    let target = static_binary::target_dir();
+    let mut cargo = shell::cargo(&["build", "--release", "--bins"]);
+    cargo.arg("--target-dir").arg(&target);
+    for package in PACKAGES {
+        cargo.args(["--package", package]);
     }
-    let output = cluster::command()?
-        .arg("images")
-        .arg("--bin")
-        .arg(shell::target_dir().join(profile))
-        .arg("--plugin")
-        .arg(plugin::build()?)
-        .arg("--out")
-        .arg(&wanted.out)
-        .args(["--hub", &wanted.hub, "--tag", &wanted.tag])
-        .stderr(Stdio::inherit())
-        .output()?;
-    ensure!(output.status.success(), "the images cannot be written");
-    Ok(String::from_utf8(output.stdout)?
-        .lines()
-        .map(PathBuf::from)
-        .collect())
+    shell::run("build the binaries", &mut cargo)?;
+    static_binary::build("ambit-node-proxy")?;
+    Ok(target.join("release"))
+}
+
+/// Builds as the tests do: other features would mean other builds of the libraries.
+fn debug() -> Result<PathBuf> {
+    let mut cargo = shell::cargo(&["build", "--bins", "--workspace"]);
+    shell::run("build the binaries", &mut cargo)?;
+    Ok(shell::target_dir().join("debug"))
+}
+
+fn write(binaries: &Path, out: &Path, hub: &str, tag: &str) -> Result<Vec<PathBuf>> {
+    let binaries = Binaries {
+        directory: binaries,
+        plugin: &plugin::build()?,
+    };
+    ambit_images::write(&binaries, &Naming { hub, tag }, out).context("cannot write the images")
 }

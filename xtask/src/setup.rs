@@ -84,6 +84,18 @@ const CLUSTER: &[Need] = &[
     },
 ];
 
+/// To write images.
+const IMAGES: &[Need] = &[
+    Need {
+        paths: &["/usr/bin/strip"],
+        package: "binutils",
+    },
+    Need {
+        paths: &[ambit_images::BUSYBOX],
+        package: "busybox-static",
+    },
+];
+
 /// To measure.
 const BENCH: &[Need] = &[
     Need {
@@ -176,22 +188,39 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     })
 }
 
-fn install(groups: &[&[Need]]) -> Result<()> {
-    let missing: Vec<&str> = groups
+/// Says what is missing to build and write images, if anything is; installs nothing.
+pub(crate) fn demand_for_images() -> Result<()> {
+    demand(&missing(&[BUILD, IMAGES]))
+}
+
+/// Debian packages that this machine has not.
+fn missing(groups: &[&[Need]]) -> Vec<&'static str> {
+    groups
         .iter()
         .flat_map(|group| group.iter())
         .filter(|need| !need.paths.iter().any(|path| Path::new(path).exists()))
         .map(|need| need.package)
-        .collect();
+        .collect()
+}
+
+fn demand(missing: &[&str]) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "these Debian packages (or your distribution's like) are needed: {}; install them and run the \
+         command again",
+        missing.join(" ")
+    )
+}
+
+fn install(groups: &[&[Need]]) -> Result<()> {
+    let missing = missing(groups);
     if missing.is_empty() {
         return Ok(());
     }
     if !Path::new("/usr/bin/apt-get").exists() || !is_root() {
-        bail!(
-            "these Debian packages (or your distribution's like) are needed: {}; install them and \
-             run the command again",
-            missing.join(" ")
-        );
+        return demand(&missing);
     }
     shell::run(
         "apt-get update",

@@ -14,7 +14,7 @@ use crate::shell;
 /// In a target directory of its own, so that a package built with the features it needs itself does not
 /// make others build again.
 pub(crate) fn build(package: &str) -> Result<PathBuf> {
-    let target = shell::target_dir().join("static");
+    let target = target_dir();
     let mut cargo = shell::cargo(&["rustc", "--release", "--package", package, "--bin", package]);
     cargo.arg("--target-dir").arg(&target);
     // As a whole: code that no other function needs is left out, which `thin` keeps a good part of.
@@ -34,6 +34,11 @@ pub(crate) fn build(package: &str) -> Result<PathBuf> {
     );
     eprintln!("    {}: {} kB, static", path.display(), elf.len() / 1000);
     Ok(path)
+}
+
+/// The target directory of what is built for images.
+pub(crate) fn target_dir() -> PathBuf {
+    shell::target_dir().join("static")
 }
 
 /// [`build`], and puts the binary beside those of the release.

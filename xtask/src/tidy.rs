@@ -37,6 +37,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "cni-conf",
             "kube-kit",
             "install",
+            "images",
             "cluster",
         ],
     ),

@@ -167,15 +167,16 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
     apply::install(&cluster, &plan, options, &tell)
         .await
         .map_err(|error| {
-            let waiting = matches!(error, InstallError::NotReady(..));
-            let error = failed(error);
-            if waiting {
-                error.hint(
-                    "the same command goes on from here; `ambit check` looks for what hinders",
-                )
-            } else {
-                error
-            }
+            let hints: &[&str] = match &error {
+                InstallError::NotReady(..) => {
+                    &["the same command goes on from here; `ambit check` looks for what hinders"]
+                }
+                InstallError::Images(_) => IMAGE_HINTS,
+                _ => &[],
+            };
+            hints
+                .iter()
+                .fold(failed(error), |error, hint| error.hint(*hint))
         })?;
     let complete = plan
         .overrides
@@ -318,6 +319,14 @@ fn yaml(object: &Value) -> Result<String, CliError> {
         CliError::new(ErrorKind::Failed, "cannot print a manifest").because(error.to_string())
     })
 }
+
+/// What can be done about images that cannot be pulled.
+const IMAGE_HINTS: &[&str] = &[
+    "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"Images\"), and \
+     --set global.hub=REGISTRY/PATH,global.tag=TAG says where they are",
+    "--set global.imagePullSecrets={NAME} names a Secret with the registry's credentials",
+    "the same command goes on from here",
+];
 
 /// Progress is for people: it goes beside the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]

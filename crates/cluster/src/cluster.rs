@@ -91,7 +91,7 @@ impl Cluster {
         let cache = &cluster.places.cache;
         let building = lock(&cache.join("bin"))?;
         programs::ensure(sources, &cluster.bin())?;
-        let own = images::write_own(&cluster.bin(), &cache.join("images"))?;
+        let own = images::write(&cluster.bin(), &cache.join("images"))?;
         drop(building);
         cluster.start(&own).inspect_err(|_| cluster.explain())?;
         Ok(cluster)

@@ -9,7 +9,7 @@ use std::{io::Read, os::unix::process::CommandExt, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
-use crate::{Boot, Cluster, Options, Places, Slot, images};
+use crate::{Boot, Cluster, Options, Places, Slot};
 
 /// What was asked for.
 #[derive(Debug, Parser)]
@@ -73,24 +73,6 @@ enum Command {
         #[arg(long)]
         rewrite_cni: bool,
     },
-    /// Write Ambit's images as OCI archives
-    Images {
-        /// Where the binaries are
-        #[arg(long)]
-        bin: PathBuf,
-        /// The static CNI plugin
-        #[arg(long)]
-        plugin: PathBuf,
-        /// Where to
-        #[arg(long)]
-        out: PathBuf,
-        /// Registry and path of their names
-        #[arg(long)]
-        hub: String,
-        /// Tag of their names
-        #[arg(long)]
-        tag: String,
-    },
 }
 
 /// Does it.
@@ -148,25 +130,6 @@ pub fn run(args: Args) -> Result<()> {
                 Boot::Plain
             };
             find()?.node(number).start(boot)?;
-        }
-        Command::Images {
-            bin,
-            plugin,
-            out,
-            hub,
-            tag,
-        } => {
-            let binaries = images::Binaries {
-                directory: &bin,
-                plugin: &plugin,
-            };
-            let naming = images::Naming {
-                hub: &hub,
-                tag: &tag,
-            };
-            for archive in images::write(&binaries, &naming, &out)? {
-                println!("{}", archive.display());
-            }
         }
     }
     Ok(())

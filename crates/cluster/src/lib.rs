@@ -6,13 +6,12 @@
 //! from this machine: the API server, pods and Services have routes.
 #![forbid(unsafe_code)]
 
-mod archive;
 mod cgroups;
 mod cluster;
 mod command;
 pub mod command_line;
 mod control_plane;
-pub mod images;
+mod images;
 mod network;
 mod network_policies;
 mod node_config;

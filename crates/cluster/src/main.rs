@@ -1,4 +1,4 @@
-//! `ambit-cluster`: what `cargo xtask cluster` and `cargo xtask images` call.
+//! `ambit-cluster`: what `cargo xtask cluster` calls.
 
 use clap::Parser;
 

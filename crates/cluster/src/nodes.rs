@@ -7,9 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
 
-use crate::{archive::hex_digest, cgroups, cluster::Cluster, command::Tool, node_config, process};
+use crate::{cgroups, cluster::Cluster, command::Tool, node_config, process};
 
 /// Where containerd listens, as on any node.
 const SOCKET: &str = "run/containerd/containerd.sock";

@@ -7,9 +7,8 @@ use std::{
     time::Instant,
 };
 
+use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
-
-use crate::archive::hex_digest;
 
 const KUBERNETES: &str = "v1.34.4";
 

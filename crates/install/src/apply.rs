@@ -1,12 +1,16 @@
 //! Installing and upgrading: objects in order, each wait told, and if it is in vain, why.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, ClusterError},
     diagnose::why,
+    images::Images,
     inventory::{self, Inventory, InventoryError},
     object::{self, ObjectRef},
     render::{self, Release, RenderError},
@@ -42,9 +46,20 @@ pub enum InstallError {
     /// Another's objects have the same names.
     #[error("{0} is there already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
+    /// Images that no kubelet can have, and what one says about each.
+    #[error("{}", images_in_words(.0))]
+    Images(BTreeMap<String, String>),
     /// Not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
     NotReady(Duration, Vec<String>),
+}
+
+fn images_in_words(images: &BTreeMap<String, String>) -> String {
+    let lines = images
+        .iter()
+        .map(|(image, why)| format!("the image {image} cannot be pulled: {why}"));
+    let lines: Vec<_> = lines.collect();
+    lines.join("\n")
 }
 
 /// Everything that will be applied.
@@ -176,12 +191,16 @@ pub async fn install(
     // The inventory is nobody else's.
     cluster.apply(&between.config_map(namespace), true).await?;
 
+    let mut images = Images::new(plan);
+    if deadline.is_some() {
+        images.try_again(cluster, say).await?;
+    }
     for object in &plan.objects {
         let kind = object.get("kind").and_then(Value::as_str);
         if kind == Some("DaemonSet")
             && let Some(deadline) = deadline
         {
-            wait_for_root(cluster, plan, deadline, say).await?;
+            wait_for_root(cluster, plan, deadline, &mut images, say).await?;
         }
         let applied = cluster.apply(object, options.force).await?;
         if let Some(name) = ObjectRef::of(&applied) {
@@ -195,7 +214,7 @@ pub async fn install(
     }
     cluster.apply(&next.config_map(namespace), true).await?;
     match deadline {
-        Some(deadline) => wait_until_ready(cluster, &names, deadline, say).await,
+        Some(deadline) => wait_until_ready(cluster, &names, deadline, &mut images, say).await,
         None => Ok(()),
     }
 }
@@ -250,6 +269,7 @@ async fn wait_for_root(
     cluster: &Cluster,
     plan: &Plan,
     deadline: (Instant, Duration),
+    images: &mut Images,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let name = ObjectRef {
@@ -269,6 +289,7 @@ async fn wait_for_root(
             }
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
+        images.check(cluster).await?;
         tokio::time::sleep(PAUSE).await;
     }
     Ok(())
@@ -278,6 +299,7 @@ async fn wait_until_ready(
     cluster: &Cluster,
     names: &[ObjectRef],
     deadline: (Instant, Duration),
+    images: &mut Images,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let mut last = String::new();
@@ -313,6 +335,7 @@ async fn wait_until_ready(
             say(&format!("waiting: {line}"));
             last = line;
         }
+        images.check(cluster).await?;
         tokio::time::sleep(PAUSE).await;
     }
 }

@@ -5,6 +5,7 @@ pub mod apply;
 pub mod chart;
 pub mod cluster;
 pub mod diagnose;
+mod images;
 pub mod inventory;
 pub mod object;
 pub mod platform;

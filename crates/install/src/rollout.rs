@@ -185,6 +185,41 @@ pub fn pod_problems(pod: &Value) -> Vec<String> {
     problems
 }
 
+/// Why a kubelet waits with a container if it cannot have its image.
+const NO_IMAGE: [&str; 5] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "RegistryUnavailable",
+];
+
+/// The images of a pod that its kubelet cannot have, and what it says about each.
+pub fn missing_images(pod: &Value) -> Vec<(String, String)> {
+    let list = |path: &str| {
+        let list = pod.pointer(path).and_then(Value::as_array);
+        list.into_iter().flatten()
+    };
+    let image = |name: &str| {
+        let mut containers = list("/spec/initContainers").chain(list("/spec/containers"));
+        let container =
+            containers.find(|one| one.get("name").and_then(Value::as_str) == Some(name));
+        Some(container?.get("image")?.as_str()?.to_owned())
+    };
+    let missing = |status: &Value| {
+        let text = |path: &str| status.pointer(path).and_then(Value::as_str);
+        let reason = text("/state/waiting/reason")?;
+        let message = text("/state/waiting/message").unwrap_or_default();
+        NO_IMAGE
+            .contains(&reason)
+            .then(|| Some((image(text("/name")?)?, format!("{reason}: {message}"))))?
+    };
+    list("/status/initContainerStatuses")
+        .chain(list("/status/containerStatuses"))
+        .filter_map(missing)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -279,5 +314,23 @@ mod tests {
             ]
         );
         assert_eq!(pod_problems(&json!({})), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_pod_tells_which_image_it_cannot_have() {
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "not found"}});
+        let pod = json!({
+            "spec": {"containers": [
+                {"name": "a", "image": "hub/agent:1"}, {"name": "b", "image": "hub/node-proxy:1"}]},
+            "status": {"containerStatuses": [
+                {"name": "a", "state": waiting("ImagePullBackOff")},
+                {"name": "b", "state": waiting("ContainerCreating")}]},
+        });
+        let missing = (
+            "hub/agent:1".to_owned(),
+            "ImagePullBackOff: not found".to_owned(),
+        );
+        assert_eq!(missing_images(&pod), [missing]);
+        assert!(missing_images(&json!({})).is_empty());
     }
 }

@@ -280,6 +280,46 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
 }
 
 #[tokio::test]
+async fn an_image_that_cannot_be_pulled_is_named_at_once() {
+    const PODS: &str = "/api/v1/pods";
+    let lab = Lab::new().await;
+    let pod = |name: &str, image: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "istio-system",
+                "labels": {"app": "istiod", "app.kubernetes.io/part-of": "ambit"}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "control", "image": image}]},
+            "status": {"containerStatuses": [{"name": "control", "ready": false, "state": {
+                "waiting": {"reason": "ErrImagePull", "message": "no such host"}}}]},
+        })
+    };
+    // Left by an attempt before: with the same image, and with one that is not wanted any more.
+    lab.server.put(PODS, pod("same", "example.com/x/control:1"));
+    lab.server.put(PODS, pod("other", "elsewhere/control:1"));
+    let settings = ["global.hub=example.com/x", "global.tag=1"];
+    let say = |line: &str| {
+        if line.contains("waiting for the control plane") {
+            lab.server.put(PODS, pod("new", "example.com/x/control:1"));
+        }
+    };
+    let options = Options {
+        wait: Some(Duration::from_secs(3600)),
+        force: false,
+    };
+    let plan = plan(&settings);
+    let installed = apply::install(&lab.cluster, &plan, options, &say);
+    let installed = tokio::time::timeout(Duration::from_secs(60), installed).await;
+    let error = installed.expect("it waits for the image").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the image example.com/x/control:1 cannot be pulled: ErrImagePull: no such host"
+    );
+    let names = lab.server.list(PODS);
+    let names: Vec<_> = names.iter().map(|pod| &pod["metadata"]["name"]).collect();
+    assert_eq!(names, ["new", "other"], "what waited for it is tried again");
+}
+
+#[tokio::test]
 async fn every_step_is_told_in_order() {
     let lab = Lab::new().await;
     let told = RefCell::new(Vec::new());

@@ -8,22 +8,22 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aws_lc_rs::digest;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// The SHA-256 of some bytes, in hexadecimal.
-pub(crate) fn hex_digest(bytes: &[u8]) -> String {
-    digest::digest(&digest::SHA256, bytes)
-        .as_ref()
+pub fn hex_digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect()
 }
 
+#[derive(Debug)]
 enum Entry {
     Directory,
     File(Vec<u8>),
@@ -31,27 +31,30 @@ enum Entry {
 }
 
 /// Files of an image, by their path without the leading slash.
-#[derive(Default)]
-pub(crate) struct Tree(BTreeMap<PathBuf, (u32, Entry)>);
+#[derive(Debug, Default)]
+pub struct Tree(BTreeMap<PathBuf, (u32, Entry)>);
 
 impl Tree {
-    pub(crate) fn directory(&mut self, path: &str, mode: u32) {
+    /// A directory, which may be empty.
+    pub fn directory(&mut self, path: &str, mode: u32) {
         self.add(path, mode, Entry::Directory);
     }
 
-    pub(crate) fn text(&mut self, path: &str, text: &str) {
+    /// A file with this text.
+    pub fn text(&mut self, path: &str, text: &str) {
         self.add(path, 0o644, Entry::File(text.into()));
     }
 
     /// A copy of a file of this machine.
-    pub(crate) fn copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
+    pub fn copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
         let bytes =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
         self.add(path, mode, Entry::File(bytes));
         Ok(())
     }
 
-    pub(crate) fn link(&mut self, path: &str, target: &str) {
+    /// A symbolic link.
+    pub fn link(&mut self, path: &str, target: &str) {
         self.add(path, 0o777, Entry::Link(target.into()));
     }
 
@@ -68,7 +71,7 @@ impl Tree {
     }
 
     /// The layer that holds exactly these.
-    pub(crate) fn layer(&self) -> Result<Blob> {
+    pub fn layer(&self) -> Result<Blob> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
             let mut header = header(*mode);
@@ -100,8 +103,8 @@ fn header(mode: u32) -> tar::Header {
 }
 
 /// Bytes named by their digest.
-#[derive(Clone)]
-pub(crate) struct Blob {
+#[derive(Clone, Debug)]
+pub struct Blob {
     digest: String,
     bytes: Vec<u8>,
 }
@@ -126,18 +129,21 @@ impl Blob {
 }
 
 /// An image: its layers, and how it is started.
-pub(crate) struct Image<'a> {
+#[derive(Debug)]
+pub struct Image<'a> {
     /// With registry and tag.
-    pub(crate) name: &'a str,
-    pub(crate) layers: Vec<Blob>,
-    pub(crate) entrypoint: &'a [&'a str],
+    pub name: &'a str,
+    /// What its files are, later ones over earlier ones.
+    pub layers: Vec<Blob>,
+    /// What is started.
+    pub entrypoint: &'a [&'a str],
     /// `UID:GID`, or nothing for root.
-    pub(crate) user: &'a str,
+    pub user: &'a str,
 }
 
 impl Image<'_> {
     /// Writes the archive, unless `path` is one of the same image already.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+    pub fn write(&self, path: &Path) -> Result<()> {
         let diffs: Vec<String> = self
             .layers
             .iter()

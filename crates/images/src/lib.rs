@@ -1,0 +1,153 @@
+//! Ambit's container images: what is in them, written as OCI archives without a daemon.
+#![forbid(unsafe_code)]
+
+mod archive;
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+pub use archive::{Blob, Image, Tree, hex_digest};
+
+/// What the images have from this machine beside the programs.
+pub const BUSYBOX: &str = "/bin/busybox";
+
+/// Who runs in images of ours that need no privilege.
+const UNPRIVILEGED: &str = "65532:65532";
+
+/// What Ambit's images are made of.
+#[derive(Debug)]
+pub struct Binaries<'a> {
+    /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy` and `ambit-control`.
+    pub directory: &'a Path,
+    /// The CNI plugin, which must be static: it runs on hosts.
+    pub plugin: &'a Path,
+}
+
+/// How Ambit's images are called: `HUB/agent:TAG` and so on.
+#[derive(Debug)]
+pub struct Naming<'a> {
+    /// Registry and path.
+    pub hub: &'a str,
+    /// The tag.
+    pub tag: &'a str,
+}
+
+/// Writes Ambit's images to `out`; gives the archives.
+pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
+    fs::create_dir_all(out)?;
+    let names = ["ambit-agent", "ambit-node-proxy", "ambit-control", "ambit"];
+    let stripped = out.join("stripped");
+    fs::create_dir_all(&stripped)?;
+    for name in names {
+        strip(&binaries.directory.join(name), &stripped.join(name))?;
+    }
+    strip(binaries.plugin, &stripped.join("ambit-cni"))?;
+    let busybox = Path::new(BUSYBOX);
+    let mut dynamic: Vec<PathBuf> = names.map(|name| stripped.join(name)).into();
+    dynamic.push(busybox.to_path_buf());
+    let base = base(&dynamic)?;
+
+    let image = |name: &str, tree: &Tree, entrypoint: &str, user: &str| -> Result<PathBuf> {
+        let path = out.join(format!("{name}.tar"));
+        let image = Image {
+            name: &format!("{}/{name}:{}", naming.hub, naming.tag),
+            layers: vec![base.clone(), tree.layer()?],
+            entrypoint: &[entrypoint],
+            user,
+        };
+        image.write(&path)?;
+        Ok(path)
+    };
+    let program =
+        |tree: &mut Tree, path: &str, name: &str| tree.copy(path, &stripped.join(name), 0o755);
+    let mut agent = Tree::default();
+    program(&mut agent, "/ambit-agent", "ambit-agent")?;
+    program(&mut agent, "/opt/cni/bin/ambit-cni", "ambit-cni")?;
+    let mut proxy = Tree::default();
+    program(&mut proxy, "/ambit-node-proxy", "ambit-node-proxy")?;
+    let mut control = Tree::default();
+    program(&mut control, "/ambit-control", "ambit-control")?;
+    let mut tools = Tree::default();
+    program(&mut tools, "/usr/bin/ambit", "ambit")?;
+    tools.copy("/bin/busybox", busybox, 0o755)?;
+    for applet in output(busybox, &["--list".as_ref()])?.lines() {
+        if applet != "busybox" {
+            tools.link(&format!("/bin/{applet}"), "busybox");
+        }
+    }
+    let archives = vec![
+        image("agent", &agent, "/ambit-agent", "")?,
+        image("node-proxy", &proxy, "/ambit-node-proxy", "")?,
+        image("control", &control, "/ambit-control", UNPRIVILEGED)?,
+        image("tools", &tools, "/usr/bin/ambit", "")?,
+    ];
+    fs::remove_dir_all(stripped)?;
+    Ok(archives)
+}
+
+/// What all of Ambit's images have in common: the C library, users, certificate authorities.
+fn base(programs: &[PathBuf]) -> Result<Blob> {
+    let mut tree = Tree::default();
+    for library in libraries(programs)? {
+        tree.copy(&library, Path::new(&library), 0o755)?;
+    }
+    tree.directory("/tmp", 0o1777);
+    tree.text(
+        "/etc/passwd",
+        "root:x:0:0:root:/:/bin/sh\nnonroot:x:65532:65532:nonroot:/:/bin/sh\n",
+    );
+    tree.text("/etc/group", "root:x:0:\nnonroot:x:65532:\n");
+    tree.text("/etc/nsswitch.conf", "hosts: files dns\n");
+    let authorities = "/etc/ssl/certs/ca-certificates.crt";
+    if Path::new(authorities).exists() {
+        tree.copy(authorities, Path::new(authorities), 0o644)?;
+    } else {
+        tree.directory("/etc/ssl/certs", 0o755);
+    }
+    tree.layer()
+}
+
+/// The shared libraries that any of the programs loads, and the loader.
+fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for program in programs {
+        // Fails for static programs, which need nothing.
+        let Ok(text) = output("ldd", &[program.as_os_str()]) else {
+            continue;
+        };
+        found.extend(
+            text.split_whitespace()
+                .filter(|word| word.starts_with('/'))
+                .map(|word| word.trim_end_matches(':').to_owned()),
+        );
+    }
+    Ok(found)
+}
+
+fn strip(from: &Path, to: &Path) -> Result<()> {
+    let arguments = ["-o".as_ref(), to.as_os_str(), from.as_os_str()];
+    output("strip", &arguments)
+        .map(drop)
+        .with_context(|| format!("cannot strip {}; is it built?", from.display()))
+}
+
+/// What a program of this machine prints; an error unless it succeeds.
+fn output(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> Result<String> {
+    let name = program.as_ref().display().to_string();
+    let run = Command::new(&program).args(arguments).output();
+    let run = run.with_context(|| format!("cannot start {name}"))?;
+    let said = String::from_utf8_lossy(&run.stderr);
+    ensure!(
+        run.status.success(),
+        "{name} failed ({}): {said}",
+        run.status
+    );
+    Ok(String::from_utf8_lossy(&run.stdout).into_owned())
+}

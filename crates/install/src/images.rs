@@ -1,0 +1,100 @@
+//! Images of the mesh that kubelets cannot have: an installation would wait for them in vain.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    apply::{InstallError, Plan},
+    cluster::{Cluster, ClusterError},
+    object::ObjectRef,
+    rollout::missing_images,
+};
+
+/// Time between two looks at the pods.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long an image has to be missing: a registry may fail once.
+const MISSING: Duration = Duration::from_secs(4);
+/// Label of the mesh's own pods.
+const OURS: &str = "app.kubernetes.io/part-of=ambit";
+/// How long deleting a pod may take.
+const DELETION: Duration = Duration::from_secs(60);
+
+/// The images of an installation.
+#[derive(Debug)]
+pub(crate) struct Images {
+    namespace: String,
+    /// Those it needs: others may still be missing from an attempt before.
+    needed: BTreeSet<String>,
+    missing_since: Option<Instant>,
+    next_look: Instant,
+}
+
+impl Images {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let containers = plan.objects.iter().filter_map(|object| {
+            let containers = object.pointer("/spec/template/spec/containers")?;
+            containers.as_array()
+        });
+        let image = |container: &Value| Some(container.get("image")?.as_str()?.to_owned());
+        Self {
+            namespace: plan.release.namespace.clone(),
+            needed: containers.flatten().filter_map(image).collect(),
+            missing_since: None,
+            next_look: Instant::now(),
+        }
+    }
+
+    /// Of an attempt before, pods may wait longer and longer for an image that has come since: they are
+    /// made anew.
+    pub(crate) async fn try_again(
+        &self,
+        cluster: &Cluster,
+        say: &dyn Fn(&str),
+    ) -> Result<(), ClusterError> {
+        for pod in cluster
+            .list("v1", "Pod", Some(&self.namespace), Some(OURS))
+            .await?
+        {
+            if self.missing_in(&pod).next().is_some()
+                && let Some(name) = ObjectRef::of(&pod)
+            {
+                cluster.delete(&name, DELETION).await?;
+                say(&format!(
+                    "{name} waited for an image: deleted, so that it is tried again"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// An error if an image has been missing for some seconds.
+    pub(crate) async fn check(&mut self, cluster: &Cluster) -> Result<(), InstallError> {
+        let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + EVERY;
+        let pods = cluster
+            .list("v1", "Pod", Some(&self.namespace), Some(OURS))
+            .await?;
+        let missing: BTreeMap<_, _> = pods.iter().flat_map(|pod| self.missing_in(pod)).collect();
+        if missing.is_empty() {
+            self.missing_since = None;
+            return Ok(());
+        }
+        let since = *self.missing_since.get_or_insert(now);
+        if now - since < MISSING {
+            return Ok(());
+        }
+        Err(InstallError::Images(missing))
+    }
+
+    fn missing_in(&self, pod: &Value) -> impl Iterator<Item = (String, String)> {
+        let missing = missing_images(pod).into_iter();
+        missing.filter(|(image, _)| self.needed.contains(image))
+    }
+}

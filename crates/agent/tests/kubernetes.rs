@@ -243,6 +243,50 @@ fn after_a_reboot_the_new_sandbox_is_captured_whatever_the_annotation_says() {
     });
 }
 
+/// What a chart's role must grant, no more and no less, is what the agent of this node asks for. What it
+/// asks when it ends is looked at in `install/daemonset.rs`.
+#[test]
+fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
+    let mut cluster = Cluster::new();
+    cluster.label(true);
+    let pod = cluster.node.wire_pod("web");
+    cluster.tell(&pod, true, &json!({}));
+    cluster.start_agent();
+    until("an event", || {
+        !cluster.events("AmbitEnrolmentFailed").is_empty()
+    });
+    let _proxy = Proxy::start(cluster.node.zds_socket());
+    until("annotated", || {
+        cluster.annotation(&pod).as_deref() == Some("enabled")
+    });
+    // Events of the same reason again are one event that is counted.
+    let requests = cluster.server.requests();
+    for request in &requests {
+        let path = request.path.as_str();
+        let lists_pods = path.starts_with("/api/v1/pods");
+        assert!(
+            !lists_pods || path.contains("fieldSelector=spec.nodeName%3Dn1"),
+            "{path}"
+        );
+    }
+    let values = ambit_install::values::Overrides::default()
+        .complete()
+        .unwrap();
+    let chart = ambit_install::render::objects(&Default::default(), &values).unwrap();
+    let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-agent");
+    let elsewhere = [
+        // When it ends, see above.
+        "get apps/daemonsets ambit-agent",
+        "get core/nodes",
+        // An event that is told again within minutes.
+        "patch events.k8s.io/events",
+    ];
+    assert_eq!(
+        (difference.refused, difference.unused),
+        (Default::default(), elsewhere.map(str::to_owned).into())
+    );
+}
+
 #[test]
 fn a_pod_that_cannot_be_enrolled_is_told_why_and_when_it_is() {
     let mut cluster = Cluster::new();

@@ -1,8 +1,10 @@
 //! The control plane at scale: the real program follows a simulated API server and serves simulated
 //! node proxies. Its CPU time is its own process's; the two simulations share another.
 
+mod attacks;
 mod board;
 mod frames;
+mod newcomers;
 mod plane;
 mod population;
 mod proxies;
@@ -18,6 +20,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use crate::report::Line;
+use attacks::Attack;
 use board::Board;
 use plane::Plane;
 use population::{PODS, POLICIES, SLICES, Size};
@@ -36,6 +39,9 @@ const RATE: u32 = 100;
 const CHURN: Duration = Duration::from_secs(30);
 /// Pods come so many changes before they go.
 const LIFE: u32 = 200;
+/// Pods that come in a second, and on how many nodes, while nobody or somebody attacks the control plane;
+/// the numbers of the pods of each round.
+const NEWCOMERS: (u32, u32) = (50, 10_000);
 /// Policies that are made one after the other.
 const POLICY_CHANGES: usize = 30;
 /// Their numbers, beyond those of pods.
@@ -48,6 +54,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     bench.first_state()?;
     bench.idle()?;
     bench.churn()?;
+    bench.attacks()?;
     bench.policies()?;
     Ok(bench.lines)
 }
@@ -185,6 +192,47 @@ impl Bench {
         self.latency("pod change to the last proxy", &latencies)
     }
 
+    /// New pods, each with a certificate over a connection of its node's own, while nobody and then
+    /// somebody attacks.
+    fn attacks(&mut self) -> Result<()> {
+        for node in 0..self.size.nodes {
+            self.api.put(PODS, population::proxy_pod(node));
+        }
+        let (target, fleet) = (self.plane.target()?, self.fleet()?);
+        let board = Arc::clone(&fleet.board);
+        let mut quiet = None;
+        for (round, attack) in (0..).zip(Attack::ALL) {
+            let under_way = attack.map(|attack| attack.start(&target, self.plane.monitoring()));
+            let under_way = under_way.transpose()?;
+            let first = NEWCOMERS.1 * (round + 1);
+            let numbers = first..first + self.size.nodes;
+            let certificates = newcomers::certificates(&target, self.size, numbers, |number| {
+                self.bring(number, &board);
+            })?;
+            thread::sleep(Duration::from_secs(2));
+            self.fleet()?.check()?;
+            let records = board.latencies(index(first), self.size.nodes);
+            drop(under_way);
+            let figures = [
+                ("new pod to its certificate", certificates),
+                (
+                    "new pod to the last proxy",
+                    records.into_iter().flatten().collect(),
+                ),
+            ]
+            .map(|(what, latencies)| (what, Quantiles::of(latencies)));
+            let Some(attack) = attack else {
+                quiet = Some(figures);
+                continue;
+            };
+            for ((what, attacked), (_, quiet)) in figures.iter().zip(quiet.iter().flatten()) {
+                self.lines
+                    .extend(attacked.compared(what, attack.name(), quiet));
+            }
+        }
+        Ok(())
+    }
+
     /// One policy after the other.
     fn policies(&mut self) -> Result<()> {
         let board = Arc::clone(&self.fleet()?.board);
@@ -248,6 +296,36 @@ impl Bench {
     }
 }
 
+/// The median and the slowest of a hundred, in milliseconds.
+struct Quantiles([f64; 2]);
+
+impl Quantiles {
+    fn of(mut latencies: Vec<Duration>) -> Self {
+        latencies.sort_unstable();
+        let at = |share: usize| {
+            let index = (latencies.len() * share / 100).min(latencies.len().saturating_sub(1));
+            latencies
+                .get(index)
+                .map_or(f64::NAN, |latency| latency.as_secs_f64() * 1e3)
+        };
+        Self([at(50), at(99)])
+    }
+
+    /// A line each, beside the same without the attack.
+    fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<Line> {
+        let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
+        lines
+            .map(|((which, attacked), quiet)| {
+                let what = format!("{what}, {attack}, {which}");
+                Line {
+                    bare: Some(quiet),
+                    ..Line::alone(&what, "ms", attacked, None)
+                }
+            })
+            .collect()
+    }
+}
+
 fn fill(api: &ApiServer, size: Size) {
     let start = Instant::now();
     for (collection, kind) in population::EMPTY {
@@ -269,10 +347,7 @@ fn fill(api: &ApiServer, size: Size) {
 /// Every token of a simulated proxy is good.
 fn review(asked: &Value) -> Value {
     let token = asked.pointer("/spec/token").and_then(Value::as_str);
-    let number = token
-        .and_then(|token| token.strip_prefix("proxy."))
-        .and_then(|token| token.strip_suffix(".token"));
-    let status = match number {
+    let status = match token.and_then(proxies::proxy_of) {
         Some(number) => json!({
             "authenticated": true,
             "audiences": ["istio-ca"],

@@ -76,6 +76,16 @@ pub struct Args {
     /// Streams that may begin in a second, so that a restart is no stampede.
     #[arg(long, default_value_t = 100, env = "PILOT_MAX_REQUESTS_PER_SECOND")]
     pub streams_per_second: u32,
+    /// Take the taint --startup-taint off nodes where the agent and the node proxy are ready.
+    #[arg(long, env = "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS")]
+    pub untaint_nodes: bool,
+    /// Key of the taint that nodes register with, so that no pod starts before the mesh is there.
+    #[arg(
+        long,
+        default_value = "cni.istio.io/not-ready",
+        env = "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"
+    )]
+    pub startup_taint: String,
     /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
     /// only.
     #[arg(long, env = "AMBIT_XDS_ANY_ACCOUNT")]

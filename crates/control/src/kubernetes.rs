@@ -9,18 +9,19 @@
 //!
 //! | group | resources | verbs |
 //! |---|---|---|
-//! | core | pods, services, namespaces, nodes | get, list, watch |
-//! | discovery.k8s.io | endpointslices | get, list, watch |
-//! | networking.istio.io | serviceentries, workloadentries | get, list, watch |
-//! | security.istio.io | authorizationpolicies, peerauthentications | get, list, watch |
-//! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
+//! | core | pods, services, namespaces, nodes | list, watch |
+//! | discovery.k8s.io | endpointslices | list, watch |
+//! | networking.istio.io | serviceentries, workloadentries | list, watch |
+//! | security.istio.io | authorizationpolicies, peerauthentications | list, watch |
+//! | apiextensions.k8s.io | customresourcedefinitions | list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
-//! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: get, list, watch, patch, delete |
+//! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete |
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
+//! | core, with --untaint-nodes | nodes | patch |
 //! | core, own namespace | secrets | create; the one named istio-ca-secret: get, list, watch, update |
 
 mod custom;

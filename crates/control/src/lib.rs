@@ -2,7 +2,7 @@
 //!
 //! [`source`] tells of objects, from files or from [`kubernetes`]; [`derive`] is pure; [`mesh`] feeds it
 //! and publishes; [`xds`] and [`ca`] serve over one gRPC port ([`grpc`]); [`auth`] and [`access`] say who
-//! may call; [`status`] tells operators; [`environment`] is what all of it is built on; [`run`] puts it together.
+//! may call; [`status`] tells operators, [`startup_taint`] the scheduler; [`environment`] is what all of it is built on; [`run`] puts it together.
 #![forbid(unsafe_code)]
 
 pub mod access;
@@ -13,6 +13,7 @@ pub mod derive;
 pub mod environment;
 pub mod grpc;
 pub mod kubernetes;
+mod leading;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
@@ -20,6 +21,7 @@ pub mod problems;
 pub mod run;
 pub mod serving;
 pub mod source;
+mod startup_taint;
 pub mod status;
 pub mod xds;
 

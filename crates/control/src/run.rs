@@ -18,13 +18,14 @@ use crate::{
     args::Args,
     ca::{self, CertificateService, TrustKeeper, write_root},
     derive::MeshConfig,
-    environment::Environment,
+    environment::{Cluster, Environment},
     grpc,
+    leading::while_leading,
     mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
     serving::Serving,
-    status,
+    startup_taint, status,
     xds::{Admission, Discovery, DiscoveryServer},
 };
 
@@ -108,13 +109,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        let distribute = ca::distribute(
-            cluster.client.clone(),
-            keeper.follow(),
-            cluster.leads.clone(),
-            watcher.clone(),
-        );
-        ambit_rt::spawn("root certificates", distribute);
+        lead(cluster, &keeper, args, &watcher);
     }
     let discovery = Discovery::new(
         Arc::clone(&mesh.store),
@@ -179,6 +174,24 @@ fn closed_label(why: tls_grpc::Closed) -> &'static str {
         tls_grpc::Closed::Displaced => "displaced",
         tls_grpc::Closed::Handshake => "handshake",
     }
+}
+
+/// Begins what this replica does for all while it leads.
+fn lead(cluster: &Cluster, keeper: &TrustKeeper, args: &Args, drain: &DrainWatcher) {
+    let (client, trust) = (cluster.client.clone(), keeper.follow());
+    let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
+        ca::distribute(client.clone(), trust.clone())
+    });
+    ambit_rt::spawn("root certificates", distribute);
+    if !args.untaint_nodes {
+        return;
+    }
+    let client = cluster.client.clone();
+    let (namespace, taint) = (args.own_namespace().to_owned(), args.startup_taint.clone());
+    let lift = while_leading(cluster.leads.clone(), drain.clone(), move || {
+        startup_taint::lift(client.clone(), namespace.clone(), taint.clone())
+    });
+    ambit_rt::spawn("startup taint", lift);
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.

@@ -26,6 +26,7 @@ use tonic::{Code, Request, Status};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
+const NODES: &str = "/api/v1/nodes";
 const PODS: &str = "/api/v1/pods";
 const SERVICES: &str = "/api/v1/services";
 const CONFIG_MAPS: &str = "/api/v1/configmaps";
@@ -614,3 +615,143 @@ async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
     assert!(message.contains("Pod istio-system/victim"), "{message}");
     second.running.stop().await;
 }
+
+/// A pod of the mesh on a node, as DaemonSets make them.
+fn mesh_pod(cluster: &Cluster, name: &str, label: (&str, &str), node: &str, ready: bool) {
+    let ready = if ready { "True" } else { "False" };
+    cluster.server.put(
+        PODS,
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "istio-system", "uid": format!("uid-{name}"),
+                "labels": {label.0: label.1}},
+            "spec": {"nodeName": node, "serviceAccountName": label.1, "containers": [{"name": "c"}]},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+        }),
+    );
+}
+
+fn taints(cluster: &Cluster, node: &str) -> Value {
+    cluster.server.get(NODES, "", node).unwrap()["spec"]["taints"].clone()
+}
+
+const AGENT: (&str, &str) = ("k8s-app", "istio-cni-node");
+const PROXY: (&str, &str) = ("app", "ztunnel");
+
+#[tokio::test]
+async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
+    let cluster = Cluster::start();
+    let other = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
+    for node in ["n1", "n2"] {
+        let taint = json!({"key": "cni.istio.io/not-ready", "effect": "NoSchedule"});
+        cluster.server.put(
+            NODES,
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
+                "spec": {"taints": [taint, other]}}),
+        );
+    }
+    let (first, second) = tokio::join!(
+        cluster.replica_with("a", &["--untaint-nodes"]),
+        cluster.replica_with("b", &["--untaint-nodes"])
+    );
+    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    mesh_pod(&cluster, "proxy-1", PROXY, "n1", false);
+    mesh_pod(&cluster, "agent-2", AGENT, "n2", true);
+    mesh_pod(&cluster, "proxy-2", PROXY, "n2", true);
+    let lost = |node: &'static str| {
+        let (cluster, left) = (&cluster, json!([other]));
+        shown("the taint is gone", move || {
+            (taints(cluster, node) == left).then_some(())
+        })
+    };
+    lost("n2").await;
+    assert_eq!(taints(&cluster, "n1").as_array().unwrap().len(), 2);
+    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    lost("n1").await;
+    first.running.stop().await;
+    second.running.stop().await;
+}
+
+/// What the chart's roles grant the control plane is what it asks for, no more and no less.
+#[tokio::test]
+async fn the_roles_are_what_is_used() {
+    let cluster = Cluster::start();
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    cluster.server.put(
+        NODES,
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+            "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
+    );
+    cluster.policy("bad", json!({"rulez": [{}]}));
+    for (collection, kind, api, spec) in [
+        (
+            SERVICES,
+            "Service",
+            "v1",
+            json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}),
+        ),
+        (
+            "/apis/security.istio.io/v1/peerauthentications",
+            "PeerAuthentication",
+            "security.istio.io/v1",
+            json!({"mtls": {"mode": "STRICT"}}),
+        ),
+        (
+            "/apis/networking.istio.io/v1/serviceentries",
+            "ServiceEntry",
+            "networking.istio.io/v1",
+            json!({"hosts": ["a.example"], "addresses": ["240.0.0.1"], "resolution": "STATIC",
+                "ports": [{"number": 80, "name": "http"}]}),
+        ),
+        (
+            "/apis/networking.istio.io/v1/workloadentries",
+            "WorkloadEntry",
+            "networking.istio.io/v1",
+            json!({"address": "192.0.2.1"}),
+        ),
+    ] {
+        cluster.server.put(
+            collection,
+            json!({"apiVersion": api, "kind": kind, "spec": spec, "metadata": {
+                "name": "one", "namespace": "shop", "generation": 1,
+                "labels": {"istio.io/use-waypoint": "nowhere"}}}),
+        );
+    }
+    review_tokens(&cluster.server);
+    let replica = cluster.replica_with("a", &["--untaint-nodes"]).await;
+    replica.certificate(&token("good"), "web").await.unwrap();
+    shown("the roots", || cluster.config_map("shop")).await;
+    shown("the policy's condition", || cluster.condition("bad")).await;
+    shown("no taint", || {
+        (taints(&cluster, "n1") == json!([])).then_some(())
+    })
+    .await;
+    cluster
+        .server
+        .delete(SECRETS, "istio-system", "istio-ca-secret");
+    shown("the secret", || {
+        let server = &cluster.server;
+        server.get(SECRETS, "istio-system", "istio-ca-secret")
+    })
+    .await;
+    replica.running.stop().await;
+    let mut overrides = ambit_install::values::Overrides::default();
+    overrides.set("pilot.taint.enabled=true", false).unwrap();
+    let values = overrides.complete().unwrap();
+    let chart = ambit_install::render::objects(&Default::default(), &values).unwrap();
+    let requests = cluster.server.requests();
+    let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-control");
+    assert_eq!(
+        (difference.refused, difference.unused),
+        (Default::default(), ELSEWHERE.map(str::to_owned).into())
+    );
+}
+
+/// Used where this scenario does not come: when a revocation list is taken away, and when the root is renewed.
+const ELSEWHERE: [&str; 2] = [
+    "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
+    "update core/secrets istio-ca-secret",
+];

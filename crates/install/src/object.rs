@@ -84,6 +84,8 @@ pub fn rank(kind: &str) -> usize {
         "ClusterRoleBinding",
         "Role",
         "RoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
         "Secret",
         "ConfigMap",
         "NetworkPolicy",

@@ -17,6 +17,7 @@ mod fake_ca;
 pub mod h2_peer;
 mod helm;
 mod pki;
+pub mod roles;
 mod until;
 
 pub use api_server::{ApiRequest, ApiServer};

@@ -109,6 +109,14 @@ mod tests {
         }
         server.fail_next(&[500]);
         assert!(keeps().await, "asked again");
+        let release = ambit_install::render::Release {
+            namespace: "mesh".to_owned(),
+            ..Default::default()
+        };
+        let values = ambit_install::values::Overrides::default().complete();
+        let chart = ambit_install::render::objects(&release, &values.unwrap()).unwrap();
+        let difference = ambit_testkit::roles::compare(&server.requests(), &chart, "ambit-agent");
+        assert_eq!(difference.refused, Default::default());
         server.set_away(true);
         assert!(keeps().await, "nothing is known");
     }

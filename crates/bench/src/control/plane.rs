@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -56,7 +56,9 @@ impl Plane {
         let program = std::env::current_exe()?.with_file_name("ambit-control");
         let config = directory.join("kubeconfig");
         fs::write(&config, kubeconfig)?;
-        let (xds, monitoring) = (free_port()?, free_port()?);
+        let (xds, mut monitoring) = (free_port()?, free_port()?);
+        // Attackers come from an address that is not loopback.
+        monitoring.set_ip(Ipv4Addr::UNSPECIFIED.into());
         let root = directory.join("root-cert.pem");
         let log = fs::File::create(directory.join("control.log"))?;
         let process = Command::new(&program)
@@ -105,7 +107,7 @@ impl Plane {
 
     fn is_ready(&self) -> bool {
         let asked = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect(self.monitoring)?;
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.monitoring.port()))?;
             stream
                 .write_all(b"GET /ready HTTP/1.1\r\nHost: control\r\nConnection: close\r\n\r\n")?;
             let mut text = String::new();
@@ -113,6 +115,11 @@ impl Plane {
             Ok(text)
         };
         asked().is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
+    }
+
+    /// Where pages are served, at every address of this machine.
+    pub(super) fn monitoring(&self) -> u16 {
+        self.monitoring.port()
     }
 
     /// What proxies need to connect.

@@ -1,5 +1,6 @@
 //! The cluster that the control plane is measured with: objects as large as real ones.
 
+use ambit_model::Identity;
 use serde_json::{Value, json};
 
 use super::board::MARK;
@@ -160,6 +161,17 @@ impl Size {
         self.any_pod(service, &churning_name(number), address, has_address)
     }
 
+    /// The node of such a pod, and its identity.
+    pub(super) fn churning_identity(self, number: u32) -> (u32, Identity) {
+        let node = (self.pods() + number % 60_000) % self.nodes;
+        let service = number % self.services;
+        let account = format!("svc-{service}");
+        (
+            node,
+            Identity::new("cluster.local", self.namespace_of(service), account),
+        )
+    }
+
     pub(super) fn churning_namespace(self, number: u32) -> String {
         self.namespace_of(number % self.services)
     }
@@ -252,6 +264,18 @@ impl Size {
         }
         pod
     }
+}
+
+/// The node proxy's pod of a node.
+pub(super) fn proxy_pod(node: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": format!("ztunnel-{node}"), "namespace": "istio-system",
+            "uid": format!("uid-of-ztunnel-{node}"), "labels": {"app": "ztunnel"}},
+        "spec": {"nodeName": format!("node-{node}"), "serviceAccountName": "ztunnel",
+            "containers": []},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    })
 }
 
 pub(super) fn churning_name(number: u32) -> String {

@@ -2,7 +2,7 @@
 //! token. They take everything in, answer every push, and keep nothing.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{
         Arc,
@@ -12,19 +12,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_rt::AbortOnDrop;
 use ambit_wire::{
     decode::DELTA_PATH,
     discovery::{DeltaDiscoveryRequest, Node},
     encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
 };
 use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::{BufMut, Bytes, BytesMut};
+use h2::client::SendRequest;
 use prost::Message;
 use prost_types::{Struct, Value, value::Kind};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     sync::Semaphore,
 };
 
@@ -65,9 +68,64 @@ pub(super) struct Target {
     pub(super) server_name: ServerName<'static>,
 }
 
-/// What one proxy presents. The simulated API server knows the same tokens.
+/// What one proxy presents, in the form of Kubernetes' tokens. The simulated API server believes the
+/// signature.
 pub(super) fn token(proxy: u32) -> String {
-    format!("proxy.{proxy}.token")
+    signed(&format!("proxy {proxy}"))
+}
+
+/// A token of node proxies with that for a signature.
+pub(super) fn signed(signature: &str) -> String {
+    let part = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
+    let claims = r#"{"iss":"https://kubernetes.default.svc","aud":["istio-ca"],"exp":4000000000,
+        "sub":"system:serviceaccount:istio-system:ztunnel"}"#;
+    let header = r#"{"alg":"RS256","kid":"simulated"}"#;
+    format!("{}.{}.{}", part(header), part(claims), part(signature))
+}
+
+/// The proxy whose token this is.
+pub(super) fn proxy_of(token: &str) -> Option<u32> {
+    let (_, signature) = token.rsplit_once('.')?;
+    let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
+    let signature = std::str::from_utf8(&signature).ok()?;
+    signature.strip_prefix("proxy ")?.parse().ok()
+}
+
+/// The address that a proxy calls from: each has one of its own, as on a cluster.
+pub(super) fn address(proxy: u32) -> IpAddr {
+    let [_, _, high, low] = proxy.to_be_bytes();
+    [127, 1, high, low].into()
+}
+
+impl Target {
+    /// An HTTP/2 connection from an address; `counted` sees its bytes.
+    pub(super) async fn connect<S>(
+        &self,
+        source: IpAddr,
+        counted: impl FnOnce(TcpStream) -> S,
+    ) -> Result<(SendRequest<Bytes>, AbortOnDrop<()>)>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        let stream = socket.connect(self.address).await?;
+        stream.set_nodelay(true)?;
+        let stream = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls))
+            .connect(self.server_name.clone(), counted(stream))
+            .await
+            .context("TLS")?;
+        let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .handshake::<_, Bytes>(stream)
+            .await?;
+        let driver = ambit_rt::spawn_abortable("connection", async move {
+            // Its end is seen by the streams.
+            drop(connection.await);
+        });
+        Ok((send, driver))
+    }
 }
 
 impl Fleet {
@@ -148,25 +206,10 @@ struct Proxy {
 impl Proxy {
     async fn run(&self, gate: &Semaphore) -> Result<()> {
         let permit = gate.acquire().await?;
-        let stream = TcpStream::connect(self.target.address).await?;
-        stream.set_nodelay(true)?;
-        let stream = Counted {
-            stream,
-            totals: Arc::clone(&self.totals),
-        };
-        let stream = tokio_rustls::TlsConnector::from(Arc::clone(&self.target.tls))
-            .connect(self.target.server_name.clone(), stream)
-            .await
-            .context("TLS")?;
-        let (mut send, connection) = h2::client::Builder::new()
-            .initial_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            .handshake::<_, Bytes>(stream)
-            .await?;
-        let driver = ambit_rt::spawn_abortable("connection", async move {
-            // Its end is seen by the stream.
-            drop(connection.await);
-        });
+        let totals = Arc::clone(&self.totals);
+        let counted = |stream| Counted { stream, totals };
+        let connected = self.target.connect(address(self.number), counted);
+        let (mut send, driver) = connected.await?;
         let request = http::Request::post(format!("https://istiod{DELTA_PATH}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -213,12 +256,14 @@ impl Proxy {
     }
 }
 
-fn frame(message: &DeltaDiscoveryRequest) -> Bytes {
+/// A message as gRPC sends it.
+pub(super) fn frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(length + 5);
     bytes.put_u8(0);
     bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    message.encode_raw(&mut bytes);
+    // The buffer grows: this does not fail.
+    drop(message.encode(&mut bytes));
     bytes.freeze()
 }
 

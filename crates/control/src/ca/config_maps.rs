@@ -9,7 +9,7 @@ use std::{
 };
 
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
-use ambit_rt::{Backoff, DrainWatcher};
+use ambit_rt::Backoff;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{
@@ -114,32 +114,9 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     }
 }
 
-/// Distributes while leading, until the drain.
-pub async fn distribute(
-    client: Client,
-    mut trust: watch::Receiver<Arc<Trust>>,
-    mut leads: watch::Receiver<bool>,
-    mut drain: DrainWatcher,
-) {
-    loop {
-        tokio::select! {
-            led = leads.wait_for(|leads| *leads) => if led.is_err() {
-                return;
-            },
-            _ = drain.started() => return,
-        }
-        tokio::select! {
-            () = lead(&client, &mut trust) => return,
-            lost = leads.wait_for(|leads| !*leads) => if lost.is_err() {
-                return;
-            },
-            _ = drain.started() => return,
-        }
-    }
-}
-
-/// Returns only when nobody signs any more.
-async fn lead(client: &Client, trust: &mut watch::Receiver<Arc<Trust>>) {
+/// Distributes; returns only when nobody signs any more.
+pub async fn distribute(client: Client, mut trust: watch::Receiver<Arc<Trust>>) {
+    let client = &client;
     let mut namespaces = Watch::new(
         "Namespace",
         Api::<PartialObjectMeta<Namespace>>::all(client.clone()),

@@ -204,6 +204,75 @@ fn no_container_has_more_rights_than_it_needs() {
 }
 
 #[test]
+fn nodes_that_register_with_a_taint_are_waited_for_and_lose_it() {
+    let nodes = |objects: &[Value]| -> Vec<Value> {
+        let rules = find(objects, "ClusterRole", "ambit-control")["rules"].clone();
+        let rules = rules.as_array().unwrap().clone();
+        let writes = |rule: &Value| {
+            rule["resources"] == json!(["nodes"]) && rule["verbs"] == json!(["patch"])
+        };
+        rules.into_iter().filter(writes).collect()
+    };
+    let plain = render(&[]);
+    assert!(nodes(&plain).is_empty());
+    let objects = render(&["pilot.taint.enabled=true", "pilot.taint.key=mesh/not-ready"]);
+    assert_eq!(nodes(&objects).len(), 1);
+    let control = &find(&objects, "Deployment", "ambit-control")["spec"]["template"]["spec"];
+    let toleration = json!([{"key": "mesh/not-ready", "operator": "Exists"}]);
+    assert_eq!(control["tolerations"], toleration);
+    let env = control["containers"][0]["env"].as_array().unwrap();
+    assert!(env.contains(&json!({
+        "name": "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME", "value": "mesh/not-ready"})));
+    for name in ["ambit-agent", "ztunnel"] {
+        let pod = &find(&plain, "DaemonSet", name)["spec"]["template"]["spec"];
+        assert_eq!(
+            pod["tolerations"],
+            json!([{"operator": "Exists"}]),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn revocation_lists_are_mounted_where_the_proxy_reads_them() {
+    let objects = render(&["ztunnel.peerCaCrl.enabled=true"]);
+    let pod = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];
+    let volumes = pod["volumes"].as_array().unwrap();
+    let list = json!({"name": "istio-ca-crl", "optional": true});
+    let volume = volumes.iter().find(|one| one["configMap"] == list).unwrap();
+    for container in pod["containers"].as_array().unwrap() {
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        let mount = mounts
+            .iter()
+            .find(|one| one["name"] == volume["name"])
+            .unwrap();
+        let path = format!("{}/ca-crl.pem", mount["mountPath"].as_str().unwrap());
+        let env = container["env"].as_array().unwrap();
+        assert!(env.contains(&json!({"name": "CRL_PATH", "value": path})));
+    }
+}
+
+#[test]
+fn an_agent_may_write_about_the_pods_of_its_own_node_only() {
+    let objects = render(&[]);
+    let policy = "ambit-agent-own-node-istio-system";
+    let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", policy)["spec"];
+    assert_eq!(binding["policyName"], policy);
+    let policy = &find(&objects, "ValidatingAdmissionPolicy", policy)["spec"];
+    assert_eq!(policy["failurePolicy"], "Fail");
+    // Before, tokens do not say which node they are of.
+    let release = Release {
+        minor: "29".to_owned(),
+        ..Release::default()
+    };
+    let old = super::objects(&release, &Overrides::default().complete().unwrap()).unwrap();
+    assert!(
+        old.iter()
+            .all(|object| object["kind"] != "ValidatingAdmissionPolicy")
+    );
+}
+
+#[test]
 fn what_lets_pods_go_before_helm_uninstalls_is_made_of_hooks_alone_and_can_be_left_out() {
     let names = |objects: &[Value]| -> Vec<_> { objects.iter().map(ObjectRef::of).collect() };
     let policies = "global.networkPolicy.enabled=true";

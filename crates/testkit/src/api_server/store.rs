@@ -272,9 +272,11 @@ impl Store {
         let current = self.get(&target.collection, &target.namespace, target.name());
         let mut object = match current.cloned() {
             Some(current) => {
-                let wanted = &patch["metadata"]["uid"];
-                if !wanted.is_null() && *wanted != current["metadata"]["uid"] {
-                    return Err((409, "Conflict"));
+                for field in ["uid", "resourceVersion"] {
+                    let wanted = &patch["metadata"][field];
+                    if !wanted.is_null() && *wanted != current["metadata"][field] {
+                        return Err((409, "Conflict"));
+                    }
                 }
                 Arc::unwrap_or_clone(current)
             }

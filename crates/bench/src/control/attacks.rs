@@ -1,0 +1,165 @@
+//! One pod that does what it can to the control plane without proving who it is.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use super::{newcomers, proxies, proxies::Target};
+
+/// Where the attacker calls from.
+const SOURCE: [u8; 4] = [127, 200, 0, 1];
+/// What it does at once.
+const AT_ONCE: usize = 32;
+/// Idle connections that it holds if it is let.
+const IDLE: usize = 17_000;
+/// How long it prepares at most.
+const PREPARATION: Duration = Duration::from_secs(60);
+
+/// What the pod does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Attack {
+    /// Reads debug pages, over and over.
+    Debug,
+    /// Holds TLS connections on which it says nothing.
+    IdleTls,
+    /// Presents tokens that it has made up.
+    Tokens,
+}
+
+/// An attack under way; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<AtomicBool>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Attack {
+    /// First none.
+    pub(super) const ALL: [Option<Self>; 4] = [
+        None,
+        Some(Self::Debug),
+        Some(Self::IdleTls),
+        Some(Self::Tokens),
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug pages",
+            Self::IdleTls => "idle TLS",
+            Self::Tokens => "made up tokens",
+        }
+    }
+
+    /// Begins, on a thread of its own; returns when it is in full swing.
+    pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<UnderWay> {
+        let over = Arc::<AtomicBool>::default();
+        let (ended, target) = (Arc::clone(&over), target.clone());
+        let pages = SocketAddr::new(own_address()?, monitoring);
+        let runtime = ambit_rt::current_thread()?;
+        let idle = Arc::<AtomicUsize>::default();
+        let held = Arc::clone(&idle);
+        thread::spawn(move || {
+            runtime.block_on(async {
+                let mut attackers = Vec::new();
+                for number in 0..AT_ONCE {
+                    let (ended, target) = (Arc::clone(&ended), target.clone());
+                    let idle = Arc::clone(&idle);
+                    attackers.push(ambit_rt::spawn("attacker", async move {
+                        while !ended.load(Ordering::Relaxed) {
+                            // Whatever is refused is tried again.
+                            let tried = match self {
+                                Self::Debug => read_page(pages).await,
+                                Self::IdleTls => hold(&target, &idle, &ended).await,
+                                Self::Tokens => make_up(&target, number, &ended).await,
+                            };
+                            if tried.is_err() {
+                                tokio::time::sleep(Duration::from_millis(1)).await;
+                            }
+                        }
+                    }));
+                }
+                for attacker in attackers {
+                    drop(attacker.await);
+                }
+            });
+        });
+        let begin = Instant::now();
+        let prepares = matches!(self, Self::IdleTls);
+        while prepares && held.load(Ordering::Relaxed) < IDLE && begin.elapsed() < PREPARATION {
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(UnderWay(over))
+    }
+}
+
+/// An address of this machine that is not loopback.
+fn own_address() -> Result<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    // Nothing is sent: this only asks for the route.
+    socket
+        .connect("198.51.100.1:9")
+        .context("this machine has no address but loopback")?;
+    Ok(socket.local_addr()?.ip())
+}
+
+async fn read_page(address: SocketAddr) -> Result<()> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(b"GET /debug/ambientz HTTP/1.1\r\nHost: istiod\r\nConnection: close\r\n\r\n")
+        .await?;
+    let mut buffer = vec![0; 1 << 16];
+    while stream.read(&mut buffer).await? > 0 {}
+    Ok(())
+}
+
+/// Holds its part of the connections; those that are closed are opened again.
+async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result<()> {
+    let mut open = Vec::new();
+    while !ended.load(Ordering::Relaxed) {
+        let before = open.len();
+        open.retain(|(_, driver): &(_, ambit_rt::AbortOnDrop<()>)| !driver.is_finished());
+        held.fetch_sub(before - open.len(), Ordering::Relaxed);
+        if open.len() >= IDLE / AT_ONCE {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        }
+        match target.connect(SOURCE.into(), |stream| stream).await {
+            Ok(connection) => {
+                open.push(connection);
+                held.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+    Ok(())
+}
+
+/// Presents one token after the other on a connection until it is closed.
+async fn make_up(target: &Target, attacker: usize, ended: &AtomicBool) -> Result<()> {
+    let (mut send, _driver) = target.connect(SOURCE.into(), |stream| stream).await?;
+    let request = newcomers::request(String::new(), None);
+    let begin = Instant::now();
+    for number in 0_u64.. {
+        if ended.load(Ordering::Relaxed) {
+            break;
+        }
+        let token = proxies::signed(&format!("{attacker} {number} {:?}", begin.elapsed()));
+        newcomers::ask(&mut send, &request, &token).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! New pods whose node's proxy asks for their certificates over a connection of its own, from its own
+//! address, as it does after its start.
+
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_model::Identity;
+use ambit_tls::CertificateRequest;
+use ambit_wire::citadel::IstioCertificateRequest;
+use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
+use prost_types::{Struct, Value, value::Kind};
+
+use super::{
+    NEWCOMERS,
+    population::Size,
+    proxies::{self, Target},
+};
+
+/// How long a pod may be without a certificate.
+const WITHIN: Duration = Duration::from_secs(300);
+/// One attempt, and the pause before the next, as node proxies have them.
+const ATTEMPT: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
+const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
+
+/// Has these pods made at a steady rate by `bring`; how long after that each has its certificate.
+pub(super) fn certificates(
+    target: &Target,
+    size: Size,
+    numbers: Range<u32>,
+    bring: impl Fn(u32),
+) -> Result<Vec<Duration>> {
+    let found = Arc::<Mutex<Vec<Duration>>>::default();
+    let runtime = ambit_rt::current_thread()?;
+    runtime.block_on(async {
+        let start = Instant::now();
+        let mut asking = Vec::new();
+        for (at, number) in (0..).zip(numbers) {
+            let due = Duration::from_secs(1) * at / NEWCOMERS.0;
+            tokio::time::sleep(due.saturating_sub(start.elapsed())).await;
+            bring(number);
+            let (node, identity) = size.churning_identity(number);
+            let (target, found) = (target.clone(), Arc::clone(&found));
+            asking.push(ambit_rt::spawn("newcomer", async move {
+                let begin = Instant::now();
+                while begin.elapsed() < WITHIN {
+                    let attempt = certificate(&target, node, &identity);
+                    match tokio::time::timeout(ATTEMPT, attempt).await {
+                        Ok(Ok(())) => {
+                            found.lock().push(begin.elapsed());
+                            return;
+                        }
+                        _ => tokio::time::sleep(PAUSE).await,
+                    }
+                }
+            }));
+        }
+        let wanted = asking.len();
+        for asked in asking {
+            asked.await?;
+        }
+        let found = std::mem::take(&mut *found.lock());
+        ensure!(
+            found.len() == wanted,
+            "{} of {wanted} new pods have no certificate after {WITHIN:?}",
+            wanted - found.len()
+        );
+        Ok(found)
+    })
+}
+
+async fn certificate(target: &Target, node: u32, identity: &Identity) -> Result<()> {
+    let connected = target.connect(proxies::address(node), |stream| stream);
+    let (mut send, driver) = connected.await?;
+    let csr = CertificateRequest::new(identity)?.pem;
+    let token = proxies::token(node);
+    let status = ask(&mut send, &request(csr, Some(identity)), &token).await?;
+    drop(driver);
+    ensure!(status == "0", "refused with status {status}");
+    Ok(())
+}
+
+/// A request for a certificate.
+pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertificateRequest {
+    let text = |identity: &Identity| Value {
+        kind: Some(Kind::StringValue(identity.to_string())),
+    };
+    let field = |identity| ("ImpersonatedIdentity".to_owned(), text(identity));
+    IstioCertificateRequest {
+        csr,
+        validity_duration: 3600,
+        metadata: identity.map(|identity| Struct {
+            fields: [field(identity)].into(),
+        }),
+    }
+}
+
+/// The gRPC status of a request for a certificate.
+pub(super) async fn ask(
+    send: &mut h2::client::SendRequest<bytes::Bytes>,
+    request: &IstioCertificateRequest,
+    token: &str,
+) -> Result<String> {
+    let head = http::Request::post(format!("https://istiod{PATH}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("authorization", format!("Bearer {token}"))
+        .body(())?;
+    let mut ready = send.clone().ready().await?;
+    let (response, mut body) = ready.send_request(head, false)?;
+    body.send_data(proxies::frame(request), true)?;
+    let response = response.await?;
+    let status = |headers: &http::HeaderMap| {
+        let status = headers.get("grpc-status")?;
+        Some(status.to_str().ok()?.to_owned())
+    };
+    if let Some(status) = status(response.headers()) {
+        return Ok(status);
+    }
+    let mut body = response.into_body();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data?.len())?;
+    }
+    let trailers = body.trailers().await?.context("no trailers")?;
+    status(&trailers).context("no status")
+}

@@ -20,7 +20,6 @@ use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower_service::Service;
 
 use crate::metrics::Metrics;
-use standing::Ending;
 pub use standing::Standing;
 
 /// Streams of one connection at once.

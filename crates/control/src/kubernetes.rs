@@ -13,7 +13,7 @@
 //! | discovery.k8s.io | endpointslices | list, watch |
 //! | networking.istio.io | serviceentries, workloadentries | list, watch |
 //! | security.istio.io | authorizationpolicies, peerauthentications | list, watch |
-//! | apiextensions.k8s.io | customresourcedefinitions | list, watch |
+//! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status | patch |

@@ -369,6 +369,7 @@ async fn a_node_proxy_is_told_everything_and_what_changes() {
     std::fs::remove_file(plane.dir.path().join("manifests/policy.yaml")).unwrap();
     let addresses = stream.next().await.unwrap();
     assert_eq!(names(&addresses), [API]);
+    stream.ack(&addresses).await;
     let policies = stream.next().await.unwrap();
     assert_eq!(policies.removed_resources, ["shop/p"]);
     // A pod goes.
@@ -376,7 +377,6 @@ async fn a_node_proxy_is_told_everything_and_what_changes() {
         .split("\n---\n")
         .filter(|text| !text.contains("name: api-1"))
         .collect();
-    stream.ack(&addresses).await;
     stream.ack(&policies).await;
     plane.write("objects.yaml", &without.join("\n---\n"));
     assert_eq!(stream.next().await.unwrap().removed_resources, [API]);

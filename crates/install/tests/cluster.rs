@@ -294,12 +294,13 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
         })
     };
     // Left by an attempt before: with the same image, and with one that is not wanted any more.
-    lab.server.put(PODS, pod("same", "example.com/x/control:1"));
-    lab.server.put(PODS, pod("other", "elsewhere/control:1"));
-    let settings = ["global.hub=example.com/x", "global.tag=1"];
+    lab.server
+        .put(PODS, pod("same", "example.com/x/control:v1"));
+    lab.server.put(PODS, pod("other", "elsewhere/control:v1"));
+    let settings = ["global.hub=example.com/x", "global.tag=v1"];
     let say = |line: &str| {
         if line.contains("waiting for the control plane") {
-            lab.server.put(PODS, pod("new", "example.com/x/control:1"));
+            lab.server.put(PODS, pod("new", "example.com/x/control:v1"));
         }
     };
     let options = Options {
@@ -312,7 +313,7 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
     let error = installed.expect("it waits for the image").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the image example.com/x/control:1 cannot be pulled: ErrImagePull: no such host"
+        "the image example.com/x/control:v1 cannot be pulled: ErrImagePull: no such host"
     );
     let names = lab.server.list(PODS);
     let names: Vec<_> = names.iter().map(|pod| &pod["metadata"]["name"]).collect();

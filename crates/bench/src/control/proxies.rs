@@ -258,12 +258,11 @@ impl Proxy {
 
 /// A message as gRPC sends it.
 pub(super) fn frame(message: &impl Message) -> Bytes {
-    let length = message.encoded_len();
-    let mut bytes = BytesMut::with_capacity(length + 5);
+    let message = message.encode_to_vec();
+    let mut bytes = BytesMut::with_capacity(message.len() + 5);
     bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // The buffer grows: this does not fail.
-    drop(message.encode(&mut bytes));
+    bytes.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    bytes.extend_from_slice(&message);
     bytes.freeze()
 }
 

@@ -15,45 +15,54 @@ use ambit_system_tests::{Client, Mesh, PAIR, Place, until};
 
 /// The control plane's address in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// Connections that an attacker holds: more than the control plane ever shook hands with at once.
-const HELD: usize = 600;
+/// What an attacker holds, if it is let: more than fit into the listener's queue beside those that shake hands.
+const THREADS: usize = 8;
+const HELD_BY_EACH: usize = 200;
+/// It is in full swing when it has opened so many.
+const MANY: usize = 1000;
 
 /// Holds connections to the control plane on which nothing is ever said, from a pod, until this is dropped;
 /// one that is closed is followed by another.
 struct IdleConnections {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl IdleConnections {
     fn hold(client: &Client, pod: &str) -> Self {
         let (stop, opened) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (ended, count) = (Arc::clone(&stop), Arc::clone(&opened));
-        let (client, place) = (client.clone(), Place::Pod(pod.to_owned()));
-        let thread = std::thread::spawn(move || {
-            let address = SocketAddr::from((CONTROL, 15012));
-            let mut held = Vec::new();
-            while !ended.load(Ordering::Relaxed) {
-                held.retain(is_open);
-                if held.len() >= HELD {
-                    std::thread::yield_now();
-                    continue;
+        let thread = |_| {
+            let (stop, opened) = (Arc::clone(&stop), Arc::clone(&opened));
+            let (client, place) = (client.clone(), Place::Pod(pod.to_owned()));
+            std::thread::spawn(move || {
+                let mut held = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    held.retain(is_open);
+                    if held.len() >= HELD_BY_EACH {
+                        std::thread::yield_now();
+                    } else if let Ok(stream) = open(&client, &place) {
+                        held.push(stream);
+                        opened.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
-                if let Ok(stream) = client.dial(place.clone(), address)
-                    && stream.set_nonblocking(true).is_ok()
-                {
-                    held.push(stream);
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        });
+            })
+        };
+        let threads = (0..THREADS).map(thread).collect();
         Self {
             stop,
             opened,
-            thread: Some(thread),
+            threads,
         }
     }
+}
+
+fn open(client: &Client, place: &Place) -> std::io::Result<TcpStream> {
+    let address = SocketAddr::from((CONTROL, 15012));
+    let stream = client.dial(place.clone(), address);
+    let stream = stream.map_err(std::io::Error::other)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
 }
 
 fn is_open(stream: &TcpStream) -> bool {
@@ -64,7 +73,7 @@ fn is_open(stream: &TcpStream) -> bool {
 impl Drop for IdleConnections {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             thread.join().ok();
         }
     }
@@ -109,8 +118,8 @@ fn ask(mut stream: TcpStream, path: &str) -> String {
 fn idle_connections_do_not_keep_a_new_pod_from_enrolling() {
     let mesh = Mesh::up(PAIR);
     let attack = IdleConnections::hold(mesh.client(), "legacy/client");
-    until("the attacker holds what it can get", || {
-        attack.opened.load(Ordering::Relaxed) >= HELD
+    until("the attack is in full swing", || {
+        attack.opened.load(Ordering::Relaxed) >= MANY
     });
     // A proxy that is replaced has to connect anew before it can ask for the new pod's certificate.
     mesh.kill("proxy", Some("node-1"));

@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod agent_token;
 mod definitions;
 mod earlier;
 mod killed;

@@ -15,7 +15,7 @@ mod system {
     pub mod proxy;
 }
 
-mod kubernetes {
+mod joining {
     mod earlier;
 }
 

@@ -9,7 +9,11 @@ const PATCH: &str = r#"{"metadata": {"annotations": {"ambient.istio.io/redirecti
 
 /// Writes about a pod with a token alone.
 fn write(mesh: &Mesh, token: &str, namespace: &str, pod: &str) -> Output {
-    let server = mesh.kubectl(&["config", "view", "-o=jsonpath={.clusters[0].cluster.server}"]);
+    let server = mesh.kubectl(&[
+        "config",
+        "view",
+        "-o=jsonpath={.clusters[0].cluster.server}",
+    ]);
     let mut command = mesh.cluster().kubectl();
     command
         .args(["--kubeconfig=/dev/null", "--insecure-skip-tls-verify"])

@@ -179,7 +179,10 @@ fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_cap
     let record = cluster.node.path("run/last-known.json");
     until("what is known is on disk", || record.exists());
     cluster.node.kill_agent();
-    let (made_so, later) = (cluster.node.wire_pod("made-so"), cluster.node.wire_pod("later"));
+    let (made_so, later) = (
+        cluster.node.wire_pod("made-so"),
+        cluster.node.wire_pod("later"),
+    );
     let (peer, other_peer) = (cluster.outside(), cluster.outside());
     let mut open = Open::of(&cluster, &made_so, &peer);
     let mut of_later = Open::of(&cluster, &later, &other_peer);

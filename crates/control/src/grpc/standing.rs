@@ -92,7 +92,10 @@ impl Standing {
     pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
         let standing = extensions.get::<Self>();
         let source = standing.and_then(|standing| standing.0.source);
-        (standing, source.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
+        (
+            standing,
+            source.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        )
     }
 
     /// A call was authenticated; `stays` if its caller is one that keeps its connection.

@@ -167,7 +167,9 @@ fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture(
     until_captured(&cluster, &pod);
     open.until_closed();
     until("counted", || cluster.closed().as_deref() == Some("2"));
-    assert!(cluster.node.log().contains("closed plaintext connections"));
+    until("logged", || {
+        cluster.node.log().contains("closed plaintext connections")
+    });
 }
 
 #[test]

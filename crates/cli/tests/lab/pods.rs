@@ -50,7 +50,7 @@ fn names_resolve_and_services_reach_ready_pods() {
             code == 7 && answer.contains("refused"),
             "{family}: {answer}"
         );
-        assert_eq!(get("http://nobody").0, 7);
+        assert_eq!(get("http://nobody").0, 6);
         if family == "dual" {
             let (_, answer) = lab.exec("client", &["getent", "ahosts", "web"]);
             assert!(
@@ -114,7 +114,7 @@ fn manifests_are_followed_while_the_lab_is_up() {
     });
     assert_eq!(
         lab.exec("a", &["ambit", "lab-tool", "get", "http://b"]).0,
-        7
+        6
     );
 }
 

@@ -122,8 +122,13 @@ async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
     server.cut();
     server.delete(MAPS, "a", "m");
     server.compact();
-    let told = next(&mut watch, 3).await;
-    assert_eq!(told, ["listing", "gone m/1", "listed"]);
+    let mut said = Vec::new();
+    while said.last().is_none_or(|last| last != "listed") {
+        said.extend(next(&mut watch, 1).await);
+    }
+    // A connection that is cut before it has answered looks like a server that is away.
+    said.retain(|event| event != "away");
+    assert_eq!(said, ["listing", "gone m/1", "listed"]);
 }
 
 #[tokio::test]

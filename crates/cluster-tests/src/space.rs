@@ -289,10 +289,11 @@ impl<'a> Space<'a> {
         let expected = expected.into();
         let denials = || match expected {
             Expected::Denial(policy) => {
+                // kube-proxy may put the node's address in the place of its pod's.
                 let client = self
                     .pods(app)
                     .iter()
-                    .flat_map(addresses)
+                    .flat_map(|pod| addresses(pod).into_iter().chain(node_addresses(pod)))
                     .collect::<Vec<_>>();
                 Some(denials(&self.mesh.access_log(), &client, policy))
             }
@@ -426,5 +427,11 @@ pub fn address(pod: &Pod) -> IpAddr {
 /// All addresses of a pod, of both families.
 pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.pod_ips);
+    ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
+}
+
+/// All addresses of a pod's node.
+fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
+    let ips = pod.status.iter().flat_map(|status| &status.host_ips);
     ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }

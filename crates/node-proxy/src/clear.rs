@@ -2,7 +2,14 @@
 //! captured. They go on in plaintext, and are listed. A setting closes them all; inbound ones are
 //! closed when a policy begins to refuse them.
 
-use std::{collections::BTreeMap, io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::IpAddr,
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::Workload;
@@ -44,7 +51,7 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
 
 /// Closes what a pod brings along, for as long as something may come.
 pub(crate) async fn close(pod: Arc<Pod>) {
-    let pod = Arc::downgrade(&pod);
+    let pod = weak(pod);
     for pause in CLOSE_AFTER {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
@@ -72,12 +79,14 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 /// kubelet's, and those within the pod, always do. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.proxy.state.watch_pod(&pod.name);
-    let pod = Arc::downgrade(&pod);
+    let mut gone = pin!(pod.gone());
+    let pod = weak(pod);
     let mut earlier = Earlier::default();
     let mut looks = LOOK_AFTER.into_iter();
     let mut next = Some(Duration::ZERO);
     loop {
         let is_change = tokio::select! {
+            () = &mut gone => return,
             changed = changes.changed() => match changed {
                 Ok(()) => true,
                 Err(_) => return,
@@ -122,6 +131,11 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
             return;
         }
     }
+}
+
+/// For a task that waits: a pod that goes must not stay, its namespace with it, until that has ended.
+fn weak(pod: Arc<Pod>) -> Weak<Pod> {
+    Arc::downgrade(&pod)
 }
 
 /// From where kubelet may have called the pod before its capture.

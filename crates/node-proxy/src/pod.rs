@@ -5,6 +5,7 @@ use std::{
     io,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -178,6 +179,8 @@ pub struct Pod {
     surrendered: AtomicBool,
     drain: Drain,
     cache: Mutex<LocalCache>,
+    /// Closed with the pod's proxy, for tasks that must not keep it.
+    alive: watch::Sender<()>,
 }
 
 impl Pod {
@@ -317,7 +320,14 @@ impl Pod {
             }),
             name,
             proxy,
+            alive: watch::Sender::new(()),
         })
+    }
+
+    /// Ends when nothing has the pod's proxy any more.
+    pub fn gone(&self) -> impl Future<Output = ()> + use<> {
+        let mut alive = self.alive.subscribe();
+        async move { while alive.changed().await.is_ok() {} }
     }
 
     /// A pod that nothing is served for.
@@ -494,10 +504,12 @@ impl Pod {
     pub async fn enforce_changes(self: Arc<Self>) {
         let mut changes = self.cache.lock().changes.clone();
         let mut standing = Standing::new(self.proxy.config.missing_policy_grace);
+        let mut gone = pin!(self.gone());
         let pod = Arc::downgrade(&self);
         drop(self);
         loop {
             tokio::select! {
+                () = &mut gone => return,
                 changed = changes.changed() => if changed.is_err() { return },
                 () = sleep_until(standing.deadline()) => {}
             }

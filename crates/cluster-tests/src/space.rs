@@ -430,8 +430,14 @@ pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// All addresses of a pod's node.
+/// All addresses of a pod's node: its own, and the one that it has towards its pods, which is the first
+/// of their range.
 fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.host_ips);
-    ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
+    let own = ips.flatten().filter_map(|ip| ip.ip.parse().ok());
+    let first = addresses(pod).into_iter().map(|ip| match ip {
+        IpAddr::V4(ip) => IpAddr::from((u32::from(ip) & !0xff | 1).to_be_bytes()),
+        IpAddr::V6(ip) => IpAddr::from((u128::from(ip) >> 64 << 64 | 1).to_be_bytes()),
+    });
+    own.chain(first).collect()
 }

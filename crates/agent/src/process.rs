@@ -336,7 +336,7 @@ impl<A: Actions> Agent<A> {
                 Some(event) = events.recv() => self.take(event),
                 Some((call, reply)) = calls.recv() => self.call(call, reply, source.trouble()),
                 _ = reconcile.tick() => self.take(Event::Reconcile),
-                () = sleep_until(deadline) => self.take(Event::Tick),
+                () = ambit_rt::sleep_until(deadline) => self.take(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
                     ending = Some(Instant::now() + LETTING_GO);
@@ -420,12 +420,5 @@ impl<A: Actions> Agent<A> {
             }
         }
         self.hands.metrics.set_counts(self.enrolment.counts());
-    }
-}
-
-pub(crate) async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
     }
 }

@@ -183,7 +183,7 @@ impl ZdsServer {
                         Err(error) => tracing::warn!(%error, "cannot accept a node proxy"),
                     }
                 }
-                () = sleep_until(deadline) => server.apply(RegistryEvent::Tick),
+                () = ambit_rt::sleep_until(deadline) => server.apply(RegistryEvent::Tick),
             }
         }
     }
@@ -192,13 +192,6 @@ impl ZdsServer {
 async fn accept(listener: &SeqPacketListener, from: tokio::time::Instant) -> io::Result<SeqPacket> {
     tokio::time::sleep_until(from).await;
     listener.accept().await
-}
-
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
-    }
 }
 
 impl<F: Fn()> Server<F> {

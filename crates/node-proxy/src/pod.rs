@@ -511,7 +511,7 @@ impl Pod {
             tokio::select! {
                 () = &mut gone => return,
                 changed = changes.changed() => if changed.is_err() { return },
-                () = sleep_until(standing.deadline()) => {}
+                () = ambit_rt::sleep_until(standing.deadline()) => {}
             }
             let Some(pod) = pod.upgrade() else { return };
             let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
@@ -527,12 +527,5 @@ impl Pod {
                 tracing::info!(pod = %pod.name, connections = cut, "policy change closed connections");
             }
         }
-    }
-}
-
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }

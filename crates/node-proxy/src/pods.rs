@@ -278,7 +278,7 @@ impl Enrolment {
                     }
                     Err(error) => return LinkError::Exchange(error),
                 },
-                () = sleep_until(tick) => ProxyEvent::Tick,
+                () = ambit_rt::sleep_until(tick) => ProxyEvent::Tick,
                 Ok(_) = accept.wait_for(|accept| *accept == Accept::Paused) => {
                     return LinkError::Superseded;
                 }
@@ -436,12 +436,5 @@ fn event(record: &[u8], fd: Option<OwnedFd>) -> ProxyEvent<Netns> {
     match fd.map(Netns::from_fd).transpose() {
         Ok(netns) => ProxyEvent::Request(request, netns),
         Err(error) => ProxyEvent::Malformed(format!("the descriptor is unusable: {error}")),
-    }
-}
-
-async fn sleep_until(tick: Option<tokio::time::Instant>) {
-    match tick {
-        Some(tick) => tokio::time::sleep_until(tick).await,
-        None => std::future::pending().await,
     }
 }

@@ -18,6 +18,7 @@ mod rates;
 pub mod readiness;
 mod resolve;
 pub mod shutdown;
+mod sleep;
 mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -31,6 +32,7 @@ pub use rates::Rates;
 pub use readiness::{Readiness, ReadyTask};
 pub use resolve::lookup_host;
 pub use shutdown::{Shutdown, ShutdownTrigger};
+pub use sleep::sleep_until;
 pub use task::{
     AbortOnDrop, current_thread, essential, spawn, spawn_abortable, spawn_blocking,
     spawn_essential, spawn_local,

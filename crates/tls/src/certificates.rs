@@ -297,7 +297,7 @@ async fn run(
                     }
                 }
             }
-            () = sleep_until(wake) => Event::Tick,
+            () = ambit_rt::sleep_until(wake) => Event::Tick,
         };
         let Some(shared) = shared.upgrade() else {
             return;
@@ -335,12 +335,5 @@ async fn run(
                 }
             }
         }
-    }
-}
-
-async fn sleep_until(wake: Option<std::time::Instant>) {
-    match wake {
-        Some(wake) => tokio::time::sleep_until(wake.into()).await,
-        None => std::future::pending().await,
     }
 }

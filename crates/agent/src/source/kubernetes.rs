@@ -111,7 +111,7 @@ impl PodSource for KubernetesSource {
                 () = tokio::time::sleep_until(patience_ends), if waiting => {
                     self.progress.recall("no answer yet")
                 }
-                () = sleep_until(write_at) => Vec::new(),
+                () = ambit_rt::sleep_until(write_at) => Vec::new(),
             };
             if self.progress.is_synced() && self.write_at.is_none() && !events.is_empty() {
                 self.write_at = Some(self.no_write_before);
@@ -125,13 +125,6 @@ impl PodSource for KubernetesSource {
 
     fn trouble(&self) -> Option<&str> {
         self.progress.trouble.as_deref()
-    }
-}
-
-async fn sleep_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }
 

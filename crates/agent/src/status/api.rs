@@ -118,7 +118,7 @@ impl Writer {
                 Some((patch, how)) = outcomes.recv() => {
                     self.book.written(&patch, how, Instant::now());
                 }
-                () = crate::process::sleep_until(deadline) => {}
+                () = ambit_rt::sleep_until(deadline) => {}
             }
         }
     }

@@ -16,6 +16,8 @@ use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod, NamedNetns};
 use ambit_zds::{PodUid, WorkloadInfo};
 use tokio::sync::watch;
 
+use crate::replace::replace;
+
 type Pods = Arc<BTreeMap<PodUid, Pod>>;
 
 #[derive(Clone, Debug)]
@@ -129,9 +131,7 @@ pub(crate) fn mark_removed(zds_socket: &Path) -> io::Result<()> {
 }
 
 fn write(path: &Path, enrolled: &Enrolled) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    fs::write(&temporary, enrolled.encode()?)?;
-    fs::rename(temporary, path)
+    replace(path, 0o644, &enrolled.encode()?)
 }
 
 /// The namespaces in a directory. Without the directory they have no names.

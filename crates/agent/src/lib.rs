@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod plugin;
 pub mod predicate;
 mod process;
+mod replace;
 pub mod report;
 pub mod source;
 pub mod status;

@@ -3,10 +3,12 @@
 //! `membership.json` in the run directory: `{"version":1,"namespaces":{"<name>":<may have mesh
 //! pods>}}`. Written whole and renamed into place.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, io, path::Path};
 
 use ambit_model::ArcStr;
 use serde::Serialize;
+
+use crate::replace::replace;
 
 /// The file's name in the run directory.
 pub const FILE: &str = "membership.json";
@@ -30,14 +32,13 @@ pub fn write(run_dir: &Path, namespaces: &BTreeMap<ArcStr, bool>) -> io::Result<
         version: 1,
         namespaces,
     })?;
-    // Of this process alone: during a rollout two agents write.
-    let temporary = run_dir.join(format!("{FILE}.{}", std::process::id()));
-    fs::write(&temporary, text)?;
-    fs::rename(temporary, run_dir.join(FILE))
+    replace(&run_dir.join(FILE), 0o644, &text)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -3,9 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +11,10 @@ use ambit_model::ArcStr;
 use ambit_zds::PodUid;
 use serde::{Deserialize, Serialize};
 
-use crate::source::{Labels, PodView};
+use crate::{
+    replace::replace,
+    source::{Labels, PodView},
+};
 
 /// Its name in the run directory.
 const FILE: &str = "last-known.json";
@@ -88,14 +89,8 @@ impl File {
             node: self.node.clone(),
             known,
         };
-        let temporary = self.path.with_extension("json.tmp");
         // Who may write it could have pods captured; who may read it learns their labels.
-        let mut options = fs::File::options();
-        let options = options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = io::BufWriter::new(options.open(&temporary)?);
-        serde_json::to_writer(&mut file, &content)?;
-        file.flush()?;
-        fs::rename(&temporary, &self.path)
+        replace(&self.path, 0o600, &serde_json::to_vec(&content)?)
     }
 }
 

@@ -1,0 +1,24 @@
+//! Files that others read while they change.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+/// Replaces a file as a whole: readers see the one before or this one. Blocks.
+///
+/// `mode` is that of a new file, before the process's mask.
+///
+/// # Errors
+/// When the file's directory cannot be written.
+pub(crate) fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    // Of this process alone: during a rollout two agents write.
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let mut options = fs::File::options();
+    let options = options.write(true).create(true).truncate(true).mode(mode);
+    options.open(&temporary)?.write_all(content)?;
+    fs::rename(&temporary, path)
+}

@@ -27,7 +27,7 @@ usage: cargo xtask <command>
   cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node
   images          container images as OCI archives [--release] [--out DIR] [--hub HUB] [--tag TAG]
   plugin          the CNI plugin as one static file
-  gen [--check]   the generated protobuf code, from crates/wire/proto
+  gen [--check]   the generated protobuf code, from crates/protocol/wire/proto
 ";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Generates `crates/wire/src/generated` from `crates/wire/proto`. The result is checked in, so that
+//! Generates `crates/protocol/wire/src/generated` from `crates/protocol/wire/proto`. The result is checked in, so that
 //! building Ambit needs neither protoc nor this generator (feature `gen`).
 
 #[cfg(feature = "gen")]
@@ -32,9 +32,9 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     use anyhow::Context;
     use std::path::Path;
 
-    let wire = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/wire");
+    let wire = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/protocol/wire");
     let checked_in = wire.join("src/generated");
-    let scratch = wire.join("../../target/generated");
+    let scratch = wire.join("../../../target/generated");
     let out = if check {
         scratch.as_path()
     } else {

@@ -11,87 +11,26 @@ use serde_json::Value;
 
 use crate::shell;
 
-/// Crates by layer; a crate depends on lower layers, and inside its own only on those before it.
-const LAYERS: &[(&str, &[&str])] = &[
-    (
-        "pure",
-        &[
-            "model", "authz", "route", "codec", "netplan", "zds", "xds-core",
-        ],
-    ),
-    ("wire", &["wire", "k8s-api"]),
-    (
-        "io",
-        &[
-            "sys",
-            "rt",
-            "handover",
-            "tls",
-            "hbone",
-            "xds",
-            "dns",
-            "telemetry",
-            "manifests",
-            "netlab",
-            "lab",
-            "cni-conf",
-            "kube-kit",
-            "install",
-            "images",
-            "cluster",
-        ],
-    ),
-    ("app", &["cni", "agent", "node-proxy", "control", "cli"]),
+/// The folders of `crates/`, lowest first: a crate uses those of lower folders and its own.
+const FOLDERS: &[&str] = &[
+    "protocol",
+    "runtime",
+    "node",
+    "dataplane",
+    "control-plane",
+    "lab",
+    PROGRAMS,
+    DEVELOPMENT,
 ];
 
-/// What a crate's whole tree of dependencies must never hold, and why.
-const BANNED: &[(&str, &[&str], &str)] = &[
-    (
-        "cni",
-        &["tokio", "kube", "k8s-openapi", "rustls"],
-        "the plugin starts in milliseconds",
-    ),
-    (
-        "node-proxy",
-        &["kube", "k8s-openapi", "wasmtime"],
-        "the proxy never sees Kubernetes",
-    ),
-    (
-        "model",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "authz",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "route",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "codec",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "netplan",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "zds",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-    (
-        "xds-core",
-        &["tokio", "prost", "rustix", "socket2"],
-        "pure crates do no IO",
-    ),
-];
+/// Its crates never use each other.
+const PROGRAMS: &str = "programs";
+
+/// Nothing shipped uses its crates; each may use all.
+const DEVELOPMENT: &str = "development";
+
+/// What the tree of a crate with `package.metadata.tidy.pure` never holds: whatever does IO.
+const IO: &[&str] = &["tokio", "prost", "rustix", "socket2"];
 
 /// Crypto other than aws-lc, and parsers without upkeep.
 const BANNED_EVERYWHERE: &[&str] = &["ring", "openssl-sys", "native-tls", "serde_yaml"];
@@ -124,6 +63,8 @@ struct Package {
     dir: PathBuf,
     /// Normal dependencies, by package name.
     dependencies: Vec<String>,
+    /// What its tree of dependencies must never hold, and why.
+    never: Vec<(String, String)>,
 }
 
 fn is_ours(name: &str) -> bool {
@@ -147,10 +88,12 @@ fn metadata() -> Result<BTreeMap<String, Package>> {
     let mut result = BTreeMap::new();
     for node in json["resolve"]["nodes"].as_array().context("no resolve")? {
         let id = node["id"].as_str().context("a node without an id")?;
-        let manifest = packages
+        let package = packages
             .iter()
             .find(|p| p["id"] == node["id"])
-            .and_then(|p| p["manifest_path"].as_str())
+            .context("a package that is not listed")?;
+        let manifest = package["manifest_path"]
+            .as_str()
             .context("a package without a manifest")?;
         let dependencies = node["deps"]
             .as_array()
@@ -168,58 +111,70 @@ fn metadata() -> Result<BTreeMap<String, Package>> {
             .context("a manifest at the root")?
             .to_path_buf();
         if let Some(name) = names.get(id) {
-            result.insert((*name).to_owned(), Package { dir, dependencies });
+            let package = Package {
+                dir,
+                dependencies,
+                never: never(&package["metadata"]["tidy"]),
+            };
+            result.insert((*name).to_owned(), package);
         }
     }
     Ok(result)
 }
 
-/// Position of a crate in the order of layers.
-fn rank(name: &str) -> Option<(usize, usize)> {
-    LAYERS.iter().enumerate().find_map(|(layer, (_, crates))| {
-        Some((
-            layer,
-            crates
-                .iter()
-                .position(|c| *c == name.trim_start_matches("ambit-"))?,
-        ))
-    })
+/// What `[package.metadata.tidy]` forbids: `pure = true`, and `never = { crate = "why" }`.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "JSON values give null for what is not there"
+)]
+fn never(metadata: &Value) -> Vec<(String, String)> {
+    let pure = metadata["pure"].as_bool().unwrap_or_default();
+    let io = IO.iter().filter(|_| pure);
+    let io = io.map(|name| ((*name).to_owned(), "a pure crate does no IO".to_owned()));
+    let named = metadata["never"].as_object().into_iter().flatten();
+    let named = named.map(|(name, why)| (name.clone(), why.as_str().unwrap_or_default().into()));
+    io.chain(named).collect()
+}
+
+/// The folder of a crate below `crates/`, and its rank.
+fn folder(package: &Package) -> Option<(usize, &'static str)> {
+    let path = package
+        .dir
+        .strip_prefix(shell::root().join("crates"))
+        .ok()?;
+    let (rank, folder) = FOLDERS
+        .iter()
+        .enumerate()
+        .find(|(_, folder)| path.parent() == Some(Path::new(folder)))?;
+    Some((rank, folder))
 }
 
 fn layers(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
-    // Tools and test crates stand outside the layers and nothing shipped may depend on them.
-    let outside = [
-        "ambit-testkit",
-        "ambit-bench",
-        "ambit-system-tests",
-        "ambit-cluster-tests",
-    ];
     for (name, package) in packages.iter().filter(|(name, _)| is_ours(name)) {
-        if outside.contains(&name.as_str()) {
-            continue;
-        }
-        let Some(own) = rank(name) else {
-            broken.push(format!("{name} has no layer in xtask/src/tidy.rs"));
+        let Some((own, own_folder)) = folder(package) else {
+            broken.push(format!(
+                "{name} is in none of the folders of crates/ that xtask/src/tidy.rs lists"
+            ));
             continue;
         };
         for dependency in package.dependencies.iter().filter(|d| is_ours(d)) {
-            match rank(dependency) {
-                Some(theirs) if own.0 == 3 && theirs.0 == 3 => {
-                    broken.push(format!("{name} depends on the app {dependency}"));
-                }
-                Some(theirs) if theirs < own => {}
-                _ => broken.push(format!("{name} must not depend on {dependency}")),
+            let theirs = packages.get(dependency).and_then(folder);
+            let allowed = theirs
+                .is_some_and(|(theirs, _)| theirs < own || theirs == own && own_folder != PROGRAMS);
+            if !allowed {
+                broken.push(format!("{name} ({own_folder}) must not use {dependency}"));
             }
         }
     }
 }
 
 fn trees(packages: &BTreeMap<String, Package>, broken: &mut Vec<String>) {
-    for (name, banned, why) in BANNED {
-        let root = format!("ambit-{name}");
-        let tree = tree(packages, &root);
-        for bad in banned.iter().filter(|bad| tree.contains(**bad)) {
-            broken.push(format!("ambit-{name} reaches {bad}: {why}"));
+    for (root, package) in packages.iter().filter(|(name, _)| is_ours(name)) {
+        let tree = tree(packages, root);
+        for (bad, why) in &package.never {
+            if tree.contains(bad.as_str()) {
+                broken.push(format!("{root} reaches {bad}: {why}"));
+            }
         }
     }
 }

@@ -1,0 +1,107 @@
+//! The chart as it is in the repository, inside the binary.
+
+use serde::Deserialize;
+
+/// A file of the chart.
+#[derive(Clone, Copy, Debug)]
+pub struct File {
+    /// Its path in the chart.
+    pub path: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! files {
+    ($($path:literal),* $(,)?) => {
+        &[$(File { path: $path, text: include_str!(concat!("../../../../charts/ambit/", $path)) }),*]
+    };
+}
+
+/// Templates, in the order of their names.
+pub const TEMPLATES: &[File] = files![
+    "templates/_agent.tpl",
+    "templates/_names.tpl",
+    "templates/_platforms.tpl",
+    "templates/agent-configmap.yaml",
+    "templates/agent-daemonset.yaml",
+    "templates/agent-rbac.yaml",
+    "templates/control-deployment.yaml",
+    "templates/control-rbac.yaml",
+    "templates/control-service.yaml",
+    "templates/networkpolicies.yaml",
+    "templates/node-proxy-daemonset.yaml",
+    "templates/node-proxy-rbac.yaml",
+    "templates/quota.yaml",
+    "templates/release-hook.yaml",
+];
+
+/// Definitions of Istio's kinds.
+pub const CRDS: &[File] = files![
+    "crds/authorizationpolicies.yaml",
+    "crds/peerauthentications.yaml",
+    "crds/serviceentries.yaml",
+    "crds/workloadentries.yaml",
+];
+
+/// What is said after an installation.
+pub const NOTES: File = File {
+    path: "templates/NOTES.txt",
+    text: include_str!("../../../../charts/ambit/templates/NOTES.txt"),
+};
+
+/// The values that go where the user says nothing.
+pub const VALUES: &str = include_str!("../../../../charts/ambit/values.yaml");
+
+/// What values may be.
+pub const SCHEMA: &str = include_str!("../../../../charts/ambit/values.schema.json");
+
+const METADATA: &str = include_str!("../../../../charts/ambit/Chart.yaml");
+
+/// The chart's own description.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Name.
+    pub name: String,
+    /// Version of the chart.
+    pub version: String,
+    /// Version of the mesh in it.
+    pub app_version: String,
+}
+
+/// Reads the chart's own description.
+///
+/// # Errors
+/// If the chart was built wrong.
+pub fn metadata() -> Result<Metadata, serde_saphyr::Error> {
+    serde_saphyr::from_str(METADATA)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_chart_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
+        for (directory, files) in [("templates", TEMPLATES), ("crds", CRDS)] {
+            let mut there: Vec<_> = fs::read_dir(root.join(directory))
+                .unwrap()
+                .map(|entry| format!("{directory}/{}", entry.unwrap().file_name().display()))
+                .filter(|path| path != NOTES.path)
+                .collect();
+            there.sort();
+            let here: Vec<_> = files.iter().map(|file| file.path.to_owned()).collect();
+            assert_eq!(here, there);
+        }
+    }
+
+    #[test]
+    fn the_chart_has_the_version_of_the_binaries() {
+        let metadata = metadata().unwrap();
+        assert_eq!(metadata.app_version, env!("CARGO_PKG_VERSION"));
+        assert_eq!(metadata.version, env!("CARGO_PKG_VERSION"));
+    }
+}

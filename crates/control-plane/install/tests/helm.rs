@@ -1,0 +1,215 @@
+//! Real Helm makes of the chart exactly what we make of it, for every platform and for values of
+//! every form.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use ambit_install::{
+    object::ObjectRef,
+    platform::PLATFORMS,
+    render::{self, Release},
+    values::Overrides,
+};
+use ambit_testkit::helm;
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../..")
+        .canonicalize()
+        .unwrap()
+}
+
+fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
+    let mut command = helm();
+    command
+        .args([
+            "template",
+            "ambit",
+            "--namespace",
+            "mesh",
+            "--kube-version",
+            "1.34.0",
+        ])
+        .arg(root().join("charts/ambit"));
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    if let Some(text) = file {
+        let path = directory.path().join("values.yaml");
+        fs::write(&path, text).unwrap();
+        command.arg("--values").arg(path);
+    }
+    let output = command.output().unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    let all: Vec<Option<Value>> = serde_saphyr::from_multiple(&text).unwrap();
+    Ok(all
+        .into_iter()
+        .flatten()
+        .filter(|object| !object.is_null())
+        .collect())
+}
+
+fn ours(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
+    let mut overrides = Overrides::default();
+    if let Some(text) = file {
+        overrides.file("values.yaml", text).unwrap();
+    }
+    for setting in settings {
+        overrides.set(setting, false).unwrap();
+    }
+    let values = overrides.complete().map_err(|error| error.to_string())?;
+    let release = Release {
+        namespace: "mesh".to_owned(),
+        service: "Helm".to_owned(),
+        ..Release::default()
+    };
+    render::objects(&release, &values).map_err(|error| error.to_string())
+}
+
+fn by_name(objects: Vec<Value>) -> BTreeMap<ObjectRef, Value> {
+    let count = objects.len();
+    let map: BTreeMap<_, _> = objects
+        .into_iter()
+        .map(|object| (ObjectRef::of(&object).unwrap(), object))
+        .collect();
+    assert_eq!(map.len(), count, "two objects of one name");
+    map
+}
+
+#[track_caller]
+fn same(settings: &[&str], file: Option<&str>) {
+    let settings: Vec<_> = settings.iter().map(|text| (*text).to_owned()).collect();
+    let helms = by_name(helm_template(&settings, file).unwrap());
+    let ours = by_name(ours(&settings, file).unwrap());
+    let names = |map: &BTreeMap<ObjectRef, Value>| map.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&ours), names(&helms), "{settings:?}");
+    for (name, object) in &helms {
+        let pretty = |value: &Value| serde_json::to_string_pretty(value).unwrap();
+        assert!(
+            ours[name] == *object,
+            "{name} with {settings:?}:\nHelm's {}\nours {}",
+            pretty(object),
+            pretty(&ours[name])
+        );
+    }
+}
+
+#[test]
+fn every_platform_is_rendered_alike() {
+    same(&[], None);
+    for platform in PLATFORMS {
+        same(&[&format!("global.platform={platform}")], None);
+    }
+}
+
+#[test]
+fn values_of_every_form_are_rendered_alike() {
+    same(
+        &[
+            "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never",
+            "global.imagePullSecrets={one,two}",
+            "global.network=net\\,1,global.logAsJson=true,global.networkPolicy.enabled=true",
+            "global.priorityClassName=,global.releaseOnUninstall=false",
+            "cni.excludeNamespaces={a,b,c}",
+            "cni.ambient.dnsCapture=false,cni.chained=false,cni.mode=owned",
+            "cni.ambient.shareHostNetworkNamespace=true",
+            "cni.resourceQuotas.enabled=true,cni.resourceQuotas.pods=70000",
+            "cni.nodeSelector.kubernetes\\.io/arch=amd64",
+            "cni.env.A=1,ztunnel.env.B=true,pilot.env.C=x y",
+            "cni.resources=null,ztunnel.tolerations=null",
+            "ztunnel.terminationGracePeriodSeconds=86400,ztunnel.unenrolledDrain=10m",
+            "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
+            "ztunnel.dnsConfig.nameservers={1.1.1.1}",
+            "pilot.replicaCount=3,pilot.trustedNodeAccounts={a/b,c/d}",
+        ],
+        None,
+    );
+}
+
+#[test]
+fn what_lets_pods_go_is_rendered_alike() {
+    same(
+        &[
+            "global.hub=a/b,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
+            "global.networkPolicy.enabled=true,pilot.nodeSelector.a=b,pilot.resources=null",
+        ],
+        Some("pilot: {affinity: {nodeAffinity: {a: b}}, tolerations: [{operator: Exists}]}"),
+    );
+}
+
+#[test]
+fn files_of_values_are_rendered_alike() {
+    same(
+        &["pilot.replicaCount=2"],
+        Some(
+            r#"
+global: {platform: gke}
+cni:
+  cniBinDir: /somewhere/else
+  resourceQuotas: {enabled: false}
+  seLinuxOptions: {type: spc_t, level: "s0:c123"}
+  ambient:
+    enablementSelectors:
+      - podSelector: {matchLabels: {mesh: "yes"}}
+        namespaceSelector:
+          matchExpressions: [{key: team, operator: NotIn, values: [a, "b"]}]
+  updateStrategy: {type: OnDelete}
+  podAnnotations: {note: "a: b # c", quoted: "\"x\""}
+ztunnel:
+  resources: {limits: {cpu: "2", memory: 1Gi}, requests: {cpu: 0.5}}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions: [{key: x, operator: Exists}]
+pilot:
+  replicaCount: 7
+  topologySpreadConstraints:
+    - {maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}
+  podLabels: {number: "007", truth: "true"}
+"#,
+        ),
+    );
+}
+
+#[test]
+fn what_one_refuses_the_other_refuses() {
+    for setting in [
+        "cni.cniBindir=/x",
+        "global.platform=mars",
+        "cni.reconcileSeconds=-1",
+        "cni.excludeNamespaces=a",
+        "pilot.replicaCount=many",
+        "global.imagePullPolicy=Sometimes",
+    ] {
+        let settings = [setting.to_owned()];
+        assert!(
+            helm_template(&settings, None).is_err(),
+            "Helm takes {setting}"
+        );
+        assert!(ours(&settings, None).is_err(), "we take {setting}");
+    }
+}
+
+#[test]
+fn helm_has_nothing_to_say_against_the_chart() {
+    let output = helm()
+        .args(["lint", "--strict", "--kube-version", "1.34.0"])
+        .arg(root().join("charts/ambit"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}

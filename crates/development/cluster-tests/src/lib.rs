@@ -1,0 +1,102 @@
+//! A real Kubernetes for tests, with Ambit in it: one cluster for all tests of a run, a namespace of its
+//! own for each.
+//!
+//! Every method panics with what it waited for and what the cluster said instead: this crate is for
+//! tests alone. `AMBIT_TEST_SLOT=0` lets the tests use the cluster that `cargo xtask cluster up` brought
+//! up, with whatever images it has, and leaves it up.
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::panic,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::missing_panics_doc,
+    reason = "a test fails by panicking"
+)]
+
+mod load;
+mod mesh;
+mod space;
+mod wire;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
+pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
+pub use load::{Failure, Load, Outcome};
+pub use mesh::{Access, Mesh, Part};
+pub use space::{Space, address, is_captured, is_ready};
+pub use wire::{Wire, assert_nothing_in_clear, assert_only_tls};
+
+/// How long anything may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Cargo's target directory: tests are in `target/<profile>/deps`.
+pub fn target() -> PathBuf {
+    let me = std::env::current_exe().expect("a running test has a path");
+    me.ancestors()
+        .nth(3)
+        .expect("tests are in target/<profile>/deps")
+        .to_path_buf()
+}
+
+/// A binary of the workspace.
+pub fn binary(name: &str) -> PathBuf {
+    let me = std::env::current_exe().expect("a running test has a path");
+    let path = me
+        .ancestors()
+        .nth(2)
+        .expect("tests are in target/<profile>/deps")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is not built: use `cargo xtask test`",
+        path.display()
+    );
+    path
+}
+
+/// The repository's `build` directory.
+pub fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build")
+}
+
+/// Waits until `condition` holds.
+#[track_caller]
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Watches that `condition` holds all the time.
+#[track_caller]
+pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        assert!(condition(), "not all the time: {what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Runs a command that must succeed; gives what it printed.
+#[track_caller]
+pub(crate) fn succeed(command: &mut std::process::Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?} ({}): {}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}

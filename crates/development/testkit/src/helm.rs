@@ -1,0 +1,47 @@
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+const VERSION: &str = "v3.22.0";
+
+/// A command of real Helm, which sees no settings of the user's. It is built once, from its Go module, and
+/// kept beside the build's other artefacts.
+pub fn helm() -> Command {
+    let helm = path();
+    let nothing = helm.with_file_name("home");
+    let mut command = Command::new(helm);
+    for home in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(home, &nothing);
+    }
+    command
+}
+
+/// Tests of one process share it; several processes build it under names of their own and put it in place
+/// whole.
+fn path() -> &'static Path {
+    static HELM: OnceLock<PathBuf> = OnceLock::new();
+    HELM.get_or_init(|| {
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/tools");
+        let place = target.join(format!("helm-{VERSION}"));
+        let helm = place.join("helm");
+        if helm.exists() {
+            return helm;
+        }
+        let building = target.join(format!("helm-{VERSION}.{}", std::process::id()));
+        let built = Command::new("go")
+            .args(["install", "-trimpath", "-ldflags=-s -w"])
+            .arg(format!("helm.sh/helm/v3/cmd/helm@{VERSION}"))
+            .env("GOBIN", &building)
+            .env("CGO_ENABLED", "0")
+            .status()
+            .expect("Go builds Helm: `cargo xtask test` installs it");
+        assert!(built.success(), "Helm {VERSION} cannot be built");
+        // Another may have been faster.
+        drop(fs::rename(&building, place));
+        drop(fs::remove_dir_all(&building));
+        helm
+    })
+}

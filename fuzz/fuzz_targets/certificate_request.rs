@@ -6,8 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_issuer::Authority;
 use ambit_model::Identity;
-use ambit_tls::ca::Authority;
 use libfuzzer_sys::fuzz_target;
 
 const HOUR: Duration = Duration::from_secs(3600);

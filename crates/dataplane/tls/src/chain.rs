@@ -1,15 +1,18 @@
 //! Reading certificates: PEM texts of the CSR API's answer, and a leaf's own statements.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    ops::Range,
+    time::{Duration, SystemTime},
+};
 
 use ambit_model::Identity;
-use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
+use rustls_pki_types::{CertificateDer, pem};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer, time::ASN1Time};
 
-use crate::verify::identity_of;
-
-/// Certificates in one answer at most; more is not a mesh but an attack on memory.
-const MAX_CERTIFICATES: usize = 256;
+use crate::{
+    pem::{MAX_CERTIFICATES, certificates},
+    verify::identity_of,
+};
 
 /// A certificate chain that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -70,17 +73,22 @@ pub(crate) struct Leaf {
 impl Leaf {
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, ChainError> {
         let (_, leaf) = X509Certificate::from_der(der).map_err(ChainError::MalformedLeaf)?;
-        let validity = leaf.validity();
+        let validity = validity(&leaf);
         Ok(Self {
             identity: identity_of(der).ok_or(ChainError::NoIdentity)?,
-            not_before: system_time(validity.not_before),
-            not_after: system_time(validity.not_after),
+            not_before: validity.start,
+            not_after: validity.end,
         })
     }
 }
 
-/// A moment of a certificate; before 1970 counts as 1970.
-pub(crate) fn system_time(time: ASN1Time) -> SystemTime {
+/// From when until when a certificate is valid; moments before 1970 count as 1970.
+pub fn validity(certificate: &X509Certificate<'_>) -> Range<SystemTime> {
+    let validity = certificate.validity();
+    system_time(validity.not_before)..system_time(validity.not_after)
+}
+
+fn system_time(time: ASN1Time) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(time.timestamp()).unwrap_or(0))
 }
 
@@ -103,26 +111,4 @@ pub(crate) fn split_response(
         }
     }
     Ok((chain, certificates(response.len() - 1, roots)?))
-}
-
-/// All certificates of one PEM text; at least one.
-pub(crate) fn certificates(
-    index: usize,
-    text: &str,
-) -> Result<Vec<CertificateDer<'static>>, ChainError> {
-    let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
-        .take(MAX_CERTIFICATES + 1)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|source| ChainError::Pem {
-            index,
-            source: Some(source),
-        })?;
-    match certificates.len() {
-        0 => Err(ChainError::Pem {
-            index,
-            source: None,
-        }),
-        1..=MAX_CERTIFICATES => Ok(certificates),
-        _ => Err(ChainError::TooLong),
-    }
 }

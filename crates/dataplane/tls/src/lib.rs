@@ -1,36 +1,22 @@
-//! Mesh identity in TLS: workload certificates and their renewal, the SPIFFE checks on both sides
-//! of a handshake, the CSR API client, gRPC channels with TLS, and what a CA needs to issue.
+//! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
+//! revocation lists.
 //!
-//! Knows nothing of HBONE, xDS records or Kubernetes. Private keys are made here and stay in memory; what
-//! keeps them beyond the process is a [`Vault`].
+//! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
 
-pub mod ca;
-mod ca_client;
-mod call;
-mod certificates;
 mod chain;
 mod crl;
-mod csr;
-mod dump;
-pub mod grpc;
 mod handshake;
-mod roots;
+pub mod pem;
 mod settings;
 mod verify;
 mod workload_cert;
 
-pub use ca_client::{CaClient, CsrClient, CsrClientOptions, FetchError, Vault};
-pub use call::{CallHeaders, CallHeadersError, TokenSource};
-pub use certificates::{CertError, Certificates, CertificatesOptions, Priority};
-pub use chain::ChainError;
+pub use chain::{ChainError, validity};
 pub use crl::{CrlError, Crls};
-pub use csr::{CertificateRequest, CsrError};
-pub use dump::{CertificateDump, CertificateEntry};
 pub use handshake::{
     ClientStream, HandshakeError, ServerStream, accept, connect, peer_identity, reason_of,
 };
-pub use roots::{RootCa, RootCaError};
-pub use settings::TlsSettings;
+pub use settings::{ALPN_H2, TlsSettings};
 pub use verify::PeerIdentityError;
 pub use workload_cert::{PeerRole, WorkloadCert};

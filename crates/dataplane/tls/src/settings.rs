@@ -14,8 +14,8 @@ use crate::Crls;
 static BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 static ONLY_TLS13: &[&SupportedProtocolVersion] = &[&TLS13];
 
-/// ALPN of every connection here.
-pub(crate) const ALPN_H2: &[u8] = b"h2";
+/// ALPN of every connection of the mesh, and to its control plane.
+pub const ALPN_H2: &[u8] = b"h2";
 
 /// TLS policy of the process. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -104,7 +104,8 @@ impl TlsSettings {
         self.provider.clone()
     }
 
-    pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+    /// The protocol versions, for configurations made elsewhere.
+    pub fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
         if self.tls12 { BOTH } else { ONLY_TLS13 }
     }
 }

@@ -258,7 +258,7 @@ impl WorkloadCert {
             chain: self.verifier.clone(),
             expected: expected.iter().map(ToString::to_string).collect(),
         };
-        let mut config = ClientConfig::builder_with_provider(self.settings.provider.clone())
+        let mut config = ClientConfig::builder_with_provider(self.settings.provider())
             .with_protocol_versions(self.settings.versions())?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
@@ -276,7 +276,7 @@ impl WorkloadCert {
             chain: self.verifier.clone(),
             trust_domain: self.identity.trust_domain.to_string(),
         };
-        let mut config = ServerConfig::builder_with_provider(self.settings.provider.clone())
+        let mut config = ServerConfig::builder_with_provider(self.settings.provider())
             .with_protocol_versions(self.settings.versions())?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.key.clone())));

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
 
+use ambit_control_channel::{CallHeaders, CallHeadersError};
 use ambit_model::ArcStr;
-use ambit_tls::{CallHeaders, CallHeadersError};
 use ambit_wire::discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus};
 use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
 use tokio::sync::{mpsc, oneshot};

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
+use ambit_control_channel::{CallHeaders, TokenSource};
 use ambit_model::{Authorization, Scope, Service, Workload};
 use ambit_rt::{AbortOnDrop, spawn_abortable};
-use ambit_tls::{CallHeaders, TokenSource};
 use ambit_wire::{
     discovery::{
         DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Resource,

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_model::Identity;
 use ambit_rt::{AbortOnDrop, Drain, drain};
-use ambit_tls::grpc;
+
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
     istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer},
@@ -70,14 +70,16 @@ impl CsrServer {
     pub fn start_on(pki: Arc<Pki>, listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("an address");
         let (chain, key) = pki.serving(&["localhost", "127.0.0.1"]);
-        let config = grpc::server_config(&pki.settings, chain, key).expect("a server config");
+        let config =
+            ambit_grpc_listener::server_config(&pki.settings, chain, key).expect("a server config");
         let shared = Arc::new(Shared {
             pki,
             script: Mutex::default(),
             seen: Mutex::default(),
         });
         let (drain, watcher) = drain::channel();
-        let incoming = grpc::incoming(listener, watcher, move || config.clone(), |_| ());
+        let incoming =
+            ambit_grpc_listener::incoming(listener, watcher, move || config.clone(), |_| ());
         let service = IstioCertificateServiceServer::from_arc(Arc::new(Service(shared.clone())));
         let task = ambit_rt::spawn_abortable("csr server", async move {
             tonic::transport::Server::builder()

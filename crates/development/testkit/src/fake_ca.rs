@@ -8,8 +8,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_certificates::{CaClient, FetchError};
 use ambit_model::Identity;
-use ambit_tls::{CaClient, FetchError, WorkloadCert};
+use ambit_tls::WorkloadCert;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 

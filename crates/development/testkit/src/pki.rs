@@ -2,8 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use ambit_certificates::CertificateRequest;
+use ambit_control_channel::RootCa;
+use ambit_issuer::Authority;
 use ambit_model::Identity;
-use ambit_tls::{CertificateRequest, Crls, RootCa, TlsSettings, WorkloadCert, ca::Authority};
+use ambit_tls::{Crls, TlsSettings, WorkloadCert};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 const DAY: Duration = Duration::from_secs(86_400);

@@ -9,8 +9,8 @@ mod standing;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use ambit_grpc_listener::{Incoming, TlsConnection};
 use ambit_rt::DrainWatcher;
-use ambit_tls::grpc::{Incoming, TlsConnection};
 use futures_util::StreamExt;
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};

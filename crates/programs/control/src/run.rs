@@ -8,7 +8,7 @@ use std::{
 };
 
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
-use ambit_tls::grpc as tls_grpc;
+
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
 use tonic::service::Routes;
@@ -145,7 +145,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let xds = listener.local_addr()?;
     tracing::info!(address = %xds, "xDS and certificates");
     let closed = Arc::clone(&metrics);
-    let incoming = tls_grpc::incoming(
+    let incoming = ambit_grpc_listener::incoming(
         listener,
         watcher.clone(),
         move || serving.config(),
@@ -168,11 +168,11 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     })
 }
 
-fn closed_label(why: tls_grpc::Closed) -> &'static str {
+fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
     match why {
-        tls_grpc::Closed::Rate => "rate",
-        tls_grpc::Closed::Displaced => "displaced",
-        tls_grpc::Closed::Handshake => "handshake",
+        ambit_grpc_listener::Closed::Rate => "rate",
+        ambit_grpc_listener::Closed::Displaced => "displaced",
+        ambit_grpc_listener::Closed::Handshake => "handshake",
     }
 }
 

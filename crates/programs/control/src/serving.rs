@@ -5,8 +5,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_issuer::IssueError;
 use ambit_rt::DrainWatcher;
-use ambit_tls::{TlsSettings, ca::IssueError, grpc};
+use ambit_tls::TlsSettings;
 use parking_lot::RwLock;
 use rustls::ServerConfig;
 use tokio::sync::watch;
@@ -44,7 +45,11 @@ impl Serving {
         let issue = move |trust: &Trust| -> Result<Arc<ServerConfig>, ServingError> {
             let authority = &trust.authority;
             let (chain, key) = authority.issue_serving(&names, TTL, SystemTime::now())?;
-            Ok(grpc::server_config(&TlsSettings::default(), chain, key)?)
+            Ok(ambit_grpc_listener::server_config(
+                &TlsSettings::default(),
+                chain,
+                key,
+            )?)
         };
         let first = Arc::clone(&trust.borrow_and_update());
         let serving = Self(Arc::new(RwLock::new(issue(&first)?)));

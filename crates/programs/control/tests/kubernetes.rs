@@ -8,13 +8,15 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use ambit_certificates::CertificateRequest;
 use ambit_control::{
     args::Args,
     run::{self, Running},
 };
+use ambit_control_channel::{ChannelConfig, RootCa};
 use ambit_model::Identity;
 use ambit_testkit::ApiServer;
-use ambit_tls::{CertificateRequest, RootCa, TlsSettings, grpc};
+use ambit_tls::TlsSettings;
 use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
@@ -203,7 +205,7 @@ impl Replica {
         });
         call.metadata_mut()
             .insert("authorization", format!("Bearer {token}").parse().unwrap());
-        let channel = grpc::channel(&grpc::ChannelConfig {
+        let channel = ambit_control_channel::channel(&ChannelConfig {
             address: format!("https://localhost:{}", self.running.xds.port()),
             roots: RootCa::from_setting(&self.root()),
             alternative_name: None,

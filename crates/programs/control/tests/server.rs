@@ -12,12 +12,14 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use ambit_certificates::CertificateRequest;
 use ambit_control::{
     args::Args,
     run::{self, Running},
 };
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource};
 use ambit_model::Identity;
-use ambit_tls::{CertificateRequest, RootCa, TlsSettings, WorkloadCert, grpc};
+use ambit_tls::{TlsSettings, WorkloadCert};
 use ambit_wire::{
     citadel::{
         IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
@@ -135,7 +137,7 @@ impl Plane {
 
     fn channel(&self) -> Channel {
         let root = std::fs::read_to_string(self.dir.path().join("root.pem")).unwrap();
-        grpc::channel(&grpc::ChannelConfig {
+        ambit_control_channel::channel(&ChannelConfig {
             address: format!("https://localhost:{}", self.running.xds.port()),
             roots: RootCa::from_setting(&root),
             alternative_name: None,
@@ -901,8 +903,8 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     let options = |plane: &Plane| ambit_xds::ClientOptions {
         channel: plane.channel(),
         address: xds.to_string(),
-        headers: ambit_tls::CallHeaders::new(
-            Some(ambit_tls::TokenSource::Literal(plane.token())),
+        headers: CallHeaders::new(
+            Some(TokenSource::Literal(plane.token())),
             Some("Kubernetes"),
             [],
         )

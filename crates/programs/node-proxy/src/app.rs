@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Duration};
 
+use ambit_certificates::{Certificates, CertificatesOptions, CsrClient, CsrClientOptions};
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource};
 use ambit_handover::{Accept, Held, Keeper, keeper};
 use ambit_model::ArcStr;
 use ambit_rt::{
@@ -15,11 +17,7 @@ use ambit_sys::{
     privileges::{self, Capability},
 };
 use ambit_telemetry::{Metrics, XdsTermination};
-use ambit_tls::{
-    CallHeaders, Certificates, CertificatesOptions, Crls, CsrClient, CsrClientOptions, RootCa,
-    TlsSettings, TokenSource,
-    grpc::{self, ChannelConfig},
-};
+use ambit_tls::{Crls, TlsSettings};
 use ambit_xds::{Ending, Handler, NodeInfo};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -120,9 +118,9 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
 
     let (state, demands) = shared_state(&config, &mut registry);
     let static_config = load_local(&config, &state)?;
-    let (mesh, vault) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
-    let certificates = certificates(env, &config, vault.clone())?;
-    let prefetching = prefetch(state.clone(), certificates.clone(), vault);
+    let (mesh, cache) = kept::take_over(&mut held, &keeper, !config.xds_on_demand);
+    let certificates = certificates(env, &config, cache.clone())?;
+    let prefetching = prefetch(state.clone(), certificates.clone(), cache);
     ambit_rt::spawn_essential("identities", prefetching);
     let (known, mesh_known) = watch::channel(false);
     let synced = move || {
@@ -308,7 +306,7 @@ fn token(config: &Config) -> Option<TokenSource> {
 fn certificates(
     env: &Env,
     config: &Config,
-    vault: Option<Arc<KeptCertificates>>,
+    cache: Option<Arc<KeptCertificates>>,
 ) -> anyhow::Result<Certificates> {
     let mut settings = TlsSettings::from_env(env)?;
     if let Some(path) = &config.crl_path {
@@ -323,7 +321,7 @@ fn certificates(
         .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
     let headers = CallHeaders::from_env(env, "CA_HEADER_", token(config), &config.cluster_id)?;
     let client = CsrClient::new(
-        grpc::channel(&upstream).context("CA_ADDRESS")?,
+        ambit_control_channel::channel(&upstream).context("CA_ADDRESS")?,
         headers,
         settings,
         CsrClientOptions {
@@ -331,8 +329,8 @@ fn certificates(
             ..CsrClientOptions::default()
         },
     );
-    let client = match vault {
-        Some(vault) => client.with_vault(vault),
+    let client = match cache {
+        Some(cache) => client.with_cache(cache),
         None => client,
     };
     Ok(Certificates::start(
@@ -345,14 +343,14 @@ fn certificates(
 async fn prefetch(
     state: SharedState,
     certificates: Certificates,
-    vault: Option<Arc<KeptCertificates>>,
+    cache: Option<Arc<KeptCertificates>>,
 ) {
     follow_identities(state, |event| match event {
         IdentityEvent::Appeared(identity) => certificates.prefetch(&identity),
         IdentityEvent::Gone(identity) => {
             certificates.forget(&identity);
-            if let Some(vault) = &vault {
-                vault.forget(&identity);
+            if let Some(cache) = &cache {
+                cache.forget(&identity);
             }
         }
     })
@@ -431,7 +429,7 @@ fn follow_control_plane<F: Fn() + Send + Sync + 'static>(
         proxy_metadata: config.proxy_metadata.clone(),
     };
     let options = ambit_xds::ClientOptions {
-        channel: grpc::channel(&upstream).context("XDS_ADDRESS")?,
+        channel: ambit_control_channel::channel(&upstream).context("XDS_ADDRESS")?,
         address: upstream.address.clone(),
         headers: CallHeaders::from_env(env, "XDS_HEADER_", token(config), &config.cluster_id)?,
         node: node.to_wire(env)?,

@@ -4,9 +4,9 @@
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
+use ambit_certificates::CertificateCache;
 use ambit_handover::{Held, Keeper};
 use ambit_model::{ArcStr, Identity};
-use ambit_tls::Vault;
 use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
 use ambit_xds::{Client, Handler, Kept};
 use parking_lot::Mutex;
@@ -158,7 +158,7 @@ impl KeptCertificates {
     }
 }
 
-impl Vault for KeptCertificates {
+impl CertificateCache for KeptCertificates {
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
         let key = key.secret_der();
         let Ok(length) = u16::try_from(key.len()) else {

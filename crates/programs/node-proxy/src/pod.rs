@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_certificates::Certificates;
 use ambit_codec::Baggage;
 use ambit_model::{
     ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName, Workload,
@@ -27,7 +28,6 @@ use ambit_sys::{
     tcp_sockets::{State, tcp_sockets},
 };
 use ambit_telemetry::{Metrics, Party};
-use ambit_tls::Certificates;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};

@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_certificates::Certificates;
 use ambit_handover::{Accept, Keeper};
 use ambit_model::Identity;
 use ambit_rt::ReadyTask;
-use ambit_tls::Certificates;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{gate::GateKeeper, pod::Proxy, pods::Served};
@@ -140,8 +140,8 @@ pub(crate) async fn succeeded(keeper: &Keeper, served: &Served, limit: Duration)
 
 #[cfg(test)]
 mod tests {
+    use ambit_certificates::CertificatesOptions;
     use ambit_testkit::{FakeCa, Pki, until};
-    use ambit_tls::CertificatesOptions;
 
     use super::*;
 

@@ -212,7 +212,7 @@ fn the_other_parts_of_a_dump_have_the_same_form() {
 
 #[tokio::test]
 async fn a_certificate_is_dumped_in_the_same_form() {
-    use ambit_tls::{Certificates, CertificatesOptions};
+    use ambit_certificates::{Certificates, CertificatesOptions};
     let theirs = &json("config_dump-n1.json")["certificates"][0];
     let identity: ambit_model::Identity = theirs["identity"].as_str().unwrap().parse().unwrap();
     let pki = Arc::new(ambit_testkit::Pki::new());

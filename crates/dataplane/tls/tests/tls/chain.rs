@@ -1,8 +1,9 @@
 use std::time::{Duration, SystemTime};
 
+use ambit_certificates::CertificateRequest;
 use ambit_model::Identity;
 use ambit_testkit::Pki;
-use ambit_tls::{CertificateRequest, ChainError, TlsSettings, WorkloadCert};
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
 
 fn id() -> Identity {
     Identity::new("td", "ns", "sa")

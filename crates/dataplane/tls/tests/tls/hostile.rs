@@ -2,11 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use ambit_certificates::CertificateRequest;
+use ambit_issuer::Authority;
 use ambit_model::Identity;
 use ambit_testkit::Pki;
-use ambit_tls::{
-    CertificateRequest, PeerRole, TlsSettings, WorkloadCert, ca::Authority, peer_identity,
-};
+use ambit_tls::{PeerRole, TlsSettings, WorkloadCert, peer_identity};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
 use rustls_pki_types::CertificateDer;

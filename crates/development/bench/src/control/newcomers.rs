@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_certificates::CertificateRequest;
 use ambit_model::Identity;
-use ambit_tls::CertificateRequest;
 use ambit_wire::citadel::IstioCertificateRequest;
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;

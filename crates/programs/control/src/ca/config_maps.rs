@@ -229,7 +229,7 @@ async fn write(client: &Client, due: &Due) -> Result<(), kube::Error> {
 mod tests {
     use std::time::SystemTime;
 
-    use ambit_tls::ca::Authority;
+    use ambit_issuer::Authority;
 
     use super::*;
     use crate::ca::Material;

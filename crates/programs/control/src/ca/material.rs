@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_tls::ca::{Authority, AuthorityError};
+use ambit_issuer::{Authority, AuthorityError};
 
 const FILES: [&str; 4] = [
     "ca-cert.pem",

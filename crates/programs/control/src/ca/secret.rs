@@ -3,9 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use ambit_issuer::AuthorityError;
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
 use ambit_rt::DrainWatcher;
-use ambit_tls::ca::AuthorityError;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams, core::ObjectMeta};
 

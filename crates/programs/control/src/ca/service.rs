@@ -5,8 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
-use ambit_tls::ca::IssueError;
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
     istio_certificate_service_server::IstioCertificateService,

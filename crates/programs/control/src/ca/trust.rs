@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ambit_tls::ca::Authority;
+use ambit_issuer::Authority;
 use tokio::sync::watch;
 
 use super::{CaError, Material};

@@ -124,7 +124,7 @@ impl Discovery {
         }
         let peer = request
             .extensions()
-            .get::<ambit_tls::grpc::PeerInfo>()
+            .get::<ambit_grpc_listener::PeerInfo>()
             .and_then(|info| info.address)
             .map(|address| address.to_string())
             .unwrap_or_default();

@@ -1,10 +1,10 @@
 //! What is decided on connections that are being taken in.
 
+use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_model::{Action, ArcStr, PodName};
 use ambit_rt::Env;
 use ambit_telemetry::Metrics;
 use ambit_testkit::{FakeCa, Pki, build};
-use ambit_tls::{Certificates, CertificatesOptions};
 use tokio::time::Instant;
 
 use super::*;

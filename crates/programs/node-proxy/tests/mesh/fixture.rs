@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_model::{PodName, Service, Workload};
 use ambit_netlab::Host;
 use ambit_netplan::RedirectionSpec;
@@ -19,7 +20,6 @@ use ambit_sys::{
 };
 use ambit_telemetry::Metrics;
 use ambit_testkit::{FakeCa, Pki};
-use ambit_tls::{Certificates, CertificatesOptions};
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
+use ambit_certificates::{CaClient, Certificates, CertificatesOptions, FetchError};
 use ambit_model::Identity;
 use ambit_testkit::{FakeCa, Pki, build};
-use ambit_tls::{CaClient, Certificates, CertificatesOptions, FetchError, WorkloadCert};
+use ambit_tls::WorkloadCert;
 
 use crate::fixture::{Mesh, Node, line};
 

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_certificates::{CertError, Certificates, CertificatesOptions};
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn;
 use ambit_testkit::{FakeCa, Pki, pass, until};
-use ambit_tls::{CertError, Certificates, CertificatesOptions};
 
 const DAY: Duration = Duration::from_secs(86_400);
 

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_tls::{ALPN_H2, TlsSettings};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustls::{
@@ -23,7 +24,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{RootCa, RootCaError, TlsSettings, settings::ALPN_H2};
+use crate::{RootCa, RootCaError};
 
 /// How long a TCP connection, and then its handshake, may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,7 +55,7 @@ pub enum ChannelError {
         #[source]
         source: http::uri::InvalidUri,
     },
-    /// It names no host, or asks for clear text.
+    /// It names no host, or asks for plaintext.
     #[error("{address:?} must name a host, and https if a scheme")]
     NotHttps {
         /// The text.
@@ -159,13 +160,13 @@ impl Target {
 
     fn client_config(&self) -> Result<ClientConfig, ConnectError> {
         let roots = Arc::new(self.roots.load()?);
-        let inner = WebPkiServerVerifier::builder_with_provider(roots, self.tls.provider.clone())
-            .build()?;
+        let inner =
+            WebPkiServerVerifier::builder_with_provider(roots, self.tls.provider()).build()?;
         let verifier = NamesVerifier {
             inner,
             alternative: self.alternative.clone(),
         };
-        let mut config = ClientConfig::builder_with_provider(self.tls.provider.clone())
+        let mut config = ClientConfig::builder_with_provider(self.tls.provider())
             .with_protocol_versions(self.tls.versions())?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_text_and_nonsense_are_refused() {
+    fn plaintext_and_nonsense_are_refused() {
         for address in ["http://istiod:15010", "", "https://", "ftp://x", "a b"] {
             assert!(target(address).is_err(), "{address:?}");
         }

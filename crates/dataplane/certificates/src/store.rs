@@ -14,6 +14,7 @@ use std::{
 
 use ambit_model::{Identity, Reason};
 use ambit_rt::ErrorChain;
+use ambit_tls::WorkloadCert;
 use parking_lot::Mutex;
 use rand::Rng;
 use tokio::{
@@ -21,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{CaClient, CertificateDump, FetchError, WorkloadCert};
+use crate::{CaClient, CertificateDump, FetchError};
 pub use state::Priority;
 use state::{Effect, Event, Life, State};
 

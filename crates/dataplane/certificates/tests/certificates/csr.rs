@@ -5,13 +5,13 @@ use std::{
     time::Duration,
 };
 
+use ambit_certificates::{
+    CaClient, CertificateCache, CertificateRequest, CsrClient, CsrClientOptions, FetchError,
+};
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
 use ambit_model::Identity;
 use ambit_testkit::{CsrAnswer, CsrServer, Pki};
-use ambit_tls::{
-    CaClient, CallHeaders, CertificateRequest, ChainError, CsrClient, CsrClientOptions, FetchError,
-    RootCa, TlsSettings, TokenSource, Vault,
-    grpc::{ChannelConfig, channel},
-};
+use ambit_tls::{ChainError, TlsSettings};
 use rustls_pki_types::PrivateKeyDer;
 
 fn id() -> Identity {
@@ -77,7 +77,7 @@ async fn a_certificate_is_fetched_as_the_contract_says() {
 #[derive(Default)]
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 
-impl Vault for OneCertificate {
+impl CertificateCache for OneCertificate {
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
         assert_eq!(identity, &id());
         *self.0.lock().unwrap() = Some((key.clone_key(), answer.to_vec()));
@@ -89,18 +89,18 @@ impl Vault for OneCertificate {
 }
 
 #[tokio::test]
-async fn what_a_vault_kept_is_used_before_the_ca_is_asked() {
+async fn what_a_cache_holds_is_used_before_the_ca_is_asked() {
     let (_pki, server, client) = start().await;
-    let vault = Arc::new(OneCertificate::default());
-    let client = client.with_vault(vault.clone());
+    let cache = Arc::new(OneCertificate::default());
+    let client = client.with_cache(cache.clone());
     let first = client.fetch(&id()).await.unwrap();
     let again = client.fetch(&id()).await.unwrap();
     assert_eq!(first.chain(), again.chain());
     assert_eq!(server.seen().len(), 1);
     assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
     // Of no use for the identity that is asked for.
-    let kept = vault.0.lock().unwrap().take().unwrap();
-    *vault.0.lock().unwrap() = Some((kept.0, kept.1[1..].to_vec()));
+    let kept = cache.0.lock().unwrap().take().unwrap();
+    *cache.0.lock().unwrap() = Some((kept.0, kept.1[1..].to_vec()));
     client.fetch(&id()).await.unwrap();
     assert_eq!(server.seen().len(), 3);
 }

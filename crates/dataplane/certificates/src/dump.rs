@@ -1,17 +1,13 @@
 //! Certificates as `/config_dump` shows them (the keys `istioctl ztunnel-config` reads).
 
-use std::{
-    fmt::Write as _,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use ambit_model::Identity;
+use ambit_tls::{WorkloadCert, pem, validity};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
-
-use crate::{WorkloadCert, chain::system_time};
 
 /// One identity of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,29 +57,14 @@ impl CertificateDump {
 impl CertificateEntry {
     fn read(der: &[u8]) -> Option<Self> {
         let (_, cert) = X509Certificate::from_der(der).ok()?;
+        let validity = validity(&cert);
         Some(Self {
-            pem: STANDARD.encode(pem_text("CERTIFICATE", der)),
+            pem: STANDARD.encode(pem::text("CERTIFICATE", der)),
             serial_number: cert.tbs_certificate.serial.to_string(),
-            valid_from: rfc3339(system_time(cert.validity().not_before)),
-            expiration_time: rfc3339(system_time(cert.validity().not_after)),
+            valid_from: rfc3339(validity.start),
+            expiration_time: rfc3339(validity.end),
         })
     }
-}
-
-/// PEM of one object.
-pub(crate) fn pem_text(label: &str, der: &[u8]) -> String {
-    let mut text = format!("-----BEGIN {label}-----\n");
-    let encoded = STANDARD.encode(der);
-    let mut rest = encoded.as_str();
-    while !rest.is_empty() {
-        let (line, tail) = rest.split_at_checked(64).unwrap_or((rest, ""));
-        text.push_str(line);
-        text.push('\n');
-        rest = tail;
-    }
-    // Writing to a string does not fail.
-    let _ = writeln!(text, "-----END {label}-----");
-    text
 }
 
 /// A moment as `2026-11-21T04:06:07Z`.

@@ -1,6 +1,4 @@
-//! What a certificate authority needs: a root of its own or a plugged-in one, and issuing.
-//!
-//! Who may have which certificate is decided by the caller, before asking.
+//! The authority's key and certificates, and what it signs: leaves, serving certificates, revocation lists.
 
 use std::{
     net::IpAddr,
@@ -8,6 +6,7 @@ use std::{
 };
 
 use ambit_model::Identity;
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem, validity};
 use rand::Rng;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams,
@@ -17,12 +16,6 @@ use rcgen::{
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
-
-use crate::{
-    ChainError, TlsSettings, WorkloadCert,
-    chain::{certificates, system_time},
-    dump::pem_text,
-};
 
 mod renewal;
 
@@ -156,7 +149,8 @@ impl Authority {
         root_cert: &str,
     ) -> Result<Self, AuthorityError> {
         let read = |file, text: &str| {
-            certificates(0, text).map_err(|source| AuthorityError::Certificates { file, source })
+            pem::certificates(0, text)
+                .map_err(|source| AuthorityError::Certificates { file, source })
         };
         let own = read("ca-cert.pem", ca_cert)?.swap_remove(0);
         let roots = read("root-cert.pem", root_cert)?;
@@ -208,11 +202,11 @@ impl Authority {
     ) -> Result<Vec<String>, IssueError> {
         let key = request_key(request_pem)?;
         let leaf = self.sign(&key, identity, ttl, now)?;
-        let mut answer = vec![pem_text("CERTIFICATE", &leaf)];
+        let mut answer = vec![pem::text("CERTIFICATE", &leaf)];
         answer.extend(
             self.intermediates
                 .iter()
-                .map(|cert| pem_text("CERTIFICATE", cert)),
+                .map(|cert| pem::text("CERTIFICATE", cert)),
         );
         answer.push(self.root_pem());
         Ok(answer)
@@ -303,7 +297,7 @@ impl Authority {
     pub fn root_pem(&self) -> String {
         self.roots
             .iter()
-            .map(|root| pem_text("CERTIFICATE", root))
+            .map(|root| pem::text("CERTIFICATE", root))
             .collect()
     }
 
@@ -394,7 +388,7 @@ fn read_authority(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError
     if !cert.is_ca() {
         return Err(AuthorityError::NotAuthority);
     }
-    Ok(system_time(cert.validity().not_after))
+    Ok(validity(&cert).end)
 }
 
 fn ca_params(organization: &str, role: &str, ttl: Duration, now: SystemTime) -> CertificateParams {

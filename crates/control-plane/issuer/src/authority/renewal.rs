@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use ambit_tls::{pem, validity};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData,
@@ -12,7 +13,6 @@ use x509_parser::{
 };
 
 use super::{Authority, AuthorityError, BACKDATE, serial};
-use crate::chain::system_time;
 
 impl Authority {
     /// The root that signs, with a life of `ttl` from now on. Name and key stay, so that what it
@@ -67,7 +67,7 @@ impl Authority {
     /// The certificate of the root that signs, as PEM; `None` if another one signs in its name.
     pub fn own_root_pem(&self) -> Option<String> {
         let (_, root) = self.own_root()?;
-        Some(super::pem_text("CERTIFICATE", root))
+        Some(pem::text("CERTIFICATE", root))
     }
 }
 
@@ -102,18 +102,21 @@ fn is_in_last_fifth(root: &CertificateDer<'_>, now: SystemTime) -> bool {
     let Ok((_, root)) = X509Certificate::from_der(root) else {
         return false;
     };
-    let begin = system_time(root.validity().not_before);
-    let end = system_time(root.validity().not_after);
-    let life = end.duration_since(begin).unwrap_or_default();
-    now + life / 5 >= end
+    let validity = validity(&root);
+    let life = validity
+        .end
+        .duration_since(validity.start)
+        .unwrap_or_default();
+    now + life / 5 >= validity.end
 }
 
 #[cfg(test)]
 mod tests {
+    use ambit_certificates::CertificateRequest;
     use ambit_model::Identity;
+    use ambit_tls::{TlsSettings, WorkloadCert};
 
     use super::*;
-    use crate::{CertificateRequest, TlsSettings, WorkloadCert};
 
     const DAY: Duration = Duration::from_secs(86_400);
 

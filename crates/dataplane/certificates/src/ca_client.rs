@@ -2,8 +2,10 @@
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use ambit_control_channel::{CallHeaders, CallHeadersError};
 use ambit_model::Identity;
 use ambit_rt::ErrorChain;
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
 use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
@@ -12,10 +14,7 @@ use rustls_pki_types::PrivateKeyDer;
 use tonic::{Request, transport::Channel};
 use zeroize::Zeroizing;
 
-use crate::{
-    CallHeaders, CallHeadersError, CertificateRequest, ChainError, CsrError, TlsSettings,
-    WorkloadCert,
-};
+use crate::{CertificateRequest, CsrError};
 
 /// Gets certificates.
 pub trait CaClient: Send + Sync + 'static {
@@ -27,8 +26,8 @@ pub trait CaClient: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 }
 
-/// Keeps certificates beyond the life of the process that fetched them.
-pub trait Vault: Send + Sync + 'static {
+/// Warm start: keeps certificates beyond the life of the process that fetched them.
+pub trait CertificateCache: Send + Sync + 'static {
     /// Keeps what the CA answered, and the key it is for.
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
 
@@ -123,11 +122,11 @@ pub struct CsrClient {
     headers: CallHeaders,
     settings: TlsSettings,
     options: CsrClientOptions,
-    vault: Option<Arc<dyn Vault>>,
+    cache: Option<Arc<dyn CertificateCache>>,
 }
 
 impl CsrClient {
-    /// Over a channel of [`crate::grpc::channel`].
+    /// Over a channel of [`ambit_control_channel::channel`].
     pub fn new(
         channel: Channel,
         headers: CallHeaders,
@@ -140,20 +139,20 @@ impl CsrClient {
             headers,
             settings,
             options,
-            vault: None,
+            cache: None,
         }
     }
 
-    /// With a vault, which is asked before the CA.
+    /// With a cache, which is asked before the CA.
     #[must_use]
-    pub fn with_vault(mut self, vault: Arc<dyn Vault>) -> Self {
-        self.vault = Some(vault);
+    pub fn with_cache(mut self, cache: Arc<dyn CertificateCache>) -> Self {
+        self.cache = Some(cache);
         self
     }
 
     /// What was kept, if it can still be used.
     fn kept(&self, identity: &Identity) -> Option<WorkloadCert> {
-        let (key, answer) = self.vault.as_ref()?.take(identity)?;
+        let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {
             Ok(certificate) => Some(certificate),
             Err(error) => {
@@ -182,12 +181,12 @@ impl CsrClient {
             .map_err(|status| FetchError::Status(Box::new(status)))?;
         let chain = answer.into_inner().cert_chain;
         let kept = self
-            .vault
+            .cache
             .as_ref()
-            .map(|vault| (vault, Zeroizing::new(key.clone_key())));
+            .map(|cache| (cache, Zeroizing::new(key.clone_key())));
         let certificate = WorkloadCert::from_response(&self.settings, identity, key, &chain)?;
-        if let Some((vault, key)) = kept {
-            vault.put(identity, &key, &chain);
+        if let Some((cache, key)) = kept {
+            cache.put(identity, &key, &chain);
         }
         Ok(certificate)
     }

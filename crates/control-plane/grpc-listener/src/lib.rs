@@ -1,4 +1,6 @@
-//! The listener of a control plane: TLS connections as tonic takes them.
+//! The listener of a control plane: TLS connections as tonic takes them, within limits on those whose
+//! callers are not known yet.
+#![forbid(unsafe_code)]
 
 use std::{
     fmt, io,
@@ -10,6 +12,7 @@ use std::{
 };
 
 use ambit_rt::{DrainWatcher, Place, PlaceLimits, Places, Rates};
+use ambit_tls::{ALPN_H2, TlsSettings};
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::{
@@ -20,8 +23,6 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
-
-use crate::{TlsSettings, settings::ALPN_H2};
 
 /// Connections whose callers are not known: those in their handshake and those that made no call yet that
 /// proves who they are.
@@ -42,7 +43,7 @@ pub fn server_config(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<Arc<ServerConfig>, rustls::Error> {
-    let mut config = ServerConfig::builder_with_provider(settings.provider.clone())
+    let mut config = ServerConfig::builder_with_provider(settings.provider())
         .with_protocol_versions(settings.versions())?
         .with_no_client_auth()
         .with_single_cert(chain, key)?;

@@ -1,9 +1,9 @@
 //! Issuing, and files of plugged-in authorities.
 
+use ambit_certificates::CertificateRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 
 use super::*;
-use crate::CertificateRequest;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -56,7 +56,7 @@ fn a_new_certificate_is_good_where_clocks_are_behind_by_less_than_it_is_backdate
             .unwrap();
         let chain: Vec<_> = answer[..answer.len() - 1]
             .iter()
-            .flat_map(|pem| certificates(0, pem).unwrap())
+            .flat_map(|text| pem::certificates(0, text).unwrap())
             .collect();
         let at = |clock: SystemTime| {
             let (key, roots) = (request.key.clone_key(), root.roots().to_vec());
@@ -71,7 +71,7 @@ fn a_new_certificate_is_good_where_clocks_are_behind_by_less_than_it_is_backdate
 #[test]
 fn a_leaf_has_the_spiffe_profile() {
     let (_, answer) = issue(&root());
-    let der = certificates(0, &answer[0]).unwrap().swap_remove(0);
+    let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(leaf.subject().iter().count(), 0);
     assert!(leaf.tbs_certificate.serial.bits() >= 126);
@@ -136,7 +136,7 @@ fn bad_requests_are_refused() {
     let request = CertificateRequest::new(&identity()).unwrap();
     let mut der = pem_contents(&request.pem);
     *der.last_mut().unwrap() ^= 1;
-    let error = issue(&pem_text("CERTIFICATE REQUEST", &der));
+    let error = issue(&pem::text("CERTIFICATE REQUEST", &der));
     assert!(matches!(error, IssueError::Request(_)), "{error:?}");
 }
 
@@ -153,7 +153,7 @@ fn a_plugged_in_authority_signs_as_its_files_say() {
     let intermediate = root
         .new_intermediate("td", 30 * DAY, SystemTime::now())
         .unwrap();
-    let own = pem_text("CERTIFICATE", &intermediate.intermediates()[0]);
+    let own = pem::text("CERTIFICATE", &intermediate.intermediates()[0]);
     let key = intermediate.key_pem();
     let root_pem = root.root_pem();
     // With and without the usual repetition of the certificate and the root in the chain file.
@@ -209,7 +209,7 @@ fn a_serving_certificate_has_the_names_asked_for() {
     let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
     let san = leaf.subject_alternative_name().unwrap().unwrap();
     assert_eq!(san.value.general_names.len(), 3);
-    crate::grpc::server_config(&TlsSettings::default(), chain, key).unwrap();
+    ambit_grpc_listener::server_config(&TlsSettings::default(), chain, key).unwrap();
     assert!(matches!(
         root().issue_serving(&["ü".to_owned()], DAY, SystemTime::now()),
         Err(IssueError::Name { .. })

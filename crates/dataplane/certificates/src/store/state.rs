@@ -10,9 +10,10 @@ use std::{
 
 use ambit_model::Identity;
 use ambit_rt::Backoff;
+use ambit_tls::WorkloadCert;
 
 use super::CertificatesOptions;
-use crate::{FetchError, WorkloadCert};
+use crate::FetchError;
 
 /// How urgent a certificate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

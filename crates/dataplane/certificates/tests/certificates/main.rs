@@ -1,0 +1,5 @@
+//! The CSR API's client and the certificate store, against the shared test PKI.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+mod csr;
+mod store;

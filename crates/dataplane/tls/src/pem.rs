@@ -1,0 +1,47 @@
+//! Certificates as PEM text.
+
+use std::fmt::Write as _;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rustls_pki_types::{CertificateDer, pem::PemObject};
+
+use crate::ChainError;
+
+/// Certificates in one answer at most; more is not a mesh but an attack on memory.
+pub(crate) const MAX_CERTIFICATES: usize = 256;
+
+/// All certificates of one PEM text; at least one. `index` is the text's number among those that belong
+/// together, for the error.
+pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {
+    let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
+        .take(MAX_CERTIFICATES + 1)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|source| ChainError::Pem {
+            index,
+            source: Some(source),
+        })?;
+    match certificates.len() {
+        0 => Err(ChainError::Pem {
+            index,
+            source: None,
+        }),
+        1..=MAX_CERTIFICATES => Ok(certificates),
+        _ => Err(ChainError::TooLong),
+    }
+}
+
+/// PEM of one object.
+pub fn text(label: &str, der: &[u8]) -> String {
+    let mut text = format!("-----BEGIN {label}-----\n");
+    let encoded = STANDARD.encode(der);
+    let mut rest = encoded.as_str();
+    while !rest.is_empty() {
+        let (line, tail) = rest.split_at_checked(64).unwrap_or((rest, ""));
+        text.push_str(line);
+        text.push('\n');
+        rest = tail;
+    }
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "-----END {label}-----");
+    text
+}

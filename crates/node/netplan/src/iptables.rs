@@ -11,6 +11,7 @@ use std::{
 };
 
 use crate::{
+    plan::admits_unknown,
     ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
     spec::{HostMember, HostSpec, marks},
 };
@@ -79,6 +80,14 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
         insert(&mut state, chain.kind, rules);
     }
     state
+}
+
+/// Whether the guard of what arrives is missing, or lets packets of unknown connections pass.
+pub fn guard_admits_unknown(state: &State) -> bool {
+    let (table, _, ours) = place(ChainKind::GuardInput);
+    let guard = state.chains.get(&(table, ours.to_owned()));
+    let unknown = render_rule(&admits_unknown());
+    guard.is_none_or(|rules| rules.iter().any(|rule| unknown.contains(rule)))
 }
 
 /// What should be ours on the node: a rule for each member, since sets would need another tool.

@@ -15,7 +15,7 @@ mod plan;
 mod ruleset;
 mod spec;
 
-pub use plan::{host_ruleset, plan, plan_released};
+pub use plan::{host_ruleset, plan, plan_capturing, plan_released};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
 };

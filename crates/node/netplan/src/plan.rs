@@ -8,8 +8,13 @@
 //! sends packets: an entry from before the capture, one that a stray packet made, an opening that it
 //! takes for invalid or does not track. So they are not what keeps openings from passing by. The guards
 //! are: they look at each opening after translation, ask nobody, and refuse what is not on its way to
-//! the proxy or exempt. Packets that open nothing pass them, tracked or not: those of connections from
-//! before the capture are invalid to connection tracking, and go on.
+//! the proxy or exempt.
+//!
+//! A packet without SYN can open a connection too: an ACK with a valid SYN cookie, to a listener that has
+//! lately overflowed. The secret of cookies is the kernel's, so whoever can make namespaces on the node
+//! makes valid ones for anybody's addresses. Therefore such packets pass only if connection tracking knows
+//! their connection in both directions. Connections from before the capture are made known to it
+//! as capture begins (`sys/src/conntrack/pre_capture.rs`), between [`plan_capturing`] and [`plan`].
 //!
 //! Tried and left out, because it gained nothing that could be measured: keeping the proxy's tunnels
 //! out of connection tracking. Looking at each packet to find them costs what tracking them does.
@@ -26,13 +31,51 @@ use crate::{
 /// # Errors
 /// When the specification itself is not sound.
 pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
+    plan_with(spec, WithoutSyn::Known)
+}
+
+/// The rules of a pod while its capture begins: as [`plan`], but packets that open nothing pass without
+/// a connection that is known. New connections are redirected from here on; those from before can be
+/// listed and made known.
+///
+/// # Errors
+/// When the specification itself is not sound.
+pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
+    plan_with(spec, WithoutSyn::All)
+}
+
+/// Which packets without SYN the guard of what arrives lets pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WithoutSyn {
+    /// Those of connections seen in both directions.
+    Known,
+    /// All.
+    All,
+}
+
+impl WithoutSyn {
+    fn rule(self) -> Rule {
+        match self {
+            Self::Known => rule([Match::TcpWithoutSyn, Match::Established], [Action::Exempt]),
+            Self::All => rule([Match::TcpWithoutSyn], [Action::Exempt]),
+        }
+    }
+}
+
+/// The rule by which a guard is known that does not (yet) ask for the connection: that of
+/// [`plan_capturing`], and of agents before us.
+pub(crate) fn admits_unknown() -> Rule {
+    WithoutSyn::All.rule()
+}
+
+fn plan_with(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Result<Ruleset, SpecError> {
     spec.validate()?;
     let chains = vec![
         raw_output(spec),
         route_output(),
         nat_prerouting(spec),
         nat_output(spec),
-        guard_input(spec),
+        guard_input(spec, without_syn),
         guard_forward(spec),
         guard_output(),
     ];
@@ -303,12 +346,12 @@ fn refuse_tcp() -> Rule {
 
 /// What of the openings from outside may reach a socket of the pod: those on their way to the proxy,
 /// and probes.
-fn guard_input(spec: &RedirectionSpec) -> Chain {
+fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     let mut rules = Vec::new();
     if !spec.ingress_bypass {
         rules.extend([
             rule([Match::InLoopback], [Action::Exempt]),
-            rule([Match::TcpWithoutSyn], [Action::Exempt]),
+            without_syn.rule(),
         ]);
         // The kernel takes these from no wire, unless a setting (`route_localnet`) tells it to.
         rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));

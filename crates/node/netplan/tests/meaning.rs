@@ -10,7 +10,8 @@
 use std::net::IpAddr;
 
 use ambit_netplan::{
-    Action, ChainKind, Family, Match, RedirectionSpec, Rule, Ruleset, plan, plan_released,
+    Action, ChainKind, Family, Match, RedirectionSpec, Rule, Ruleset, plan, plan_capturing,
+    plan_released,
 };
 use proptest::prelude::*;
 
@@ -42,6 +43,8 @@ struct Packet {
     tcp: bool,
     flags: Flags,
     reply: bool,
+    /// Its connection has been seen in both directions.
+    known: bool,
     source: IpAddr,
     destination: Destination,
     sport: u16,
@@ -76,8 +79,9 @@ fn matches(one: &Match, p: &Packet) -> bool {
         Match::Mark(mark) => p.mark & 0xfff == *mark,
         Match::NotMark(mark) => p.mark & 0xfff != *mark,
         Match::Reply => p.reply,
-        // The first packet of a connection has none of these.
-        Match::ConnectionMark(_) | Match::Established => false,
+        Match::Established => p.known,
+        // The first packet of a connection has none.
+        Match::ConnectionMark(_) => false,
         Match::ProbedPod | Match::LocalSocket(_) => unreachable!("not in pods"),
     }
 }
@@ -169,14 +173,21 @@ fn packet() -> impl Strategy<Value = Packet> {
         Just(Destination::Elsewhere),
     ];
     let where_to = (interface(), destination, port(), port());
-    (where_to, any::<[bool; 3]>(), flags, ip(), mark).prop_map(
-        |((interface, destination, sport, dport), [local, tcp, reply], flags, source, mark)| {
+    (where_to, any::<[bool; 4]>(), flags, ip(), mark).prop_map(
+        |(
+            (interface, destination, sport, dport),
+            [local, tcp, reply, known],
+            flags,
+            source,
+            mark,
+        )| {
             Packet {
                 input: (!local).then_some(interface),
                 output: local.then_some(interface),
                 tcp,
                 flags,
                 reply,
+                known,
                 source,
                 destination,
                 sport,
@@ -245,7 +256,7 @@ fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
 }
 
 /// What may pass the guards, whatever connection tracking made of the packet before.
-fn may_pass(spec: &RedirectionSpec, kind: ChainKind, p: &Packet) -> bool {
+fn may_pass(spec: &RedirectionSpec, capturing: bool, kind: ChainKind, p: &Packet) -> bool {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
         return true;
     }
@@ -267,7 +278,7 @@ fn may_pass(spec: &RedirectionSpec, kind: ChainKind, p: &Packet) -> bool {
             let answer = p.flags == Flags::Answer && p.reply;
             let loopback = p.destination == Destination::Loopback;
             spec.ingress_bypass
-                || p.flags == Flags::Other
+                || p.flags == Flags::Other && (p.known || capturing)
                 || p.input == Some("lo")
                 || !loopback && (probe || proxy || answer)
         }
@@ -304,8 +315,10 @@ proptest! {
             &[ChainKind::GuardInput, ChainKind::GuardForward]
         };
         for kind in kinds {
-            let refused = refused(&plan(&spec).unwrap(), *kind, &p);
-            prop_assert_eq!(refused, !may_pass(&spec, *kind, &p), "{:?}", kind);
+            let refused_by = |ruleset: &Ruleset| refused(ruleset, *kind, &p);
+            let (captured, capturing) = (plan(&spec).unwrap(), plan_capturing(&spec).unwrap());
+            prop_assert_eq!(refused_by(&captured), !may_pass(&spec, false, *kind, &p), "{:?}", kind);
+            prop_assert_eq!(refused_by(&capturing), !may_pass(&spec, true, *kind, &p), "{:?}", kind);
             prop_assert!(!self::refused(&plan_released(), *kind, &p));
         }
     }

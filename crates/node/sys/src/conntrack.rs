@@ -1,6 +1,8 @@
 //! What connection tracking knows: of datagrams, where a redirected one was going, and how to end a
-//! translation; of connections, those that a proxy before us opened to the application. Blocking, for microseconds.
+//! translation; of connections, those from before the capture, and those that a proxy before us opened to
+//! the application. Blocking, for microseconds.
 
+pub(crate) mod pre_capture;
 mod spoofed;
 
 use std::{
@@ -129,7 +131,39 @@ fn family_of(ip: IpAddr) -> [u8; 4] {
     [family, 0, 0, 0]
 }
 
-/// One direction of a UDP flow.
+/// `CTA_*`, of what makes an entry for a connection in use.
+const NEW: u16 = SUBSYSTEM;
+const STATUS: u16 = 3;
+const PROTOCOL_INFO: u16 = 4;
+const TIMEOUT: u16 = 7;
+/// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
+const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
+/// `TCP_CONNTRACK_ESTABLISHED`.
+const ESTABLISHED: u8 = 3;
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or sees one
+/// direction alone, and must not judge sequence numbers.
+const LIBERAL: u8 = 0x08;
+/// As long as the kernel's own for a connection in use.
+const FIVE_DAYS: u32 = 5 * 24 * 3600;
+
+/// The attributes of an established connection, besides its addresses.
+fn in_use() -> Attrs {
+    Attrs::raw(&liberal(Some(ESTABLISHED)).into_bytes())
+        .u32_be(STATUS, IN_USE)
+        .u32_be(TIMEOUT, FIVE_DAYS)
+}
+
+fn liberal(state: Option<u8>) -> Attrs {
+    let flags = [LIBERAL, LIBERAL];
+    let tcp = Attrs::new().bytes(4, &flags).bytes(5, &flags);
+    let tcp = match state {
+        Some(state) => tcp.bytes(1, &[state]),
+        None => tcp,
+    };
+    Attrs::new().nest(PROTOCOL_INFO, &Attrs::new().nest(1, &tcp))
+}
+
+/// One direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tuple {
     source: SocketAddr,
@@ -141,7 +175,12 @@ impl Tuple {
         family_of(self.source.ip())
     }
 
+    /// Of UDP.
     fn attrs(&self, direction: u16) -> Attrs {
+        self.attrs_of(UDP, direction)
+    }
+
+    fn attrs_of(&self, protocol: u8, direction: u16) -> Attrs {
         let address = |attrs: Attrs, v4: u16, ip: IpAddr| match ip {
             IpAddr::V4(ip) => attrs.bytes(v4, &ip.octets()),
             IpAddr::V6(ip) => attrs.bytes(v4 + 2, &ip.octets()),
@@ -149,14 +188,14 @@ impl Tuple {
         let addresses = address(Attrs::new(), 1, self.source.ip());
         let addresses = address(addresses, 2, self.destination.ip());
         let ports = Attrs::new()
-            .bytes(1, &[UDP])
+            .bytes(1, &[protocol])
             .bytes(2, &self.source.port().to_be_bytes())
             .bytes(3, &self.destination.port().to_be_bytes());
         let tuple = Attrs::new().nest(1, &addresses).nest(2, &ports);
         Attrs::new().nest(direction, &tuple)
     }
 
-    /// `None` if it is of another protocol.
+    /// `None` if it is not of UDP.
     fn read(tuple: &[u8]) -> Option<Self> {
         let (addresses, ports) = (attr(tuple, 1)?, attr(tuple, 2)?);
         if attr(ports, 1)? != [UDP] {

@@ -12,15 +12,16 @@ mod settings;
 use std::{fmt, io};
 
 use ambit_netplan::{
-    Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_released, policy_routing,
+    Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_capturing, plan_released,
+    policy_routing,
 };
 
 use self::{
     carrier::Carrier,
     settings::{mark_accepted_sockets, move_openings, track_from_the_opening},
 };
+use crate::{conntrack::pre_capture, netns::Netns, route::Routing};
 pub use crate::{iptables::IptablesError, nft::NftError};
-use crate::{netns::Netns, route::Routing};
 
 /// What [`apply`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +101,12 @@ pub enum RedirectionError {
         #[source]
         source: io::Error,
     },
+    /// Connections from before the capture cannot be listed, or not be made known to connection tracking.
+    #[error(
+        "cannot let the connections from before the capture go on; the kernel needs inet_diag and \
+         nf_conntrack_netlink, and room in its table of connections"
+    )]
+    Connections(#[source] io::Error),
     /// No way of setting rules works on this node.
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
@@ -137,7 +144,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// those of Istio's agent, which captured the pod before: they go once ours stand.
 ///
 /// # Errors
-/// The rules are then as they were before.
+/// The rules are then as they were before; or, if connections from before the capture cannot be made known
+/// to connection tracking, new connections are redirected, and whoever has a valid SYN cookie passes.
 pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
     let ruleset = plan(spec)?;
     inside(netns, || {
@@ -149,7 +157,12 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         }
         move_openings(true);
         foreign::find().map(|found| foreign::prepare(&found))?;
-        let (_, rules) = first_working(spec.backend, |carrier| carrier.apply(&ruleset))?;
+        let capturing = plan_capturing(spec)?;
+        let (_, rules) = first_working(spec.backend, |carrier| {
+            let begun = begin(carrier, &capturing, &ruleset)?;
+            let rules = carrier.apply(&ruleset)?;
+            Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
+        })?;
         // Only now is connection tracking sure to be there, and its settings with it.
         track_from_the_opening(true);
         drift.nothing_found &= rules.nothing_found;
@@ -158,6 +171,24 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         take_over(&mut drift);
         Ok(drift.into_applied())
     })
+}
+
+/// Where no guard stands yet that asks for the connection of each packet: redirects what is new, and makes
+/// what is open known to connection tracking. Not again once it stands: whatever a guard has let in must
+/// not be taken for a connection from before the capture.
+fn begin(
+    carrier: Carrier,
+    capturing: &Ruleset,
+    captured: &Ruleset,
+) -> Result<Option<Drift>, RedirectionError> {
+    if capturing == captured || !carrier.admits_unknown()? {
+        return Ok(None);
+    }
+    let drift = carrier.apply(capturing)?;
+    // So that nothing is tracked from its middle in a way that contradicts what is made known.
+    track_from_the_opening(true);
+    pre_capture::make_known().map_err(RedirectionError::Connections)?;
+    Ok(Some(drift))
 }
 
 /// Takes away what Istio's agent has left. The pod is captured, whether this succeeds or not.

@@ -10,6 +10,7 @@ use std::{
 use rustix::net::netlink::SOCK_DIAG;
 
 use crate::{
+    conntrack::pre_capture,
     netlink::{self, Socket},
     netns::Netns,
 };
@@ -36,6 +37,9 @@ pub enum State {
     Established,
     /// Connections that can still carry data at least one way: also half closed ones.
     Open,
+    /// Connections that may still get a packet that matters: also those being opened from outside, and those
+    /// closed by both sides with data on its way.
+    InUse,
     /// Those that take connections.
     Listening,
 }
@@ -46,6 +50,8 @@ impl State {
             Self::Established => 1 << 1,
             // Besides: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
             Self::Open => 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8,
+            // Besides: SYN_RECV, also as a mere request; LAST_ACK, CLOSING.
+            Self::InUse => Self::Open.mask() | 1 << 3 | 1 << 12 | 1 << 9 | 1 << 11,
             Self::Listening => 1 << 10,
         }
     }
@@ -95,7 +101,7 @@ pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
 }
 
 /// Those of the calling thread's namespace.
-fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
+pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     let mut socket = Socket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
     for family in [INET, INET6] {
@@ -114,7 +120,7 @@ fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     Ok(found)
 }
 
-/// Breaks a connection: both ends see it reset.
+/// Breaks a connection: both ends see it reset. What arrives of it later belongs to no connection.
 ///
 /// # Errors
 /// [`io::ErrorKind::NotFound`] when it is gone already, [`io::ErrorKind::Unsupported`] when the kernel
@@ -122,7 +128,14 @@ fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
 pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
     let state = State::Open.mask();
     let request = request(connection.family, state, &connection.id);
-    netns.run(|| Socket::open(Some(SOCK_DIAG))?.request(DESTROY, 0, &[&request]))?
+    netns.run(|| {
+        Socket::open(Some(SOCK_DIAG))?.request(DESTROY, 0, &[&request])?;
+        // Its guards would let packets pass for as long as connection tracking remembers the connection.
+        if let Err(error) = pre_capture::forget(connection) {
+            tracing::debug!(%error, "a closed connection is still known to connection tracking");
+        }
+        Ok(())
+    })?
 }
 
 fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {

@@ -7,7 +7,7 @@ use std::{
 
 use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, Table, TableChain};
 use crate::{
-    plan::host_ruleset,
+    plan::{admits_unknown, host_ruleset},
     ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
     spec::{HostSpec, marks},
 };
@@ -59,6 +59,13 @@ pub fn lower(ruleset: &Ruleset) -> Table {
         chains: chains.collect(),
         sets: BTreeMap::new(),
     }
+}
+
+/// Whether the pod's table lacks the guard of what arrives, or has one that lets packets of unknown
+/// connections pass.
+pub fn guard_admits_unknown(table: Option<&Table>) -> bool {
+    let guard = table.and_then(|table| table.chains.get(GUARD_INPUT));
+    guard.is_none_or(|chain| chain.rules.contains(&lower_rule(&admits_unknown())))
 }
 
 /// The node's table with its sets, still empty.

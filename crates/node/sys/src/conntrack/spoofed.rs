@@ -11,26 +11,12 @@ use std::io;
 use ambit_netplan::marks;
 use rustix::net::netlink;
 
-use super::{GENMSG, GET, SUBSYSTEM, TCP};
+use super::{GENMSG, GET, NEW, ORIGINAL, REPLY, TCP, in_use, liberal};
 use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
 
-const NEW: u16 = SUBSYSTEM;
 /// `CTA_*`.
-const ORIGINAL: u16 = 1;
-const REPLY: u16 = 2;
-const STATUS: u16 = 3;
-const PROTOCOL_INFO: u16 = 4;
-const TIMEOUT: u16 = 7;
 const MARK: u16 = 8;
 const ZONE: u16 = 18;
-/// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
-const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
-/// `TCP_CONNTRACK_ESTABLISHED`.
-const ESTABLISHED: u8 = 3;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`: either entry sees one direction alone, and must not judge it.
-const LIBERAL: u8 = 0x08;
-/// As long as the kernel's own for a connection in use.
-const FIVE_DAYS: u32 = 5 * 24 * 3600;
 
 /// One connection, with the addresses as the kernel writes them.
 struct Entry {
@@ -54,13 +40,8 @@ pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
         let tuples = [original.into_bytes(), reply.into_bytes()].concat();
         let liberal = liberal(None).into_bytes();
         ended(socket.request(NEW, 0, &[&header, &tuples, &liberal]))?;
-        let more = Attrs::new()
-            .bytes(ZONE, &zone.to_be_bytes())
-            .u32_be(STATUS, IN_USE)
-            .u32_be(TIMEOUT, FIVE_DAYS)
-            .into_bytes();
-        let established = self::liberal(Some(ESTABLISHED)).into_bytes();
-        let body: [&[u8]; 4] = [&header, &tuples, &more, &established];
+        let zone = Attrs::new().bytes(ZONE, &zone.to_be_bytes()).into_bytes();
+        let body: [&[u8]; 4] = [&header, &tuples, &zone, &in_use().into_bytes()];
         match socket.request(NEW, CREATE | EXCLUSIVE, &body) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result?,
@@ -75,16 +56,6 @@ fn ended(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-fn liberal(state: Option<u8>) -> Attrs {
-    let flags = [LIBERAL, LIBERAL];
-    let tcp = Attrs::new().bytes(4, &flags).bytes(5, &flags);
-    let tcp = match state {
-        Some(state) => tcp.bytes(1, &[state]),
-        None => tcp,
-    };
-    Attrs::new().nest(PROTOCOL_INFO, &Attrs::new().nest(1, &tcp))
 }
 
 fn read(payload: &[u8]) -> Option<Entry> {

@@ -79,6 +79,19 @@ impl Carrier {
         Ok(drift)
     }
 
+    /// Whether what stands here lets packets of connections pass that connection tracking does not know.
+    pub(super) fn admits_unknown(self) -> Result<bool, RedirectionError> {
+        if self.0 == Backend::Nftables {
+            return Ok(nft::guard_admits_unknown(
+                Nft::open()?.read(POD_TABLE)?.as_ref(),
+            ));
+        }
+        let both = self.read_both()?;
+        Ok(both
+            .iter()
+            .any(|(_, state)| iptables::guard_admits_unknown(state)))
+    }
+
     /// Brings the rules, takes away what another carrier brought, and says what differed.
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;

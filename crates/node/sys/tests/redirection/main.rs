@@ -10,6 +10,7 @@
 )]
 
 mod behaviour;
+mod cookies;
 mod dns;
 mod foreign;
 mod host;

@@ -1,0 +1,121 @@
+//! Connections of a pod from before its capture, made known to connection tracking: the guards let no others
+//! pass in their middle (see `ambit_netplan::plan`).
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use ambit_netplan::{marks, ports};
+use rustix::{io::Errno, net::netlink};
+
+use super::{DELETE, NEW, ORIGINAL, REPLY, TCP, Tuple, in_use};
+use crate::{
+    netlink::{CREATE, Socket},
+    tcp_sockets::{self, State, TcpSocket},
+};
+
+/// Makes the connections known that sockets of the calling thread's namespace have with others. Those that
+/// are known already are no longer judged by their sequence numbers, of which some may have been missed.
+pub(crate) fn make_known() -> io::Result<()> {
+    let connections = with_others(&tcp_sockets::dump(State::InUse)?);
+    if connections.is_empty() {
+        return Ok(());
+    }
+    let mut socket = Socket::open(Some(netlink::NETFILTER))?;
+    for (local, remote) in connections {
+        let [inward, outward] = tuples(local, remote);
+        let attributes = [
+            inward.attrs_of(TCP, ORIGINAL).into_bytes(),
+            outward.attrs_of(TCP, REPLY).into_bytes(),
+            in_use().into_bytes(),
+        ]
+        .concat();
+        match socket.request(NEW, CREATE, &[&inward.family(), &attributes]) {
+            // It is translated, and so known under other addresses.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Forgets a connection: what arrives of it later belongs to none. In the calling thread's namespace.
+pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
+    let [inward, _] = tuples(connection.local, connection.remote);
+    let attributes = inward.attrs_of(TCP, ORIGINAL).into_bytes();
+    let mut socket = Socket::open(Some(netlink::NETFILTER))?;
+    match socket.request(DELETE, 0, &[&inward.family(), &attributes]) {
+        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+        result => result,
+    }
+}
+
+fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
+    [(remote, local), (local, remote)].map(|(source, destination)| Tuple {
+        source,
+        destination,
+    })
+}
+
+/// Local and remote address of those connections whose other end is not in this namespace, and which are
+/// not let pass by their port.
+fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
+    const PROXY: [u16; 4] = [ports::OUTBOUND, ports::INBOUND, ports::HBONE, ports::DNS];
+    let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == marks::PROXY;
+    let at_proxy = |s: &TcpSocket| is_proxy(s) && PROXY.contains(&s.local.port());
+    let ends: HashSet<_> = all.iter().map(|s| (s.local, s.remote)).collect();
+    // What the proxy has accepted from the application is addressed to others.
+    let redirected: HashSet<_> = all
+        .iter()
+        .filter(|s| at_proxy(s))
+        .map(|s| s.remote)
+        .collect();
+    let own = |ip: IpAddr, s: &TcpSocket| ip.is_loopback() || s.local.ip() == s.remote.ip();
+    all.iter()
+        .filter(|s| {
+            !at_proxy(s)
+                && !own(s.local.ip(), s)
+                && !ends.contains(&(s.remote, s.local))
+                && !redirected.contains(&s.local)
+        })
+        .map(|s| (s.local, s.remote))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(local: &str, remote: &str, mark: u32) -> TcpSocket {
+        TcpSocket::new(local.parse().unwrap(), remote.parse().unwrap(), mark)
+    }
+
+    #[test]
+    fn what_stays_in_the_pod_or_arrives_at_the_proxys_ports_need_not_be_known() {
+        const MARK: u32 = marks::PROXY;
+        let with_others = [
+            socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
+            socket("10.0.0.1:5000", "10.0.0.9:80", 0),
+            // The proxy's own, to others.
+            socket("10.0.0.1:6000", "10.0.0.9:15008", MARK),
+            // An application at a port of the proxy's, from before.
+            socket("10.0.0.1:15006", "10.0.0.9:4002", 0),
+        ];
+        let others = [
+            socket("127.0.0.1:5002", "127.0.0.1:9000", 0),
+            socket("10.0.0.1:5003", "10.0.0.1:9000", 0),
+            socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
+            // Redirected from the application.
+            socket("10.0.0.1:5001", "10.0.0.9:80", 0),
+            socket("127.0.0.1:15001", "10.0.0.1:5001", MARK),
+            // To the application, with the client's address.
+            socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
+            socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
+        ];
+        let all: Vec<_> = with_others.iter().chain(&others).cloned().collect();
+        let expected: Vec<_> = with_others.iter().map(|s| (s.local, s.remote)).collect();
+        assert_eq!(super::with_others(&all), expected);
+    }
+}

@@ -4,6 +4,7 @@
 //! a misspelt field of a policy must not silently widen it. Knows no files, clients or tasks.
 #![forbid(unsafe_code)]
 
+pub mod enablement;
 pub mod istio;
 pub mod labels;
 mod object;

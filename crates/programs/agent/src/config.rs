@@ -2,16 +2,12 @@
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
+use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
 use ambit_netplan::{Backend, HostSpec, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution};
 use clap::{ArgAction, Parser, ValueEnum};
 
-use crate::{
-    actions::KernelActions,
-    enrolment::Settings,
-    install::options::InstallArgs,
-    predicate::{Enablement, EnablementSelector, SelectorError},
-};
+use crate::{actions::KernelActions, enrolment::Settings, install::options::InstallArgs};
 
 /// Environment variable of a pod's processes that holds the pod's uid, with `--discover environ`.
 pub const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
@@ -129,11 +125,8 @@ pub enum Discover {
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Not YAML, or not selectors.
-    #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
-    SelectorSyntax(String),
-    /// A selector that cannot be understood.
-    #[error("the enablement selector is wrong")]
+    /// Who belongs to the mesh.
+    #[error(transparent)]
     Selector(#[from] SelectorError),
     /// Not an address.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
@@ -160,18 +153,12 @@ impl Args {
     /// # Errors
     /// When the enablement selector is wrong.
     pub fn settings(&self) -> Result<Settings, ConfigError> {
-        let selectors: Vec<EnablementSelector> = match self.enablement_selector.trim() {
-            "" => Vec::new(),
-            text => serde_saphyr::from_str(text)
-                .map_err(|error| ConfigError::SelectorSyntax(error.to_string()))?,
-        };
-        let excluded = self
-            .exclude_namespaces
-            .iter()
-            .map(|name| name.trim().to_owned());
-        let excluded = excluded.filter(|name| !name.is_empty());
         Ok(Settings {
-            enablement: Enablement::new(selectors, excluded, self.system_namespace.clone())?,
+            enablement: Enablement::new(
+                EnablementSelector::list(&self.enablement_selector)?,
+                self.exclude_namespaces.iter().cloned(),
+                self.system_namespace.clone(),
+            )?,
             redirection: RedirectionSpec {
                 ipv6: self.ipv6,
                 dns_capture: self.dns_capture,

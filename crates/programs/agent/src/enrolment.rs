@@ -12,14 +12,12 @@ use std::{
     time::Instant,
 };
 
+use ambit_k8s_api::enablement::Enablement;
 use ambit_model::{ArcStr, PodName};
 use ambit_netplan::RedirectionSpec;
 use ambit_zds::{PodUid, WorkloadInfo};
 
-use crate::{
-    predicate::Enablement,
-    source::{Labels, PodView, Record, SourceEvent, Status},
-};
+use crate::source::{Labels, PodView, Record, SourceEvent, Status};
 
 mod annotations;
 mod owed;

@@ -15,7 +15,6 @@ pub mod install;
 pub mod membership;
 pub mod metrics;
 pub mod plugin;
-pub mod predicate;
 mod process;
 mod replace;
 pub mod report;

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use ambit_k8s_api::labels;
+use ambit_k8s_api::{enablement::PodFacts, labels};
 use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,7 @@ mod facts;
 pub mod kubernetes;
 pub mod manifests;
 
-/// Labels or annotations.
-pub type Labels = BTreeMap<String, String>;
+pub use ambit_k8s_api::enablement::Labels;
 
 /// A pod of this node, as far as enrolment depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +46,17 @@ pub struct PodView {
     /// tell: `false` is also "not known".
     #[serde(default)]
     pub unchanged: bool,
+}
+
+impl<'a> From<&'a PodView> for PodFacts<'a> {
+    fn from(pod: &'a PodView) -> Self {
+        Self {
+            namespace: &pod.name.namespace,
+            host_network: pod.host_network,
+            labels: &pod.labels,
+            annotations: &pod.annotations,
+        }
+    }
 }
 
 /// What the agent before us has left of what it knew.

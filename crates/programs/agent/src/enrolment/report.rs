@@ -1,10 +1,9 @@
 //! What is told of pods to people.
 
+use ambit_k8s_api::enablement::Verdict;
+
 use super::{Enrolment, Goal, Labels, Pod, Rules};
-use crate::{
-    predicate::Verdict,
-    report::{PodReport, PodState},
-};
+use crate::report::{PodReport, PodState};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     /// How every pod stands; `inode` is that of a namespace.
@@ -29,7 +28,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 };
                 (state, self.verdict(pod).to_string())
             }
-            Ok(Goal::In(_)) if captured => (PodState::Captured, Verdict::Included.to_string()),
+            Ok(Goal::In(_)) if captured => (PodState::Captured, self.verdict(pod).to_string()),
             Ok(Goal::In(_)) if failure.is_some() => (
                 PodState::Failing,
                 "the last step failed; it is tried again by itself".to_owned(),

@@ -5,7 +5,6 @@ use std::{collections::VecDeque, time::Duration};
 use proptest::prelude::*;
 
 use super::*;
-use crate::predicate::EnablementSelector;
 
 mod owed;
 mod told;
@@ -70,7 +69,7 @@ fn which(name: &str, uid: Option<&str>) -> WhichPod {
 
 impl World {
     fn new() -> Self {
-        let enablement = Enablement::new(Vec::<EnablementSelector>::new(), [], "istio-system");
+        let enablement = Enablement::new(Vec::new(), [], "istio-system");
         let settings = Settings {
             enablement: enablement.unwrap(),
             redirection: RedirectionSpec::default(),

@@ -1,18 +1,30 @@
-//! Which pods belong to the mesh, by labels and annotations. Pure.
+//! Which pods belong to the mesh, by their labels and annotations and the agents' settings. Pure.
+//!
+//! The node agent acts on [`Enablement::verdict`]; the command line explains it. What the settings are
+//! called: `AMBIENT_ENABLEMENT_SELECTOR` and `EXCLUDE_NAMESPACES`, as for Istio's agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
-use ambit_k8s_api::labels::{DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_NONE};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use k8s_openapi::{
+    api::core::v1::Pod,
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement},
+};
 use serde::Deserialize;
 
-use crate::source::{Labels, PodView};
+use crate::labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_NONE};
 
 /// Annotation that a sidecar injector leaves on a pod it has changed.
-const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+/// Value of the label `app` of node proxies, Istio's name for them.
+const NODE_PROXY: &str = "ztunnel";
+
+/// Labels or annotations.
+pub type Labels = BTreeMap<String, String>;
+
+static NO_LABELS: Labels = Labels::new();
 
 /// One way to belong: both selectors match. An empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -30,52 +42,121 @@ pub struct EnablementSelector {
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
+    /// The selectors are the operator's, not those of the label.
+    custom: bool,
     excluded: BTreeSet<String>,
     /// Where node proxies run; they are never captured themselves.
     system_namespace: String,
 }
 
+/// What of a pod decides whether it belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct PodFacts<'a> {
+    /// Its namespace's name.
+    pub namespace: &'a str,
+    /// It shares the node's network namespace.
+    pub host_network: bool,
+    /// Its labels.
+    pub labels: &'a Labels,
+    /// Its annotations.
+    pub annotations: &'a Labels,
+}
+
+impl<'a> From<&'a Pod> for PodFacts<'a> {
+    fn from(pod: &'a Pod) -> Self {
+        let metadata = &pod.metadata;
+        let spec = pod.spec.as_ref();
+        Self {
+            namespace: metadata.namespace.as_deref().unwrap_or_default(),
+            host_network: spec.and_then(|spec| spec.host_network).unwrap_or_default(),
+            labels: metadata.labels.as_ref().unwrap_or(&NO_LABELS),
+            annotations: metadata.annotations.as_ref().unwrap_or(&NO_LABELS),
+        }
+    }
+}
+
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It belongs.
-    Included,
+    /// It belongs by its own label.
+    OwnLabel,
+    /// It belongs by its namespace's label.
+    NamespaceLabel,
+    /// It belongs by a selector of the agents' settings.
+    Selected,
     /// It shares the node's network namespace.
     HostNetwork,
     /// A sidecar serves it.
     Sidecar,
-    /// Its namespace is kept out.
+    /// Its namespace is excluded in the agents' settings.
     ExcludedNamespace,
     /// It is a node proxy itself.
     NodeProxy,
-    /// Its own label keeps it out.
+    /// Its own label excludes it.
     OptedOut,
-    /// No selector matches it and its namespace.
+    /// Neither it nor its namespace has the label.
+    NotLabelled,
+    /// No selector of the agents' settings matches it and its namespace.
     NotSelected,
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Included => "its labels, or those of its namespace, bring it into the mesh",
+            Self::OwnLabel => "its own label is istio.io/dataplane-mode=ambient",
+            Self::NamespaceLabel => "its namespace has the label istio.io/dataplane-mode=ambient",
+            Self::Selected => "a selector of cni.ambient.enablementSelectors matches it",
             Self::HostNetwork => "it uses the node's network, which is never captured",
             Self::Sidecar => "it has a sidecar (annotation sidecar.istio.io/status)",
-            Self::ExcludedNamespace => "its namespace is excluded in the agent's settings",
+            Self::ExcludedNamespace => "its namespace is excluded by cni.excludeNamespaces",
             Self::NodeProxy => "it is a node proxy",
-            Self::OptedOut => "its label istio.io/dataplane-mode=none keeps it out",
-            Self::NotSelected => {
+            Self::OptedOut => "its own label is istio.io/dataplane-mode=none",
+            Self::NotLabelled => {
                 "neither it nor its namespace has the label istio.io/dataplane-mode=ambient"
             }
+            Self::NotSelected => "no selector of cni.ambient.enablementSelectors matches it",
         })
     }
 }
 
-/// A selector that cannot be understood.
+impl Verdict {
+    /// Whether the pod belongs to the mesh.
+    pub fn is_included(self) -> bool {
+        matches!(self, Self::OwnLabel | Self::NamespaceLabel | Self::Selected)
+    }
+}
+
+/// Selectors that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the operator {operator:?} of label {key:?} is not In, NotIn, Exists or DoesNotExist")]
-pub struct SelectorError {
-    key: String,
-    operator: String,
+pub enum SelectorError {
+    /// Not YAML, or not selectors.
+    #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
+    Syntax(String),
+    /// It would match nobody, silently.
+    #[error(
+        "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
+         Exists or DoesNotExist"
+    )]
+    Operator {
+        /// Of the requirement.
+        key: String,
+        /// As it is written.
+        operator: String,
+    },
+}
+
+impl EnablementSelector {
+    /// Reads the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list in YAML or JSON; none if it is empty.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn list(text: &str) -> Result<Vec<Self>, SelectorError> {
+        match text.trim() {
+            "" => Ok(Vec::new()),
+            text => serde_saphyr::from_str(text)
+                .map_err(|error| SelectorError::Syntax(error.to_string())),
+        }
+    }
 }
 
 impl Enablement {
@@ -89,48 +170,64 @@ impl Enablement {
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
     ) -> Result<Self, SelectorError> {
-        let selectors = if selectors.is_empty() {
-            defaults()
-        } else {
-            selectors
-        };
+        let usual = Self::usual(excluded, system_namespace);
+        if selectors.is_empty() {
+            return Ok(usual);
+        }
         for selector in &selectors {
             validate(&selector.pod_selector)?;
             validate(&selector.namespace_selector)?;
         }
-        let excluded = excluded.into_iter().collect();
         Ok(Self {
             selectors,
-            excluded,
-            system_namespace: system_namespace.into(),
+            custom: true,
+            ..usual
         })
     }
 
-    /// Whether the pod belongs to the mesh, its namespace having these labels.
-    pub fn includes(&self, pod: &PodView, namespace: &Labels) -> bool {
-        self.verdict(pod, namespace) == Verdict::Included
+    /// With Istio's selectors.
+    pub fn usual(
+        excluded: impl IntoIterator<Item = String>,
+        system_namespace: impl Into<String>,
+    ) -> Self {
+        let excluded = excluded.into_iter().map(|name| name.trim().to_owned());
+        Self {
+            selectors: defaults(),
+            custom: false,
+            excluded: excluded.filter(|name| !name.is_empty()).collect(),
+            system_namespace: system_namespace.into(),
+        }
     }
 
-    /// Whether the pod belongs to the mesh and if not, why.
-    pub fn verdict(&self, pod: &PodView, namespace: &Labels) -> Verdict {
+    /// Whether the pod belongs to the mesh, its namespace having these labels.
+    pub fn includes<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> bool {
+        self.verdict(pod, namespace).is_included()
+    }
+
+    /// Whether the pod belongs to the mesh, and why.
+    pub fn verdict<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> Verdict {
+        let pod = pod.into();
+        let mode = pod.labels.get(DATAPLANE_MODE).map(String::as_str);
         if pod.host_network {
             Verdict::HostNetwork
         } else if pod.annotations.contains_key(SIDECAR_STATUS) {
             Verdict::Sidecar
-        } else if self.excludes(&pod.name.namespace) {
+        } else if self.excludes(pod.namespace) {
             Verdict::ExcludedNamespace
-        } else if self.is_node_proxy(pod) {
+        } else if self.is_node_proxy(&pod) {
             Verdict::NodeProxy
-        } else if self.selects(&pod.labels, namespace) {
-            Verdict::Included
-        } else if pod
-            .labels
-            .get(DATAPLANE_MODE)
-            .is_some_and(|mode| mode == DATAPLANE_MODE_NONE)
-        {
+        } else if self.selects(pod.labels, namespace) {
+            match mode {
+                _ if self.custom => Verdict::Selected,
+                Some(DATAPLANE_MODE_AMBIENT) => Verdict::OwnLabel,
+                _ => Verdict::NamespaceLabel,
+            }
+        } else if mode == Some(DATAPLANE_MODE_NONE) {
             Verdict::OptedOut
-        } else {
+        } else if self.custom {
             Verdict::NotSelected
+        } else {
+            Verdict::NotLabelled
         }
     }
 
@@ -145,7 +242,7 @@ impl Enablement {
         keys.cloned().collect()
     }
 
-    /// Whether the namespace is kept out whatever its labels.
+    /// Whether the namespace is excluded whatever its labels.
     pub fn excludes(&self, namespace: &str) -> bool {
         self.excluded.contains(namespace)
     }
@@ -161,9 +258,9 @@ impl Enablement {
         })
     }
 
-    fn is_node_proxy(&self, pod: &PodView) -> bool {
-        *pod.name.namespace == *self.system_namespace
-            && pod.labels.get("app").is_some_and(|app| app == "ztunnel")
+    fn is_node_proxy(&self, pod: &PodFacts<'_>) -> bool {
+        pod.namespace == self.system_namespace
+            && pod.labels.get(APP).is_some_and(|app| app == NODE_PROXY)
     }
 }
 
@@ -204,7 +301,7 @@ fn validate(selector: &LabelSelector) -> Result<(), SelectorError> {
         .find(|requirement| !known.contains(&requirement.operator.as_str()))
         .map_or(Ok(()), |requirement| {
             let LabelSelectorRequirement { key, operator, .. } = requirement.clone();
-            Err(SelectorError { key, operator })
+            Err(SelectorError::Operator { key, operator })
         })
 }
 
@@ -241,17 +338,16 @@ mod tests {
             .collect()
     }
 
-    fn pod(namespace: &str, pod_labels: &str) -> PodView {
-        let mut view = PodView {
-            labels: labels(pod_labels),
-            ..PodView::default()
-        };
-        view.name.namespace = namespace.into();
-        view
+    fn pod(namespace: &str, pod_labels: &str) -> Pod {
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some(namespace.to_owned());
+        pod.metadata.labels = Some(labels(pod_labels));
+        pod
     }
 
     fn usual() -> Enablement {
-        Enablement::new(vec![], ["kube-system".to_owned()], "istio-system").unwrap()
+        let excluded = [" kube-system ".to_owned(), String::new()];
+        Enablement::new(vec![], excluded, "istio-system").unwrap()
     }
 
     const AMBIENT: &str = "istio.io/dataplane-mode=ambient";
@@ -259,21 +355,26 @@ mod tests {
 
     #[test]
     fn the_pods_label_beats_that_of_its_namespace() {
+        use Verdict::{NamespaceLabel, NotLabelled, OptedOut, OwnLabel};
         for (namespace, pod_labels, expected) in [
-            ("", "", false),
-            (AMBIENT, "", true),
-            ("", AMBIENT, true),
-            (AMBIENT, NONE, false),
-            (AMBIENT, AMBIENT, true),
-            (NONE, AMBIENT, true),
-            (NONE, "", false),
-            (AMBIENT, "istio.io/dataplane-mode=else", true),
+            ("", "", NotLabelled),
+            (AMBIENT, "", NamespaceLabel),
+            ("", AMBIENT, OwnLabel),
+            (AMBIENT, NONE, OptedOut),
+            (AMBIENT, AMBIENT, OwnLabel),
+            (NONE, AMBIENT, OwnLabel),
+            (NONE, "", NotLabelled),
+            ("", NONE, OptedOut),
+            (AMBIENT, "istio.io/dataplane-mode=else", NamespaceLabel),
         ] {
-            let included = usual().includes(&pod("a", pod_labels), &labels(namespace));
+            let (pod, namespace) = (pod("a", pod_labels), labels(namespace));
+            let verdict = usual().verdict(&pod, &namespace);
             assert_eq!(
-                included, expected,
+                verdict, expected,
                 "namespace {namespace:?}, pod {pod_labels:?}"
             );
+            let included = matches!(expected, OwnLabel | NamespaceLabel);
+            assert_eq!(usual().includes(&pod, &namespace), included);
         }
     }
 
@@ -281,20 +382,21 @@ mod tests {
     fn some_pods_never_belong() {
         let ambient = labels(AMBIENT);
         let mut host = pod("a", AMBIENT);
-        host.host_network = true;
+        host.spec.get_or_insert_default().host_network = Some(true);
         let mut sidecar = pod("a", AMBIENT);
-        sidecar.annotations = labels("sidecar.istio.io/status={}");
-        for never in [
-            host,
-            sidecar,
-            pod("kube-system", AMBIENT),
-            pod("istio-system", "app=ztunnel"),
+        sidecar.metadata.annotations = Some(labels("sidecar.istio.io/status={}"));
+        for (never, why) in [
+            (host, Verdict::HostNetwork),
+            (sidecar, Verdict::Sidecar),
+            (pod("kube-system", AMBIENT), Verdict::ExcludedNamespace),
+            (pod("istio-system", "app=ztunnel"), Verdict::NodeProxy),
         ] {
+            assert_eq!(usual().verdict(&never, &ambient), why, "{never:?}");
             assert!(!usual().includes(&never, &ambient), "{never:?}");
         }
         assert!(usual().includes(&pod("a", "app=ztunnel"), &ambient));
         let mut generic = pod("a", "");
-        generic.annotations = labels("sidecar.istio.io/inject=true");
+        generic.metadata.annotations = Some(labels("sidecar.istio.io/inject=true"));
         assert!(
             usual().includes(&generic, &ambient),
             "only the status opts out"
@@ -306,6 +408,7 @@ mod tests {
         assert!(usual().includes_namespace("a", &labels(AMBIENT)));
         assert!(!usual().includes_namespace("a", &labels("")));
         assert!(!usual().includes_namespace("kube-system", &labels(AMBIENT)));
+        assert!(usual().excludes("kube-system") && !usual().excludes(""));
     }
 
     #[test]
@@ -318,6 +421,10 @@ mod tests {
         assert!(!own.includes(&pod("a", "tier=web"), &labels("")));
         assert!(!own.includes(&pod("a", "tier=web,app=x,legacy=1"), &labels("")));
         assert!(!own.includes(&pod("a", "tier=else,app=x"), &labels(AMBIENT)));
+        let verdict = |pod_labels| own.verdict(&pod("a", pod_labels), &labels(AMBIENT));
+        assert_eq!(verdict("tier=db,app=x"), Verdict::Selected);
+        assert_eq!(verdict(AMBIENT), Verdict::NotSelected);
+        assert_eq!(verdict(NONE), Verdict::OptedOut);
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::{
@@ -14,7 +16,7 @@ use crate::{
     inventory::{self, Inventory, InventoryError},
     object::{self, ObjectRef},
     render::{self, Release, RenderError},
-    rollout::{Rollout, rollout_of},
+    rollout::{Rollout, Workload, rollout_of},
     values::{Overrides, ValuesError},
 };
 
@@ -130,21 +132,12 @@ pub async fn installed(
     cluster: &Cluster,
     namespace: &str,
 ) -> Result<Option<Inventory>, InstallError> {
-    let name = inventory_name(namespace);
-    Ok(cluster
-        .get(&name)
-        .await?
-        .map(|map| Inventory::read(&map))
-        .transpose()?)
+    let map: Option<ConfigMap> = cluster.read(Some(namespace), inventory::NAME).await?;
+    Ok(map.map(|map| Inventory::read(&map)).transpose()?)
 }
 
 pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
-    ObjectRef {
-        api_version: "v1".to_owned(),
-        kind: "ConfigMap".to_owned(),
-        namespace: Some(namespace.to_owned()),
-        name: inventory::NAME.to_owned(),
-    }
+    ObjectRef::of_kind::<ConfigMap>(Some(namespace), inventory::NAME)
 }
 
 /// Makes the cluster what the plan says: installs, or upgrades what is there. `say` is told of each
@@ -225,8 +218,11 @@ async fn nobody_elses(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError
         let Some(there) = cluster.get(&name).await? else {
             continue;
         };
-        let by = there.pointer("/metadata/labels/app.kubernetes.io~1managed-by");
-        match by.and_then(Value::as_str) {
+        let there = serde_json::from_value::<DynamicObject>(there).ok();
+        let by = there
+            .as_ref()
+            .and_then(|there| object::label(there, "app.kubernetes.io/managed-by"));
+        match by {
             // Ours, of an installation whose inventory is lost.
             Some("ambit") => {}
             Some(other) => {
@@ -306,7 +302,7 @@ async fn wait_until_ready(
     loop {
         let mut waiting = Vec::new();
         for name in names {
-            if !matches!(name.kind.as_str(), "Deployment" | "DaemonSet") {
+            if !Workload::is_kind(&name.kind) {
                 continue;
             }
             let state = rollout_of(cluster, name).await?;

@@ -8,6 +8,7 @@ use kube::{
     api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PropagationPolicy},
     core::DynamicObject,
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::object::ObjectRef;
@@ -120,6 +121,42 @@ impl Cluster {
             .collect()
     }
 
+    /// The object of a kind that is known, if it is there.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away, or answers with what is no such object.
+    pub async fn read<K>(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Option<K>, ClusterError>
+    where
+        K: k8s_openapi::Resource + DeserializeOwned,
+    {
+        let name = ObjectRef::of_kind::<K>(namespace, name);
+        let found = self.get(&name).await?;
+        found.map(|value| typed(&name, value)).transpose()
+    }
+
+    /// All objects of a kind that is known, as [`Self::list`].
+    ///
+    /// # Errors
+    /// When the API server refuses or is away, or answers with what are no such objects.
+    pub async fn all<K>(
+        &self,
+        namespace: Option<&str>,
+        labels: Option<&str>,
+    ) -> Result<Vec<K>, ClusterError>
+    where
+        K: k8s_openapi::Resource + DeserializeOwned,
+    {
+        let name = ObjectRef::of_kind::<K>(namespace, "");
+        let list = self
+            .list(K::API_VERSION, K::KIND, namespace, labels)
+            .await?;
+        list.into_iter().map(|value| typed(&name, value)).collect()
+    }
+
     /// Applies an object as its part-owner. `force` takes fields over from others.
     ///
     /// # Errors
@@ -228,6 +265,12 @@ fn failed(what: &str, source: kube::Error) -> ClusterError {
         what: what.to_owned(),
         source: Box::new(source),
     }
+}
+
+fn typed<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K, ClusterError> {
+    serde_json::from_value(value).map_err(|error| ClusterError::Answer {
+        what: format!("{name}, which cannot be read ({error}),"),
+    })
 }
 
 /// Items of lists do not say their kind themselves.

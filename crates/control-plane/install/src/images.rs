@@ -5,12 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::{Pod, PodSpec},
+};
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::{
     apply::{InstallError, Plan},
     cluster::{Cluster, ClusterError},
-    object::ObjectRef,
+    object::{self, ObjectRef},
     rollout::missing_images,
 };
 
@@ -35,14 +40,13 @@ pub(crate) struct Images {
 
 impl Images {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let containers = plan.objects.iter().filter_map(|object| {
-            let containers = object.pointer("/spec/template/spec/containers")?;
-            containers.as_array()
+        let images = plan.objects.iter().filter_map(pod_spec).flat_map(|spec| {
+            let images = spec.containers.into_iter();
+            images.filter_map(|container| container.image)
         });
-        let image = |container: &Value| Some(container.get("image")?.as_str()?.to_owned());
         Self {
             namespace: plan.release.namespace.clone(),
-            needed: containers.flatten().filter_map(image).collect(),
+            needed: images.collect(),
             missing_since: None,
             next_look: Instant::now(),
         }
@@ -56,12 +60,11 @@ impl Images {
         say: &dyn Fn(&str),
     ) -> Result<(), ClusterError> {
         for pod in cluster
-            .list("v1", "Pod", Some(&self.namespace), Some(OURS))
+            .all::<Pod>(Some(&self.namespace), Some(OURS))
             .await?
         {
-            if self.missing_in(&pod).next().is_some()
-                && let Some(name) = ObjectRef::of(&pod)
-            {
+            if self.missing_in(&pod).next().is_some() {
+                let name = ObjectRef::of_kind::<Pod>(Some(&self.namespace), object::name(&pod));
                 cluster.delete(&name, DELETION).await?;
                 say(&format!(
                     "{name} waited for an image: deleted, so that it is tried again"
@@ -78,9 +81,7 @@ impl Images {
             return Ok(());
         }
         self.next_look = now + EVERY;
-        let pods = cluster
-            .list("v1", "Pod", Some(&self.namespace), Some(OURS))
-            .await?;
+        let pods: Vec<Pod> = cluster.all(Some(&self.namespace), Some(OURS)).await?;
         let missing: BTreeMap<_, _> = pods.iter().flat_map(|pod| self.missing_in(pod)).collect();
         if missing.is_empty() {
             self.missing_since = None;
@@ -93,8 +94,18 @@ impl Images {
         Err(InstallError::Images(missing))
     }
 
-    fn missing_in(&self, pod: &Value) -> impl Iterator<Item = (String, String)> {
+    fn missing_in(&self, pod: &Pod) -> impl Iterator<Item = (String, String)> {
         let missing = missing_images(pod).into_iter();
         missing.filter(|(image, _)| self.needed.contains(image))
     }
+}
+
+/// The pods that an object of the chart makes; none if it makes none.
+fn pod_spec(object: &Value) -> Option<PodSpec> {
+    let template = match ObjectRef::of(object)?.kind.as_str() {
+        "DaemonSet" => DaemonSet::deserialize(object).ok()?.spec?.template,
+        "Deployment" => Deployment::deserialize(object).ok()?.spec?.template,
+        _ => return None,
+    };
+    template.spec
 }

@@ -1,6 +1,7 @@
 //! What was applied, kept in the cluster itself: an upgrade takes away what it no longer has, and an
 //! uninstallation takes away exactly what there is.
 
+use k8s_openapi::api::core::v1::ConfigMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -8,6 +9,9 @@ use crate::object::{ObjectRef, rank};
 
 /// Name of the ConfigMap that holds it.
 pub const NAME: &str = "ambit-inventory";
+
+/// Its entry there.
+const KEY: &str = "inventory.json";
 
 /// Objects and settings of an installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,12 +39,16 @@ impl Inventory {
     ///
     /// # Errors
     /// When somebody changed it.
-    pub fn read(config_map: &Value) -> Result<Self, InventoryError> {
-        let text = config_map
-            .pointer("/data/inventory.json")
-            .and_then(Value::as_str)
-            .ok_or(InventoryError(None))?;
+    pub fn read(config_map: &ConfigMap) -> Result<Self, InventoryError> {
+        let data = config_map.data.as_ref().ok_or(InventoryError(None))?;
+        let text = data.get(KEY).ok_or(InventoryError(None))?;
         serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
+    }
+
+    /// The platform that the user chose; empty for none.
+    pub fn platform(&self) -> &str {
+        let platform = self.values.pointer("/global/platform");
+        platform.and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Its ConfigMap.
@@ -54,7 +62,7 @@ impl Inventory {
                 "namespace": namespace,
                 "labels": labels(),
             },
-            "data": { "inventory.json": text },
+            "data": { KEY: text },
         })
     }
 
@@ -117,10 +125,10 @@ mod tests {
             crds: vec![],
             objects: vec![object("Service", "a")],
         };
-        let map = inventory.config_map("mesh");
-        assert_eq!(Inventory::read(&map).unwrap(), inventory);
-        assert!(Inventory::read(&json!({"data": {"inventory.json": "{"}})).is_err());
-        assert!(Inventory::read(&json!({})).is_err());
+        let read = |map| Inventory::read(&serde_json::from_value(map).unwrap());
+        assert_eq!(read(inventory.config_map("mesh")).unwrap(), inventory);
+        assert!(read(json!({"data": {"inventory.json": "{"}})).is_err());
+        assert!(read(json!({})).is_err());
     }
 
     #[test]

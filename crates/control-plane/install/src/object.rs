@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::{
+    Resource,
+    core::{ApiResource, GroupVersionKind},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -32,6 +35,16 @@ impl ObjectRef {
             namespace: text(metadata.get("namespace")),
             name: text(metadata.get("name"))?,
         })
+    }
+
+    /// Of an object of a kind that is known.
+    pub fn of_kind<K: k8s_openapi::Resource>(namespace: Option<&str>, name: &str) -> Self {
+        Self {
+            api_version: K::API_VERSION.to_owned(),
+            kind: K::KIND.to_owned(),
+            namespace: namespace.map(ToOwned::to_owned),
+            name: name.to_owned(),
+        }
     }
 
     /// Whether both are the same object, whatever the version they are written in.
@@ -64,6 +77,28 @@ impl fmt::Display for ObjectRef {
             None => write!(f, "{} {}", self.kind, self.name),
         }
     }
+}
+
+/// An object's name; empty if it has none yet.
+pub fn name(object: &impl Resource) -> &str {
+    object.meta().name.as_deref().unwrap_or_default()
+}
+
+/// An object's namespace; empty if it is in none.
+pub fn namespace_of(object: &impl Resource) -> &str {
+    object.meta().namespace.as_deref().unwrap_or_default()
+}
+
+/// The value of a label, if the object has it.
+pub fn label<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
+    let labels = object.meta().labels.as_ref()?;
+    labels.get(key).map(String::as_str)
+}
+
+/// The value of an annotation, if the object has it.
+pub fn annotation<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
+    let annotations = object.meta().annotations.as_ref()?;
+    annotations.get(key).map(String::as_str)
 }
 
 /// Whether Helm alone makes the object, and only for a step of its own: it is part of no installation.

@@ -1,6 +1,6 @@
 //! Which platform a cluster is, from what its nodes say of themselves.
 
-use serde_json::Value;
+use k8s_openapi::api::core::v1::Node;
 
 /// Names of platforms that the chart knows.
 pub const PLATFORMS: &[&str] = &[
@@ -95,7 +95,7 @@ const SIGNS: &[Sign] = &[
 ];
 
 /// The platform of these nodes; empty if it has nothing of its own.
-pub fn detect(nodes: &[Value]) -> &'static str {
+pub fn detect(nodes: &[Node]) -> &'static str {
     SIGNS
         .iter()
         .find(|sign| nodes.iter().any(|node| sign.shown_by(node)))
@@ -103,40 +103,44 @@ pub fn detect(nodes: &[Value]) -> &'static str {
 }
 
 impl Sign {
-    fn shown_by(&self, node: &Value) -> bool {
-        let text = |path: &str| {
-            node.pointer(path)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
+    fn shown_by(&self, node: &Node) -> bool {
         let is = |sign: &str, found: bool| !sign.is_empty() && found;
-        let labels = node.pointer("/metadata/labels").and_then(Value::as_object);
-        let mut labels = labels.into_iter().flatten();
+        let info = node
+            .status
+            .as_ref()
+            .and_then(|status| status.node_info.as_ref());
+        let version = info.map_or("", |info| &info.kubelet_version);
+        let os = info.map_or("", |info| &info.os_image);
+        let provider = node
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.provider_id.as_deref());
+        let mut labels = node.metadata.labels.iter().flatten();
         is(
             self.label,
             labels.any(|(name, _)| name.contains(self.label)),
-        ) || is(
-            self.version,
-            text("/status/nodeInfo/kubeletVersion").contains(self.version),
-        ) || is(
-            self.provider,
-            text("/spec/providerID").starts_with(self.provider),
-        ) || is(self.os, text("/status/nodeInfo/osImage").contains(self.os))
+        ) || is(self.version, version.contains(self.version))
+            || is(
+                self.provider,
+                provider.unwrap_or_default().starts_with(self.provider),
+            )
+            || is(self.os, os.contains(self.os))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn node(label: &str, version: &str, provider: &str, os: &str) -> Value {
-        json!({
+    fn node(label: &str, version: &str, provider: &str, os: &str) -> Node {
+        let node = json!({
             "metadata": {"labels": {label: ""}},
             "spec": {"providerID": provider},
             "status": {"nodeInfo": {"kubeletVersion": version, "osImage": os}},
-        })
+        });
+        serde_json::from_value(node).unwrap()
     }
 
     #[test]
@@ -207,7 +211,7 @@ mod tests {
             ),
             (node("x", "v1.34.1", "", "Debian GNU/Linux 12"), ""),
         ] {
-            assert_eq!(detect(std::slice::from_ref(&node)), platform, "{node}");
+            assert_eq!(detect(std::slice::from_ref(&node)), platform, "{node:?}");
         }
         assert_eq!(detect(&[]), "");
     }

@@ -3,13 +3,18 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    coordination::v1::Lease,
+    core::v1::{ConfigMap, Namespace, Pod, Secret},
+};
 use serde_json::{Value, json};
 
 use crate::{
     apply::{InstallError, installed, inventory_name},
     cluster::Cluster,
     inventory::removal_order,
-    object::ObjectRef,
+    object::{self, ObjectRef},
     rollout::{Rollout, rollout_of},
 };
 
@@ -24,9 +29,9 @@ const DELETION: Duration = Duration::from_secs(600);
 /// What pods are released by: no pod has this label, whatever others it has.
 const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
 /// Where the agents' settings have it.
-const SELECTOR: &str = "/data/AMBIENT_ENABLEMENT_SELECTOR";
+const SELECTOR: &str = "AMBIENT_ENABLEMENT_SELECTOR";
 /// Annotation of captured pods.
-const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
+const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Who writes the root certificates into the namespaces.
 const CONTROL: &str = "ambit-control";
 /// Time between two looks at pods that are to be released.
@@ -49,12 +54,9 @@ pub struct Removal {
 /// When they cannot be listed.
 pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
     let label = format!("{DATAPLANE_MODE}={AMBIENT}");
-    let namespaces = cluster.list("v1", "Namespace", None, Some(&label)).await?;
-    Ok(namespaces
-        .iter()
-        .filter_map(ObjectRef::of)
-        .map(|name| name.name)
-        .collect())
+    let namespaces: Vec<Namespace> = cluster.all(None, Some(&label)).await?;
+    let names = namespaces.iter().map(object::name);
+    Ok(names.map(ToOwned::to_owned).collect())
 }
 
 /// Takes the label that puts it into the mesh off a namespace, or puts it on.
@@ -62,12 +64,7 @@ pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, Insta
 /// # Errors
 /// When the API server refuses.
 pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<(), InstallError> {
-    let name = ObjectRef {
-        api_version: "v1".to_owned(),
-        kind: "Namespace".to_owned(),
-        namespace: None,
-        name: namespace.to_owned(),
-    };
+    let name = ObjectRef::of_kind::<Namespace>(None, namespace);
     let value = if enrol { json!(AMBIENT) } else { Value::Null };
     let patch = json!({"metadata": {"labels": {DATAPLANE_MODE: value}}});
     Ok(cluster.merge(&name, &patch).await?)
@@ -84,18 +81,19 @@ pub async fn release(
     patience: Duration,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let agents = part(namespace, "apps/v1", "DaemonSet", "ambit-agent");
-    let config = part(namespace, "v1", "ConfigMap", "ambit-agent-config");
-    let settings = cluster.get(&config).await?;
+    let agents = ObjectRef::of_kind::<DaemonSet>(Some(namespace), "ambit-agent");
+    let config = ObjectRef::of_kind::<ConfigMap>(Some(namespace), "ambit-agent-config");
+    let settings: Option<ConfigMap> = cluster.read(Some(namespace), &config.name).await?;
     let (Some(settings), Some(_)) = (settings, cluster.get(&agents).await?) else {
         return Ok(());
     };
     // A release that was broken off goes on to its end, though all pods may have gone meanwhile.
-    let begun = settings.pointer(SELECTOR).and_then(Value::as_str) == Some(NOBODY);
+    let selector = settings.data.as_ref().and_then(|data| data.get(SELECTOR));
+    let begun = selector.is_some_and(|selector| selector == NOBODY);
     if !begun && captured(cluster).await?.is_empty() {
         return Ok(());
     }
-    let patch = json!({"data": {"AMBIENT_ENABLEMENT_SELECTOR": NOBODY}});
+    let patch = json!({"data": {SELECTOR: NOBODY}});
     cluster.merge(&config, &patch).await?;
     // The agents read their settings when they start. None of them is needed meanwhile: all at once.
     let patch = json!({"spec": {
@@ -132,13 +130,20 @@ async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, Inst
 
 /// Pods that say they are captured, and have not ended.
 async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
-    let pods = cluster.list("v1", "Pod", None, None).await?;
-    let is_captured = |pod: &&Value| {
-        let phase = pod.pointer("/status/phase").and_then(Value::as_str);
-        pod.pointer(REDIRECTION).is_some() && !matches!(phase, Some("Succeeded" | "Failed"))
+    let pods: Vec<Pod> = cluster.all(None, None).await?;
+    let is_captured = |pod: &&Pod| {
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        object::annotation(*pod, REDIRECTION).is_some()
+            && !matches!(phase, Some("Succeeded" | "Failed"))
     };
-    let names = pods.iter().filter(is_captured).filter_map(ObjectRef::of);
-    Ok(names.map(|name| name.to_string()).collect())
+    let name = |pod| {
+        let namespace = Some(object::namespace_of(pod));
+        ObjectRef::of_kind::<Pod>(namespace, object::name(pod)).to_string()
+    };
+    Ok(pods.iter().filter(is_captured).map(name).collect())
 }
 
 /// Takes the installation away. Its pods must have been released.
@@ -164,10 +169,8 @@ pub async fn uninstall(
         delete(&object).await?;
     }
     // What the control plane made while it ran.
-    delete(&part(
-        namespace,
-        "coordination.k8s.io/v1",
-        "Lease",
+    delete(&ObjectRef::of_kind::<Lease>(
+        Some(namespace),
         "ambit-control-leader",
     ))
     .await?;
@@ -175,7 +178,11 @@ pub async fn uninstall(
         cluster.delete(&copy, DELETION).await?;
     }
     if removal.root {
-        delete(&part(namespace, "v1", "Secret", "istio-ca-secret")).await?;
+        delete(&ObjectRef::of_kind::<Secret>(
+            Some(namespace),
+            "istio-ca-secret",
+        ))
+        .await?;
     } else if !(removal.namespace && inventory.made_namespace) {
         say("the CA's root stays, if it was of its own making: --root takes it too");
     }
@@ -188,37 +195,21 @@ pub async fn uninstall(
     }
     cluster.delete(&inventory_name(namespace), DELETION).await?;
     if removal.namespace && inventory.made_namespace {
-        delete(&ObjectRef {
-            namespace: None,
-            ..part(namespace, "v1", "Namespace", namespace)
-        })
-        .await?;
+        delete(&ObjectRef::of_kind::<Namespace>(None, namespace)).await?;
     }
     Ok(())
 }
 
-fn part(namespace: &str, api_version: &str, kind: &str, name: &str) -> ObjectRef {
-    ObjectRef {
-        api_version: api_version.to_owned(),
-        kind: kind.to_owned(),
-        namespace: Some(namespace.to_owned()),
-        name: name.to_owned(),
-    }
-}
-
 /// The root certificates that our control plane wrote into the namespaces; not those of another.
 async fn root_copies(cluster: &Cluster) -> Result<Vec<ObjectRef>, InstallError> {
-    let all = cluster
-        .list("v1", "ConfigMap", None, Some("istio.io/config=true"))
-        .await?;
-    let ours = |map: &&Value| {
-        let managers = map
-            .pointer("/metadata/managedFields")
-            .and_then(Value::as_array);
-        managers
-            .into_iter()
-            .flatten()
-            .any(|entry| entry.get("manager").and_then(Value::as_str) == Some(CONTROL))
+    let all: Vec<ConfigMap> = cluster.all(None, Some("istio.io/config=true")).await?;
+    let ours = |map: &&ConfigMap| {
+        let mut managers = map.metadata.managed_fields.iter().flatten();
+        managers.any(|entry| entry.manager.as_deref() == Some(CONTROL))
     };
-    Ok(all.iter().filter(ours).filter_map(ObjectRef::of).collect())
+    let name = |map| {
+        let namespace = Some(object::namespace_of(map));
+        ObjectRef::of_kind::<ConfigMap>(namespace, object::name(map))
+    };
+    Ok(all.iter().filter(ours).map(name).collect())
 }

@@ -5,17 +5,93 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        core::v1::{ContainerState, ContainerStatus, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+};
+use kube::Resource as _;
 
 use crate::{
     cluster::{Cluster, ClusterError},
-    diagnose::{is_ready, selector},
-    object::ObjectRef,
+    object::{ObjectRef, annotation, label},
 };
 
 /// What a DaemonSet's controller counts its templates with, and what it marks their pods with.
-const TEMPLATE: &str = "/metadata/annotations/deprecated.daemonset.template.generation";
-const OF_TEMPLATE: &str = "/metadata/labels/pod-template-generation";
+const TEMPLATE: &str = "deprecated.daemonset.template.generation";
+const OF_TEMPLATE: &str = "pod-template-generation";
+
+/// What has pods that are waited for.
+#[derive(Clone, Debug)]
+pub enum Workload {
+    /// A Deployment.
+    Deployment(Box<Deployment>),
+    /// A DaemonSet.
+    DaemonSet(Box<DaemonSet>),
+}
+
+impl Workload {
+    /// Whether objects of a kind have pods that are waited for.
+    pub fn is_kind(kind: &str) -> bool {
+        matches!(kind, "Deployment" | "DaemonSet")
+    }
+
+    /// The workload of that name; none if there is none, or its kind has no pods.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away.
+    pub async fn read(cluster: &Cluster, name: &ObjectRef) -> Result<Option<Self>, ClusterError> {
+        let namespace = name.namespace.as_deref();
+        Ok(match name.kind.as_str() {
+            "Deployment" => {
+                let found = cluster.read(namespace, &name.name).await?;
+                found.map(|object| Self::Deployment(Box::new(object)))
+            }
+            "DaemonSet" => {
+                let found = cluster.read(namespace, &name.name).await?;
+                found.map(|object| Self::DaemonSet(Box::new(object)))
+            }
+            _ => None,
+        })
+    }
+
+    /// Name, labels and the rest.
+    pub fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Deployment(object) => object.meta(),
+            Self::DaemonSet(object) => object.meta(),
+        }
+    }
+
+    fn selector(&self) -> Option<&LabelSelector> {
+        Some(match self {
+            Self::Deployment(object) => &object.spec.as_ref()?.selector,
+            Self::DaemonSet(object) => &object.spec.as_ref()?.selector,
+        })
+    }
+
+    /// The pods that its labels select.
+    ///
+    /// # Errors
+    /// When the API server refuses or is away.
+    pub async fn pods(&self, cluster: &Cluster) -> Result<Vec<Pod>, ClusterError> {
+        let labels = self.selector().and_then(|all| all.match_labels.as_ref());
+        let pairs = labels.into_iter().flatten();
+        let pairs: Vec<_> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
+        let namespace = self.meta().namespace.as_deref();
+        cluster.all(namespace, Some(&pairs.join(","))).await
+    }
+
+    /// How far it is, with these pods if it is a DaemonSet.
+    pub fn rollout(&self, pods: &[Pod]) -> Rollout {
+        match self {
+            Self::Deployment(object) => deployment(object),
+            Self::DaemonSet(object) => daemon_set(object, pods),
+        }
+    }
+}
 
 /// How far a Deployment or DaemonSet is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,151 +110,160 @@ pub async fn rollout_of(
     cluster: &Cluster,
     name: &ObjectRef,
 ) -> Result<Option<Rollout>, ClusterError> {
-    let Some(object) = cluster.get(name).await? else {
+    let Some(workload) = Workload::read(cluster, name).await? else {
         return Ok(None);
     };
-    let pods = match name.kind.as_str() {
-        "DaemonSet" => pods_of(cluster, &object).await?,
-        _ => Vec::new(),
+    let pods = match workload {
+        Workload::DaemonSet(_) => workload.pods(cluster).await?,
+        Workload::Deployment(_) => Vec::new(),
     };
-    Ok(Some(rollout(&object, &pods)))
+    Ok(Some(workload.rollout(&pods)))
 }
 
-/// The pods that a workload's labels select.
-///
-/// # Errors
-/// When the API server refuses or is away.
-pub async fn pods_of(cluster: &Cluster, object: &Value) -> Result<Vec<Value>, ClusterError> {
-    let namespace = object
-        .pointer("/metadata/namespace")
-        .and_then(Value::as_str);
-    cluster
-        .list("v1", "Pod", namespace, Some(&selector(object)))
-        .await
+/// Pods of a DaemonSet that are ending and have not ended.
+pub fn draining<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
+    owned(set, pods).filter(|pod| is_ending(pod)).collect()
 }
 
-/// Pods of a DaemonSet that have been told to end and have not.
-pub fn draining<'a>(object: &Value, pods: &'a [Value]) -> Vec<&'a Value> {
-    owned(object, pods).filter(|pod| is_ending(pod)).collect()
-}
-
-fn owned<'a>(object: &Value, pods: &'a [Value]) -> impl Iterator<Item = &'a Value> {
-    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
-    let uid = uid.unwrap_or_default().to_owned();
+fn owned<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
+    let uid = set.metadata.uid.clone().unwrap_or_default();
     pods.iter().filter(move |pod| {
-        let owners = pod
-            .pointer("/metadata/ownerReferences")
-            .and_then(Value::as_array);
-        let mut owners = owners.into_iter().flatten();
-        owners.any(|owner| owner.get("uid").and_then(Value::as_str) == Some(&uid))
+        let mut owners = pod.metadata.owner_references.iter().flatten();
+        owners.any(|owner| owner.uid == uid)
     })
 }
 
-fn is_ending(pod: &Value) -> bool {
-    pod.pointer("/metadata/deletionTimestamp").is_some()
+/// Whether a pod has been told to end.
+pub fn is_ending(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// The node that a pod was given to.
+pub fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// Whether a pod says that it is ready.
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// On how many nodes a DaemonSet has a pod of its newest template, and on how many that is ready.
-fn newest(object: &Value, pods: &[Value]) -> (i64, i64) {
-    let template = object.pointer(TEMPLATE).and_then(Value::as_str);
-    let of_newest = |pod: &&Value| {
-        !is_ending(pod) && pod.pointer(OF_TEMPLATE).and_then(Value::as_str) == template
-    };
-    let node = |pod: &Value| {
-        pod.pointer("/spec/nodeName")
-            .and_then(Value::as_str)
-            .map(str::to_owned)
-    };
-    let new: Vec<_> = owned(object, pods).filter(of_newest).collect();
-    let nodes: BTreeSet<_> = new.iter().filter_map(|pod| node(pod)).collect();
+fn newest(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
+    let template = annotation(set, TEMPLATE);
+    let of_newest = |pod: &&Pod| !is_ending(pod) && label(*pod, OF_TEMPLATE) == template;
+    let new: Vec<_> = owned(set, pods).filter(of_newest).collect();
+    let nodes: BTreeSet<_> = new.iter().filter_map(|pod| node_of(pod)).collect();
     let ready = new.iter().filter(|pod| is_ready(pod));
-    let ready: BTreeSet<_> = ready.filter_map(|pod| node(pod)).collect();
+    let ready: BTreeSet<_> = ready.filter_map(|pod| node_of(pod)).collect();
     let count = |nodes: BTreeSet<_>| i64::try_from(nodes.len()).unwrap_or(i64::MAX);
     (count(nodes), count(ready))
 }
 
-/// How far `object` is, `pods` being those of a DaemonSet. Objects without pods are done.
-pub fn rollout(object: &Value, pods: &[Value]) -> Rollout {
-    let number = |path: &str| object.pointer(path).and_then(Value::as_i64).unwrap_or(0);
-    let kind = object.get("kind").and_then(Value::as_str);
-    let (wanted, updated, ready) = match kind.unwrap_or_default() {
-        "Deployment" => (
-            object
-                .pointer("/spec/replicas")
-                .and_then(Value::as_i64)
-                .unwrap_or(1),
-            number("/status/updatedReplicas"),
-            number("/status/availableReplicas"),
+/// How far a Deployment is.
+pub fn deployment(object: &Deployment) -> Rollout {
+    let status = object.status.clone().unwrap_or_default();
+    let wanted = object.spec.as_ref().and_then(|spec| spec.replicas);
+    let wanted = i64::from(wanted.unwrap_or(1));
+    let count = |replicas: Option<i32>| replicas.map_or(0, i64::from);
+    let behind = waiting(
+        (object.metadata.generation, status.observed_generation),
+        wanted,
+        count(status.updated_replicas),
+        count(status.available_replicas),
+    );
+    let surplus = count(status.replicas) - wanted;
+    match behind {
+        Some(what) => Rollout::Waiting(what),
+        None if surplus > 0 => Rollout::Waiting(format!("{surplus} old pods are still ending")),
+        None => Rollout::Done,
+    }
+}
+
+/// How far a DaemonSet with these pods is.
+pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
+    let status = object.status.as_ref();
+    let (updated, ready) = newest(object, pods);
+    let behind = waiting(
+        (
+            object.metadata.generation,
+            status.and_then(|status| status.observed_generation),
         ),
-        "DaemonSet" => {
-            let (updated, ready) = newest(object, pods);
-            (number("/status/desiredNumberScheduled"), updated, ready)
-        }
-        _ => return Rollout::Done,
-    };
-    if number("/status/observedGeneration") < number("/metadata/generation") {
-        return Rollout::Waiting("not looked at by its controller yet".to_owned());
+        status.map_or(0, |status| i64::from(status.desired_number_scheduled)),
+        updated,
+        ready,
+    );
+    behind.map_or(Rollout::Done, Rollout::Waiting)
+}
+
+/// What a workload waits for: its own generation and that which its controller has seen, and numbers of
+/// pods.
+fn waiting(
+    (own, seen): (Option<i64>, Option<i64>),
+    wanted: i64,
+    updated: i64,
+    ready: i64,
+) -> Option<String> {
+    if seen.unwrap_or(0) < own.unwrap_or(0) {
+        return Some("not looked at by its controller yet".to_owned());
     }
     if updated < wanted {
-        return Rollout::Waiting(format!("{updated} of {wanted} pods are up to date"));
+        return Some(format!("{updated} of {wanted} pods are up to date"));
     }
-    if ready < wanted {
-        return Rollout::Waiting(format!("{ready} of {wanted} pods are ready"));
-    }
-    let surplus = number("/status/replicas") - wanted;
-    if kind == Some("Deployment") && surplus > 0 {
-        return Rollout::Waiting(format!("{surplus} old pods are still ending"));
-    }
-    Rollout::Done
+    (ready < wanted).then(|| format!("{ready} of {wanted} pods are ready"))
+}
+
+/// The statuses of a pod's containers, those that prepare it first.
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.as_ref();
+    let first = status.and_then(|status| status.init_container_statuses.as_ref());
+    let then = status.and_then(|status| status.container_statuses.as_ref());
+    first.into_iter().chain(then).flatten()
 }
 
 /// Why a pod is not ready, one reason a line: what the scheduler, the kubelet and its containers say.
-pub fn pod_problems(pod: &Value) -> Vec<String> {
-    let text = |value: &Value, path: &str| {
-        value
-            .pointer(path)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let list = |path: &str| {
-        pod.pointer(path)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-    };
+pub fn pod_problems(pod: &Pod) -> Vec<String> {
     let mut problems = Vec::new();
-    for status in list("/status/initContainerStatuses").chain(list("/status/containerStatuses")) {
-        let name = text(status, "/name");
-        let restarts = status
-            .get("restartCount")
-            .and_then(Value::as_i64)
-            .unwrap_or(0);
-        if let Some(waiting) = status.pointer("/state/waiting") {
-            let message = text(waiting, "/message");
-            let colon = if message.is_empty() { "" } else { ": " };
-            problems.push(format!(
-                "container {name}: {}{colon}{message}",
-                text(waiting, "/reason")
-            ));
-        }
-        if let Some(ended) = status.pointer("/lastState/terminated")
-            && restarts > 0
+    for status in statuses(pod) {
+        let name = &status.name;
+        if let Some(waiting) = status
+            .state
+            .as_ref()
+            .and_then(|state| state.waiting.as_ref())
         {
-            let code = ended.get("exitCode").and_then(Value::as_i64).unwrap_or(0);
-            let reason = text(ended, "/reason");
+            let message = waiting.message.as_deref().unwrap_or_default();
+            let colon = if message.is_empty() { "" } else { ": " };
+            let reason = waiting.reason.as_deref().unwrap_or_default();
+            problems.push(format!("container {name}: {reason}{colon}{message}"));
+        }
+        let last = status.last_state.as_ref();
+        if let Some(ended) = last.and_then(|state| state.terminated.as_ref())
+            && status.restart_count > 0
+        {
             problems.push(format!(
-                "container {name}: ended {restarts} times, last with code {code} ({reason})"
+                "container {name}: ended {} times, last with code {} ({})",
+                status.restart_count,
+                ended.exit_code,
+                ended.reason.as_deref().unwrap_or_default()
             ));
         }
     }
     if !problems.is_empty() {
         return problems;
     }
-    for condition in list("/status/conditions") {
-        let (kind, status) = (text(condition, "/type"), text(condition, "/status"));
-        let message = text(condition, "/message");
-        if status == "False" && kind != "ContainersReady" && !message.is_empty() {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    for condition in conditions.into_iter().flatten() {
+        let message = condition.message.as_deref().unwrap_or_default();
+        let kind = &condition.type_;
+        if condition.status == "False" && kind != "ContainersReady" && !message.is_empty() {
             problems.push(format!("{kind}: {message}"));
         }
     }
@@ -195,38 +280,37 @@ const NO_IMAGE: [&str; 5] = [
 ];
 
 /// The images of a pod that its kubelet cannot have, and what it says about each.
-pub fn missing_images(pod: &Value) -> Vec<(String, String)> {
-    let list = |path: &str| {
-        let list = pod.pointer(path).and_then(Value::as_array);
-        list.into_iter().flatten()
-    };
+pub fn missing_images(pod: &Pod) -> Vec<(String, String)> {
     let image = |name: &str| {
-        let mut containers = list("/spec/initContainers").chain(list("/spec/containers"));
-        let container =
-            containers.find(|one| one.get("name").and_then(Value::as_str) == Some(name));
-        Some(container?.get("image")?.as_str()?.to_owned())
+        let spec = pod.spec.as_ref()?;
+        let containers = spec.init_containers.iter().flatten();
+        let mut containers = containers.chain(&spec.containers);
+        containers.find(|one| one.name == name)?.image.clone()
     };
-    let missing = |status: &Value| {
-        let text = |path: &str| status.pointer(path).and_then(Value::as_str);
-        let reason = text("/state/waiting/reason")?;
-        let message = text("/state/waiting/message").unwrap_or_default();
+    let missing = |status: &ContainerStatus| {
+        let ContainerState { waiting, .. } = status.state.as_ref()?;
+        let waiting = waiting.as_ref()?;
+        let reason = waiting.reason.as_deref()?;
+        let message = waiting.message.as_deref().unwrap_or_default();
         NO_IMAGE
             .contains(&reason)
-            .then(|| Some((image(text("/name")?)?, format!("{reason}: {message}"))))?
+            .then(|| Some((image(&status.name)?, format!("{reason}: {message}"))))?
     };
-    list("/status/initContainerStatuses")
-        .chain(list("/status/containerStatuses"))
-        .filter_map(missing)
-        .collect()
+    statuses(pod).filter_map(missing).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn pod(name: &str, node: &str, template: &str, ready: bool, ending: bool) -> Value {
+    fn typed<T: DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn pod(name: &str, node: &str, template: &str, ready: bool, ending: bool) -> Pod {
         let mut pod = json!({
             "metadata": {
                 "name": name,
@@ -240,72 +324,73 @@ mod tests {
         if ending {
             pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:09Z");
         }
-        pod
+        typed(pod)
     }
 
     #[test]
     fn a_daemonset_is_done_when_every_node_has_a_new_ready_pod_whatever_old_ones_still_drain() {
         // The controller counts the oldest pod of a node.
-        let object = |observed: i64| {
-            json!({
+        let object = |observed: i64| -> DaemonSet {
+            typed(json!({
                 "kind": "DaemonSet",
                 "metadata": {"uid": "set", "generation": 2,
                     "annotations": {"deprecated.daemonset.template.generation": "2"}},
                 "status": {"observedGeneration": observed, "desiredNumberScheduled": 2,
                     "updatedNumberScheduled": 0, "numberAvailable": 2},
-            })
+            }))
         };
         let wait = |text: &str| Rollout::Waiting(text.to_owned());
         let old = pod("old", "a", "1", true, true);
         let mut foreign = pod("foreign", "b", "2", true, false);
-        foreign["metadata"]["ownerReferences"][0]["uid"] = json!("another");
+        foreign.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
         let mut pods = vec![old, foreign, pod("new-a", "a", "2", true, false)];
         let waiting = wait("not looked at by its controller yet");
-        assert_eq!(rollout(&object(1), &pods), waiting);
+        assert_eq!(daemon_set(&object(1), &pods), waiting);
         assert_eq!(
-            rollout(&object(2), &pods),
+            daemon_set(&object(2), &pods),
             wait("1 of 2 pods are up to date")
         );
         pods.push(pod("new-b", "b", "2", false, false));
-        assert_eq!(rollout(&object(2), &pods), wait("1 of 2 pods are ready"));
+        assert_eq!(daemon_set(&object(2), &pods), wait("1 of 2 pods are ready"));
         pods.push(pod("new-b-2", "b", "2", true, false));
-        assert_eq!(rollout(&object(2), &pods), Rollout::Done);
+        assert_eq!(daemon_set(&object(2), &pods), Rollout::Done);
         let names: Vec<_> = draining(&object(2), &pods)
             .iter()
-            .map(|pod| pod["metadata"]["name"].clone())
+            .map(|pod| crate::object::name(*pod))
             .collect();
         assert_eq!(names, ["old"]);
-        let nowhere = json!({"kind": "DaemonSet", "status": {}});
-        assert_eq!(rollout(&nowhere, &[]), Rollout::Done);
+        assert_eq!(daemon_set(&DaemonSet::default(), &[]), Rollout::Done);
     }
 
     #[test]
     fn a_deployment_waits_for_its_old_pods_to_go() {
-        let object = |status: Value| json!({"kind": "Deployment", "metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": status});
+        let object = |status: Value| -> Deployment {
+            typed(json!({"metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": status}))
+        };
         let old = json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 2});
         assert_eq!(
-            rollout(&object(old), &[]),
+            deployment(&object(old)),
             Rollout::Waiting("1 old pods are still ending".to_owned())
         );
         let done = json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
-        assert_eq!(rollout(&object(done), &[]), Rollout::Done);
-        assert_eq!(rollout(&json!({"kind": "Service"}), &[]), Rollout::Done);
+        assert_eq!(deployment(&object(done)), Rollout::Done);
+        assert!(Workload::is_kind("Deployment") && !Workload::is_kind("Service"));
     }
 
     #[test]
     fn a_pod_tells_why_it_is_not_ready() {
-        let pod = json!({"status": {
+        let pod: Pod = typed(json!({"status": {
             "conditions": [{"type": "PodScheduled", "status": "False", "message": "no nodes"}],
-        }});
+        }}));
         assert_eq!(pod_problems(&pod), ["PodScheduled: no nodes"]);
-        let pod = json!({"status": {
+        let pod: Pod = typed(json!({"status": {
             "conditions": [{"type": "Ready", "status": "False", "message": "x"}],
             "containerStatuses": [
                 {"name": "a", "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no image"}}},
                 {"name": "b", "restartCount": 3, "state": {"running": {}},
                  "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}}},
             ],
-        }});
+        }}));
         assert_eq!(
             pod_problems(&pod),
             [
@@ -313,24 +398,24 @@ mod tests {
                 "container b: ended 3 times, last with code 1 (Error)"
             ]
         );
-        assert_eq!(pod_problems(&json!({})), Vec::<String>::new());
+        assert_eq!(pod_problems(&Pod::default()), Vec::<String>::new());
     }
 
     #[test]
     fn a_pod_tells_which_image_it_cannot_have() {
         let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "not found"}});
-        let pod = json!({
+        let pod = typed(json!({
             "spec": {"containers": [
                 {"name": "a", "image": "hub/agent:1"}, {"name": "b", "image": "hub/node-proxy:1"}]},
             "status": {"containerStatuses": [
                 {"name": "a", "state": waiting("ImagePullBackOff")},
                 {"name": "b", "state": waiting("ContainerCreating")}]},
-        });
+        }));
         let missing = (
             "hub/agent:1".to_owned(),
             "ImagePullBackOff: not found".to_owned(),
         );
         assert_eq!(missing_images(&pod), [missing]);
-        assert!(missing_images(&json!({})).is_empty());
+        assert!(missing_images(&Pod::default()).is_empty());
     }
 }

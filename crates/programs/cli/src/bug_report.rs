@@ -3,16 +3,19 @@
 
 use std::{fs::File, io, path::PathBuf};
 
-use ambit_install::cluster::Cluster;
+use ambit_install::{
+    cluster::Cluster,
+    object::{name, namespace_of},
+};
+use ambit_k8s_api::Pod;
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     CliError, ErrorKind, check,
     cluster::{Target, wait},
     install::tell,
-    membership::text,
     output::say,
     reach::{self, AGENT, CONTROL, PROXY},
     status,
@@ -141,11 +144,10 @@ impl Report {
                 .await
                 .unwrap_or_default()
             {
-                let name = text(&pod, "/metadata/name").to_owned();
+                let name = name(&pod);
                 for path in *paths {
                     tell(&format!("{name} {path}"));
-                    let answer =
-                        reach::ask_pod(cluster, namespace, &name, *port, "GET", path).await;
+                    let answer = reach::ask_pod(cluster, namespace, name, *port, "GET", path).await;
                     let answer = match answer {
                         Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
                         Err(error) => error.text(),
@@ -182,14 +184,10 @@ impl Report {
         }
     }
 
-    async fn logs(&mut self, cluster: &Cluster, pod: &Value, lines: i64) {
-        let (namespace, name) = (
-            text(pod, "/metadata/namespace"),
-            text(pod, "/metadata/name"),
-        );
-        let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-        for container in containers.into_iter().flatten() {
-            let container = text(container, "/name");
+    async fn logs(&mut self, cluster: &Cluster, pod: &Pod, lines: i64) {
+        let (namespace, name) = (namespace_of(pod), name(pod));
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        for container in containers.map(|container| container.name.as_str()) {
             for (previous, ending) in [(false, "log"), (true, "previous.log")] {
                 let lines = Some(lines).filter(|lines| *lines > 0);
                 if let Some(log) = cluster

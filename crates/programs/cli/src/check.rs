@@ -2,10 +2,25 @@
 
 use std::process::ExitCode;
 
-use ambit_install::{apply, cluster::Cluster, inventory::Inventory, platform, remove};
+use ambit_install::{
+    apply,
+    cluster::{Cluster, ClusterError},
+    inventory::Inventory,
+    object::{label, name, namespace_of},
+    platform, remove,
+};
+use ambit_k8s_api::{Deployment, Namespace, Node, Pod};
 use clap::Args;
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{ConfigMap, ResourceQuota},
+        networking::v1::NetworkPolicy,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::Resource;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     CliError,
@@ -89,18 +104,18 @@ pub(crate) struct Snapshot {
     mesh_namespace: String,
     /// Besides those with the label.
     asked_for: Vec<String>,
-    nodes: Vec<Value>,
-    namespaces: Vec<Value>,
-    deployments: Vec<Value>,
-    daemon_sets: Vec<Value>,
+    nodes: Vec<Node>,
+    namespaces: Vec<Namespace>,
+    deployments: Vec<Deployment>,
+    daemon_sets: Vec<DaemonSet>,
     /// In the mesh's own namespace.
-    mesh_pods: Vec<Value>,
-    crds: Vec<Value>,
-    network_policies: Vec<Value>,
-    quotas: Vec<Value>,
-    cilium_config: Option<Value>,
+    mesh_pods: Vec<Pod>,
+    crds: Vec<CustomResourceDefinition>,
+    network_policies: Vec<NetworkPolicy>,
+    quotas: Vec<ResourceQuota>,
+    cilium_config: Option<ConfigMap>,
     inventory: Option<Inventory>,
-    rules: Rules,
+    rules: Option<Rules>,
 }
 
 /// Looks, and answers with an exit code of 1 if there are errors.
@@ -139,19 +154,10 @@ async fn take(
     mesh_namespace: &str,
     asked_for: &[String],
 ) -> Result<Snapshot, CliError> {
-    let list = async |api_version: &str, kind: &str| {
-        let list = cluster.list(api_version, kind, None, None).await;
-        list.map_err(|error| failed(error.into()))
-    };
-    let (_, minor) = cluster
-        .version()
-        .await
-        .map_err(|error| failed(error.into()))?;
-    let nodes = list("v1", "Node").await?;
-    let config = cluster
-        .list("v1", "ConfigMap", Some("kube-system"), None)
-        .await;
-    let config = config.map_err(|error| failed(error.into()))?;
+    let wrong = |error: ClusterError| failed(error.into());
+    let (_, minor) = cluster.version().await.map_err(wrong)?;
+    let nodes: Vec<Node> = cluster.all(None, None).await.map_err(wrong)?;
+    let cilium = cluster.read(Some("kube-system"), "cilium-config").await;
     let inventory = apply::installed(cluster, mesh_namespace)
         .await
         .map_err(failed)?;
@@ -161,16 +167,16 @@ async fn take(
         mesh_namespace: mesh_namespace.to_owned(),
         asked_for: asked_for.to_vec(),
         nodes,
-        namespaces: list("v1", "Namespace").await?,
-        deployments: list("apps/v1", "Deployment").await?,
-        daemon_sets: list("apps/v1", "DaemonSet").await?,
+        namespaces: cluster.all(None, None).await.map_err(wrong)?,
+        deployments: cluster.all(None, None).await.map_err(wrong)?,
+        daemon_sets: cluster.all(None, None).await.map_err(wrong)?,
         mesh_pods: reach::pods(cluster, mesh_namespace, "").await?,
-        crds: list("apiextensions.k8s.io/v1", "CustomResourceDefinition").await?,
-        network_policies: list("networking.k8s.io/v1", "NetworkPolicy").await?,
-        quotas: list("v1", "ResourceQuota").await?,
-        cilium_config: config.into_iter().find(|map| name(map) == "cilium-config"),
+        crds: cluster.all(None, None).await.map_err(wrong)?,
+        network_policies: cluster.all(None, None).await.map_err(wrong)?,
+        quotas: cluster.all(None, None).await.map_err(wrong)?,
+        cilium_config: cilium.map_err(wrong)?,
         inventory,
-        rules: enrol::rules(cluster, mesh_namespace).await?,
+        rules: Some(enrol::rules(cluster, mesh_namespace).await?),
     })
 }
 
@@ -178,27 +184,15 @@ impl Snapshot {
     /// Namespaces that are in the mesh, or asked about.
     fn mesh_namespaces(&self) -> Vec<&str> {
         let names = self.namespaces.iter().filter(|namespace| {
-            let labelled = label(namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
-            labelled || self.asked_for.iter().any(|asked| asked == name(namespace))
+            let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
+            labelled || self.asked_for.iter().any(|asked| asked == name(*namespace))
         });
         names.map(name).collect()
     }
 }
 
-fn name(object: &Value) -> &str {
-    crate::membership::text(object, "/metadata/name")
-}
-
-fn namespace_of(object: &Value) -> &str {
-    crate::membership::text(object, "/metadata/namespace")
-}
-
-fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object.get("metadata")?.get("labels")?.get(key)?.as_str()
-}
-
 /// Whether an object is part of an installation of ours.
-fn is_ours(object: &Value) -> bool {
+fn is_ours(object: &impl Resource) -> bool {
     label(object, "app.kubernetes.io/part-of") == Some("ambit")
 }
 

@@ -1,58 +1,215 @@
 //! A `/config_dump` as far as commands need it. Read leniently: ours, Istio's of several versions and
 //! our control plane's `/debug/ambientz` all have these keys, and each has others.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_authz::PolicySet;
 use ambit_model::{Authorization, Protocol, Workload};
+use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{CliError, ErrorKind};
 
-/// The dump, as it came.
+/// The dump.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Dump {
+    /// Pods and other endpoints.
+    pub(crate) workloads: Entries<WorkloadEntry>,
+    pub(crate) services: Entries<ServiceEntry>,
+    pub(crate) policies: Entries<PolicyEntry>,
+    pub(crate) certificates: Entries<CertificateEntry>,
+    /// The pods that the proxy serves, by uid.
+    pub(crate) workload_state: BTreeMap<String, PodEntry>,
+}
+
+/// What of a dump is about the proxy itself, without the records of the whole mesh.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ProxyDump {
+    pub(crate) version: Version,
+    pub(crate) certificates: Entries<CertificateEntry>,
+}
+
+/// Entries of a list, or of a map by name.
 #[derive(Debug)]
-pub(crate) struct Dump(Map<String, Value>);
+pub(crate) struct Entries<T>(Vec<Entry<T>>);
+
+/// What is read of an entry, beside the entry as it came, which is what is printed as JSON.
+#[derive(Debug)]
+pub(crate) struct Entry<T> {
+    pub(crate) known: T,
+    whole: Value,
+}
+
+/// A workload.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WorkloadEntry {
+    pub(crate) uid: String,
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) workload_ips: Vec<String>,
+    pub(crate) node: String,
+    pub(crate) trust_domain: String,
+    pub(crate) service_account: String,
+    pub(crate) protocol: String,
+    pub(crate) status: String,
+    pub(crate) waypoint: Option<Waypoint>,
+    pub(crate) authorization_policies: Vec<String>,
+}
+
+/// A service.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceEntry {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) hostname: String,
+    /// `network/address`.
+    pub(crate) vips: Vec<String>,
+    pub(crate) ports: Ports,
+    /// None in the control plane's dump.
+    pub(crate) endpoints: Option<Entries<EndpointEntry>>,
+    pub(crate) waypoint: Option<Waypoint>,
+}
+
+/// Target ports by port.
+pub(crate) type Ports = BTreeMap<u16, u16>;
+
+/// An endpoint of a service.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EndpointEntry {
+    pub(crate) workload_uid: String,
+    pub(crate) port: Ports,
+    pub(crate) status: String,
+}
+
+/// Where a waypoint is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Waypoint {
+    /// `namespace/host` or an address: in words, or a message with its own fields.
+    destination: Value,
+}
+
+impl Waypoint {
+    /// In words.
+    pub(crate) fn destination(&self) -> String {
+        match &self.destination {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }
+    }
+}
+
+/// A policy, for lists; [`Dump::policies`] reads all of it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PolicyEntry {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) scope: String,
+    pub(crate) action: String,
+    pub(crate) rules: Vec<Value>,
+    pub(crate) dry_run: bool,
+}
+
+/// The certificate of an identity.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct CertificateEntry {
+    pub(crate) identity: String,
+    pub(crate) state: String,
+    pub(crate) cert_chain: Vec<Certificate>,
+    pub(crate) root_certs: Vec<Certificate>,
+}
+
+/// One certificate of a chain. Times in RFC 3339.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Certificate {
+    pub(crate) serial_number: String,
+    pub(crate) valid_from: String,
+    pub(crate) expiration_time: String,
+}
+
+/// A pod that the proxy serves.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodEntry {
+    pub(crate) state: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) info: PodInfo,
+    /// By direction.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) connections: BTreeMap<String, Vec<Connection>>,
+}
+
+impl PodEntry {
+    /// Connections open, both ways.
+    pub(crate) fn open(&self) -> usize {
+        self.connections.values().map(Vec::len).sum()
+    }
+}
+
+/// What a pod is called.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PodInfo {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// An open connection. Printed whole.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Connection {
+    pub(crate) src: String,
+    pub(crate) original_dst: String,
+    pub(crate) actual_dst: String,
+    pub(crate) protocol: String,
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+/// A proxy's version.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Version {
+    pub(crate) version: String,
+}
 
 impl Dump {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CliError> {
-        let value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        let value = serde_json::from_slice(bytes).map_err(|error| {
             CliError::new(ErrorKind::Unreachable, "the answer is no JSON").because(error)
         })?;
         match value {
-            Value::Object(map) if map.contains_key("workloads") => Ok(Self(map)),
-            _ => Err(
-                CliError::new(ErrorKind::Unreachable, "the answer is no config dump")
-                    .hint("is this a node proxy's admin address (port 15000)?"),
-            ),
+            Value::Object(mut map) if map.contains_key("workloads") => {
+                map.retain(|_, value| !value.is_null());
+                serde_json::from_value(Value::Object(map)).map_err(|error| none().because(error))
+            }
+            _ => Err(none()),
         }
-    }
-
-    /// A list; a map counts as the list of its values.
-    pub(crate) fn list(&self, key: &str) -> Vec<&Value> {
-        match self.0.get(key) {
-            Some(Value::Array(list)) => list.iter().collect(),
-            Some(Value::Object(map)) => map.values().collect(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// A map by name.
-    pub(crate) fn map(&self, key: &str) -> Option<&Map<String, Value>> {
-        self.0.get(key).and_then(Value::as_object)
     }
 
     /// The workloads as far as authorization needs them.
-    pub(crate) fn workloads(&self) -> Vec<Workload> {
-        self.list("workloads").into_iter().map(workload).collect()
+    pub(crate) fn authz_workloads(&self) -> Vec<Workload> {
+        self.workloads.known().map(workload).collect()
     }
 
     /// The policies; those that cannot be read are errors, since leaving one out would lie.
-    pub(crate) fn policies(&self) -> Result<PolicySet, CliError> {
+    pub(crate) fn policy_set(&self) -> Result<PolicySet, CliError> {
         let mut set = PolicySet::default();
-        for value in self.list("policies") {
-            set.insert(policy(value).map_err(|error| {
-                let name = format!("{}/{}", text(value, "namespace"), text(value, "name"));
-                let what = format!("the policy {name} cannot be read");
+        for entry in self.policies.iter() {
+            set.insert(policy(&entry.whole).map_err(|error| {
+                let PolicyEntry {
+                    namespace, name, ..
+                } = &entry.known;
+                let what = format!("the policy {namespace}/{name} cannot be read");
                 CliError::new(ErrorKind::Failed, what).because(error)
             })?);
         }
@@ -60,72 +217,113 @@ impl Dump {
     }
 }
 
-/// A text field; empty if there is none.
-pub(crate) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value.get(key).and_then(Value::as_str).unwrap_or_default()
+fn none() -> CliError {
+    CliError::new(ErrorKind::Unreachable, "the answer is no config dump")
+        .hint("is this a node proxy's admin address (port 15000)?")
 }
 
-/// A list of texts.
-pub(crate) fn texts(value: &Value, key: &str) -> Vec<String> {
-    let list = value.get(key).and_then(Value::as_array);
-    list.into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .map(ToOwned::to_owned)
-        .collect()
+/// Null stands for what is not there.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A waypoint's destination, `namespace/host` or an address.
-pub(crate) fn destination(value: &Value, key: &str) -> String {
-    let destination = value
-        .get(key)
-        .and_then(|waypoint| waypoint.get("destination"));
-    match destination {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => String::new(),
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
+        _ => {}
     }
 }
 
-fn workload(value: &Value) -> Workload {
-    let or = |key: &str, default: &str| match text(value, key) {
-        "" => default.into(),
-        text => text.into(),
-    };
+impl<T> Entries<T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry<T>> {
+        self.0.iter()
+    }
+
+    /// What is read of each.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|entry| &entry.known)
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl<T> Default for Entries<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let all = match Value::deserialize(deserializer)? {
+            Value::Array(list) => list,
+            Value::Object(map) => map.into_iter().map(|(_, value)| value).collect(),
+            _ => Vec::new(),
+        };
+        let entry = |whole: Value| {
+            let mut known = whole.clone();
+            drop_nulls(&mut known);
+            let known = serde_json::from_value(known).map_err(serde::de::Error::custom)?;
+            Ok(Entry { known, whole })
+        };
+        all.into_iter()
+            .map(entry)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl<T> Serialize for Entry<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.whole.serialize(serializer)
+    }
+}
+
+/// `text`, or what its absence means.
+pub(crate) fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
+    if text.is_empty() { default } else { text }
+}
+
+fn workload(entry: &WorkloadEntry) -> Workload {
+    let domain = or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
+    let policies = entry.authorization_policies.iter();
     Workload {
-        uid: text(value, "uid").into(),
-        name: text(value, "name").into(),
-        namespace: text(value, "namespace").into(),
-        workload_ips: ips(value),
-        trust_domain: or("trustDomain", ambit_model::DEFAULT_TRUST_DOMAIN),
-        service_account: or("serviceAccount", "default"),
-        protocol: match text(value, "protocol") {
+        uid: entry.uid.as_str().into(),
+        name: entry.name.as_str().into(),
+        namespace: entry.namespace.as_str().into(),
+        workload_ips: ips(entry),
+        trust_domain: domain.into(),
+        service_account: or(&entry.service_account, "default").into(),
+        protocol: match entry.protocol.as_str() {
             "HBONE" => Protocol::Hbone,
             _ => Protocol::Tcp,
         },
-        authorization_policies: texts(value, "authorizationPolicies")
-            .into_iter()
-            .map(Into::into)
-            .collect(),
+        authorization_policies: policies.map(|name| name.as_str().into()).collect(),
         ..Workload::default()
     }
 }
 
 /// The addresses of a workload.
-pub(crate) fn ips(value: &Value) -> Vec<IpAddr> {
-    texts(value, "workloadIps")
-        .iter()
-        .filter_map(|ip| ip.parse().ok())
-        .collect()
+fn ips(entry: &WorkloadEntry) -> Vec<IpAddr> {
+    let ips = entry.workload_ips.iter();
+    ips.filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn policy(value: &Value) -> Result<Authorization, serde_json::Error> {
+fn policy(whole: &Value) -> Result<Authorization, serde_json::Error> {
     const KNOWN: [&str; 6] = ["name", "namespace", "scope", "action", "rules", "dryRun"];
-    let mut known = Map::new();
-    for key in KNOWN {
-        if let Some(field) = value.get(key).filter(|field| !field.is_null()) {
-            known.insert(key.to_owned(), field.clone());
-        }
-    }
-    serde_json::from_value(Value::Object(known))
+    let fields = whole.as_object().into_iter().flatten();
+    let known = fields.filter(|(key, value)| KNOWN.contains(&key.as_str()) && !value.is_null());
+    let known = known.map(|(key, value)| (key.clone(), value.clone()));
+    serde_json::from_value(Value::Object(known.collect()))
 }

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use ambit_install::{cluster::Cluster, object::ObjectRef, remove};
+use ambit_install::{
+    cluster::Cluster,
+    object, remove,
+    rollout::{is_ending, node_of},
+};
+use ambit_k8s_api::{Namespace, Pod};
 use clap::{ArgAction, Args};
-use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     install::{duration, failed, tell},
-    membership::{Captured, Rules, Wanted, captured, has_ended, text},
+    membership::{Captured, Rules, Wanted, captured, has_ended},
     output::say,
 };
 
@@ -39,7 +43,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
         let cluster = args.target.cluster().await?;
         let rules = rules(&cluster, &args.target.mesh_namespace).await?;
         for name in &args.namespaces {
-            if enrol && rules.excluded.contains(name) {
+            if enrol && rules.excludes(name) {
                 let what = format!(
                     "the namespace {name} is kept out of the mesh by the value cni.excludeNamespaces"
                 );
@@ -51,7 +55,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
         }
         for name in &args.namespaces {
             if args.wait {
-                let told = wait_for(&cluster, name, enrol, args.timeout).await?;
+                let told = wait_for(&cluster, &rules, name, enrol, args.timeout).await?;
                 say(&told)?;
             } else {
                 say(&format!(
@@ -66,32 +70,19 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
 
 /// What decides who belongs, from the agents' settings.
 pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
-    let name = ObjectRef {
-        api_version: "v1".to_owned(),
-        kind: "ConfigMap".to_owned(),
-        namespace: Some(mesh_namespace.to_owned()),
-        name: "ambit-agent-config".to_owned(),
-    };
     let config = cluster
-        .get(&name)
-        .await
-        .map_err(|error| failed(error.into()))?;
-    Ok(Rules::of(config.as_ref()))
+        .read(Some(mesh_namespace), "ambit-agent-config")
+        .await;
+    let config = config.map_err(|error| failed(error.into()))?;
+    Ok(Rules::of(config.as_ref(), mesh_namespace))
 }
 
 /// A namespace that must be there.
-pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Value, CliError> {
-    let reference = ObjectRef {
-        api_version: "v1".to_owned(),
-        kind: "Namespace".to_owned(),
-        namespace: None,
-        name: name.to_owned(),
-    };
-    let found = cluster
-        .get(&reference)
-        .await
-        .map_err(|error| failed(error.into()))?;
-    found.ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
+pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace, CliError> {
+    let found = cluster.read(None, name).await;
+    found
+        .map_err(|error| failed(error.into()))?
+        .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
 /// Where the pods of a namespace stand.
@@ -106,17 +97,16 @@ struct Standing {
 }
 
 impl Standing {
-    fn of(rules: &Rules, pods: &[Value], namespace: &Value, enrol: bool) -> Self {
+    fn of(rules: &Rules, pods: &[Pod], namespace: &Namespace, enrol: bool) -> Self {
         let mut standing = Self::default();
         for pod in pods {
-            let name = text(pod, "/metadata/name").to_owned();
-            let node = text(pod, "/spec/nodeName").to_owned();
+            let name = object::name(pod).to_owned();
+            let node = node_of(pod).unwrap_or_default().to_owned();
             // A pod that has not been given to a node starts as the label says.
             if has_ended(pod) || node.is_empty() {
                 continue;
             }
             let is = captured(pod);
-            let leaving = pod.pointer("/metadata/deletionTimestamp").is_some();
             match (rules.wanted(pod, namespace), enrol) {
                 (Wanted::Out(why), true) | (Wanted::In(why), false) => {
                     standing.apart.push((name, why))
@@ -125,7 +115,7 @@ impl Standing {
                     standing.right += 1
                 }
                 // Nothing is done to a pod that is ending.
-                _ if leaving => {}
+                _ if is_ending(pod) => {}
                 _ => standing.late.push((name, node)),
             }
         }
@@ -133,22 +123,22 @@ impl Standing {
     }
 }
 
-/// Waits until the pods of a namespace are captured or released, and says how it ended.
+/// Waits until the pods of a namespace are captured or unenrolled, and says how it ended.
 pub(crate) async fn wait_for(
     cluster: &Cluster,
+    rules: &Rules,
     name: &str,
     enrol: bool,
     timeout: Duration,
 ) -> Result<String, CliError> {
     let started = Instant::now();
-    let rules = Rules::default();
-    let done = if enrol { "captured" } else { "released" };
+    let done = if enrol { "captured" } else { "unenrolled" };
     let mut last = usize::MAX;
     loop {
         let namespace = namespace(cluster, name).await?;
-        let pods = cluster.list("v1", "Pod", Some(name), None).await;
-        let pods = pods.map_err(|error| failed(error.into()))?;
-        let standing = Standing::of(&rules, &pods, &namespace, enrol);
+        let pods = cluster.all(Some(name), None).await;
+        let pods: Vec<Pod> = pods.map_err(|error| failed(error.into()))?;
+        let standing = Standing::of(rules, &pods, &namespace, enrol);
         if standing.late.is_empty() {
             let mut text = format!("namespace {name}: {} pods {done}", standing.right);
             for (pod, why) in &standing.apart {
@@ -186,11 +176,11 @@ pub(crate) async fn wait_for(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn pod(name: &str, annotation: Option<&str>, more: &Value) -> Value {
+    fn pod(name: &str, annotation: Option<&str>, more: &Value) -> Pod {
         let mut pod = json!({
             "metadata": {"name": name, "labels": more.get("labels"), "annotations": {}},
             "spec": {"nodeName": "n1", "hostNetwork": more.get("hostNetwork")},
@@ -199,13 +189,18 @@ mod tests {
         if let Some(annotation) = annotation {
             pod["metadata"]["annotations"]["ambient.istio.io/redirection"] = json!(annotation);
         }
-        pod
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn namespace(object: Value) -> Namespace {
+        serde_json::from_value(object).unwrap()
     }
 
     #[test]
     fn pods_that_must_follow_are_told_from_those_that_need_not() {
-        let namespace =
-            json!({"metadata": {"name": "a", "labels": {"istio.io/dataplane-mode": "ambient"}}});
+        let namespace = namespace(
+            json!({"metadata": {"name": "a", "labels": {"istio.io/dataplane-mode": "ambient"}}}),
+        );
         let pods = [
             pod("in", Some("enabled"), &json!({})),
             pod("doubt", Some("pending"), &json!({})),
@@ -213,7 +208,7 @@ mod tests {
             pod("host", None, &json!({"hostNetwork": true})),
             pod("ended", None, &json!({"phase": "Succeeded"})),
         ];
-        let standing = Standing::of(&Rules::default(), &pods, &namespace, true);
+        let standing = Standing::of(&Rules::of(None, "istio-system"), &pods, &namespace, true);
         assert_eq!(standing.right, 1);
         let late: Vec<_> = standing
             .late
@@ -231,14 +226,14 @@ mod tests {
 
     #[test]
     fn a_pod_with_a_label_of_its_own_stays_when_the_namespace_goes() {
-        let namespace = json!({"metadata": {"name": "a"}});
+        let namespace = namespace(json!({"metadata": {"name": "a"}}));
         let own = json!({"labels": {"istio.io/dataplane-mode": "ambient"}});
         let pods = [
             pod("out", None, &json!({})),
             pod("late", Some("enabled"), &json!({})),
             pod("own", Some("enabled"), &own),
         ];
-        let standing = Standing::of(&Rules::default(), &pods, &namespace, false);
+        let standing = Standing::of(&Rules::of(None, "istio-system"), &pods, &namespace, false);
         assert_eq!(
             (standing.right, standing.late.len(), standing.apart.len()),
             (1, 1, 1)

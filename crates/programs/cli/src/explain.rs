@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use ambit_authz::{Connection, Explanation, Outcome, Why};
 use ambit_model::{Action, Identity, Protocol, Scope, Workload};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
-    dump::{Dump, text},
+    dump::{Dump, ServiceEntry},
     output::{self, Format, table},
     source::Source,
 };
@@ -91,8 +90,8 @@ pub(crate) fn explain(
     port: u16,
     plaintext: bool,
 ) -> Result<Vec<Report>, CliError> {
-    let workloads = dump.workloads();
-    let policies = dump.policies()?;
+    let workloads = dump.authz_workloads();
+    let policies = dump.policy_set()?;
     let client = Client::find(&workloads, from)?;
     let mut reports = Vec::new();
     for (server, ip, port) in servers(dump, &workloads, to, port)? {
@@ -167,23 +166,19 @@ fn servers<'a>(
     port: u16,
 ) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
     // A control plane's dump has no endpoints; then only pods and addresses can be asked about.
-    if let Some(service) = service(dump, to).filter(|service| service.get("endpoints").is_some()) {
-        let endpoints: Vec<_> = match service.get("endpoints") {
-            Some(Value::Object(map)) => map.values().collect(),
-            Some(Value::Array(list)) => list.iter().collect(),
-            _ => Vec::new(),
-        };
-        let number = |map: Option<&Value>| {
-            let target = map?.get(port.to_string())?.as_u64()?;
-            u16::try_from(target).ok().filter(|target| *target > 0)
-        };
-        let of_service = number(service.get("ports"));
+    let endpoints = service(dump, to).and_then(|service| {
+        let endpoints = service.endpoints.as_ref()?;
+        Some((service, endpoints))
+    });
+    if let Some((service, endpoints)) = endpoints {
+        let set = |target: Option<&u16>| target.copied().filter(|target| *target > 0);
+        let of_service = set(service.ports.get(&port));
         let found: Vec<_> = endpoints
-            .iter()
+            .known()
             .filter_map(|endpoint| {
-                let uid = text(endpoint, "workloadUid");
+                let uid = endpoint.workload_uid.as_str();
                 let workload = workloads.iter().find(|workload| workload.uid == uid)?;
-                let target = number(endpoint.get("port")).or(of_service)?;
+                let target = set(endpoint.port.get(&port)).or(of_service)?;
                 Some((workload, *workload.workload_ips.first()?, target))
             })
             .collect();
@@ -204,13 +199,12 @@ fn servers<'a>(
     }
 }
 
-fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a Value> {
+fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
     let name = to.strip_prefix("svc/").unwrap_or(to);
-    dump.list("services").into_iter().find(|service| {
-        let full = format!("{}/{}", text(service, "namespace"), text(service, "name"));
-        full == name
-            || text(service, "hostname") == name
-            || (to.starts_with("svc/") && text(service, "name") == name)
+    dump.services.known().find(|service| {
+        format!("{}/{}", service.namespace, service.name) == name
+            || service.hostname == name
+            || (to.starts_with("svc/") && service.name == name)
     })
 }
 

@@ -1,10 +1,13 @@
 //! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
-    dump::{Dump, destination, text, texts},
+    dump::{
+        Certificate, CertificateEntry, Connection, Dump, Entries, Entry, PolicyEntry, ServiceEntry,
+        Waypoint, WorkloadEntry, or,
+    },
     output::{self, Format, say, table},
     source::Source,
 };
@@ -23,32 +26,58 @@ pub(crate) struct Inspect {
 }
 
 impl Inspect {
-    fn show(
+    fn show<T: Named>(
         &self,
-        key: &str,
-        header: &[&str],
-        row: impl Fn(&Value) -> Vec<String>,
+        of: impl FnOnce(&Dump) -> &Entries<T>,
+        rows: impl FnOnce(&[&T]) -> String,
     ) -> Result<(), CliError> {
         let dump = self.source.dump()?;
-        let wanted = |value: &&Value| {
-            self.namespace
-                .as_deref()
-                .is_none_or(|namespace| text(value, "namespace") == namespace)
-        };
-        let mut values: Vec<_> = dump.list(key).into_iter().filter(wanted).collect();
-        values.sort_by_key(|value| {
-            (
-                text(value, "namespace").to_owned(),
-                text(value, "name").to_owned(),
-            )
-        });
-        output::print(self.output, &values, || {
-            table(header, values.iter().map(|value| row(value)))
-        })
+        let entries = chosen(of(&dump), self.namespace.as_deref());
+        output::print(self.output, &entries, || rows(&known(&entries)))
     }
 }
 
+/// What is in a namespace and has a name there.
+trait Named {
+    /// Its namespace and name.
+    fn name(&self) -> (&str, &str);
+}
+
+impl Named for WorkloadEntry {
+    fn name(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+impl Named for ServiceEntry {
+    fn name(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+impl Named for PolicyEntry {
+    fn name(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+/// The entries of a namespace, or all, by name.
+fn chosen<'a, T: Named>(entries: &'a Entries<T>, namespace: Option<&str>) -> Vec<&'a Entry<T>> {
+    let wanted = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
+    let mut entries: Vec<_> = entries.iter().filter(wanted).collect();
+    entries.sort_by(|a, b| a.known.name().cmp(&b.known.name()));
+    entries
+}
+
+fn known<'a, T>(entries: &[&'a Entry<T>]) -> Vec<&'a T> {
+    entries.iter().map(|entry| &entry.known).collect()
+}
+
 pub(crate) fn workloads(args: &Inspect) -> Result<(), CliError> {
+    args.show(|dump| &dump.workloads, workload_rows)
+}
+
+fn workload_rows(workloads: &[&WorkloadEntry]) -> String {
     let header = [
         "NAMESPACE",
         "NAME",
@@ -59,21 +88,31 @@ pub(crate) fn workloads(args: &Inspect) -> Result<(), CliError> {
         "SERVICE ACCOUNT",
         "WAYPOINT",
     ];
-    args.show("workloads", &header, |value| {
+    let row = |workload: &&WorkloadEntry| {
         vec![
-            text(value, "namespace").into(),
-            text(value, "name").into(),
-            texts(value, "workloadIps").join(","),
-            text(value, "node").into(),
-            or(text(value, "protocol"), "TCP"),
-            or(text(value, "status"), "Healthy"),
-            or(text(value, "serviceAccount"), "default"),
-            or(&destination(value, "waypoint"), "None"),
+            workload.namespace.clone(),
+            workload.name.clone(),
+            workload.workload_ips.join(","),
+            workload.node.clone(),
+            or(&workload.protocol, "TCP").to_owned(),
+            or(&workload.status, "Healthy").to_owned(),
+            or(&workload.service_account, "default").to_owned(),
+            destination(workload.waypoint.as_ref()),
         ]
-    })
+    };
+    table(&header, workloads.iter().map(row))
+}
+
+fn destination(waypoint: Option<&Waypoint>) -> String {
+    let destination = waypoint.map(Waypoint::destination).unwrap_or_default();
+    or(&destination, "None").to_owned()
 }
 
 pub(crate) fn services(args: &Inspect) -> Result<(), CliError> {
+    args.show(|dump| &dump.services, service_rows)
+}
+
+fn service_rows(services: &[&ServiceEntry]) -> String {
     let header = [
         "NAMESPACE",
         "NAME",
@@ -82,66 +121,58 @@ pub(crate) fn services(args: &Inspect) -> Result<(), CliError> {
         "ENDPOINTS",
         "WAYPOINT",
     ];
-    args.show("services", &header, |value| {
-        let endpoints: Vec<_> = match value.get("endpoints") {
-            Some(Value::Object(map)) => map.values().collect(),
-            Some(Value::Array(list)) => list.iter().collect(),
-            _ => Vec::new(),
-        };
-        let healthy = endpoints
-            .iter()
-            .filter(|e| or(text(e, "status"), "Healthy") == "Healthy");
-        let count = match value.get("endpoints") {
-            None => String::new(),
-            Some(_) => format!("{}/{}", healthy.count(), endpoints.len()),
-        };
-        let vips = texts(value, "vips");
+    let row = |service: &&ServiceEntry| {
+        let count = service.endpoints.as_ref().map(|endpoints| {
+            let is_healthy = |status: &str| or(status, "Healthy") == "Healthy";
+            let healthy = endpoints.known().filter(|one| is_healthy(&one.status));
+            format!("{}/{}", healthy.count(), endpoints.len())
+        });
+        let vips = service.vips.iter();
         let vips: Vec<_> = vips
-            .iter()
-            .map(|vip| vip.rsplit('/').next().unwrap_or(vip).to_owned())
+            .map(|vip| vip.rsplit('/').next().unwrap_or(vip))
             .collect();
-        let ports = value.get("ports").and_then(Value::as_object);
-        let ports = ports
-            .into_iter()
-            .flatten()
-            .map(|(port, target)| format!("{port}>{target}"));
+        let ports = service.ports.iter();
+        let ports: Vec<_> = ports
+            .map(|(port, target)| format!("{port}>{target}"))
+            .collect();
         vec![
-            text(value, "namespace").into(),
-            text(value, "name").into(),
+            service.namespace.clone(),
+            service.name.clone(),
             vips.join(","),
-            ports.collect::<Vec<_>>().join(","),
-            count,
-            or(&destination(value, "waypoint"), "None"),
+            ports.join(","),
+            count.unwrap_or_default(),
+            destination(service.waypoint.as_ref()),
         ]
-    })
+    };
+    table(&header, services.iter().map(row))
 }
 
 pub(crate) fn policies(args: &Inspect) -> Result<(), CliError> {
-    args.show(
-        "policies",
-        &["NAMESPACE", "NAME", "ACTION", "SCOPE", "RULES"],
-        |value| {
-            let dry = if value.get("dryRun").and_then(Value::as_bool) == Some(true) {
-                " (dry run)"
-            } else {
-                ""
-            };
-            let rules = value
-                .get("rules")
-                .and_then(Value::as_array)
-                .map_or(0, Vec::len);
-            vec![
-                text(value, "namespace").into(),
-                text(value, "name").into(),
-                format!("{}{dry}", or(text(value, "action"), "Allow")),
-                or(text(value, "scope"), "Global"),
-                rules.to_string(),
-            ]
-        },
-    )
+    args.show(|dump| &dump.policies, policy_rows)
+}
+
+fn policy_rows(policies: &[&PolicyEntry]) -> String {
+    let row = |policy: &&PolicyEntry| {
+        let dry = if policy.dry_run { " (dry run)" } else { "" };
+        vec![
+            policy.namespace.clone(),
+            policy.name.clone(),
+            format!("{}{dry}", or(&policy.action, "Allow")),
+            or(&policy.scope, "Global").to_owned(),
+            policy.rules.len().to_string(),
+        ]
+    };
+    let header = ["NAMESPACE", "NAME", "ACTION", "SCOPE", "RULES"];
+    table(&header, policies.iter().map(row))
 }
 
 pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
+    let dump = args.source.dump()?;
+    let entries: Vec<_> = dump.certificates.iter().collect();
+    output::print(args.output, &entries, || certificate_rows(&known(&entries)))
+}
+
+fn certificate_rows(entries: &[&CertificateEntry]) -> String {
     let header = [
         "IDENTITY",
         "KIND",
@@ -150,91 +181,74 @@ pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
         "VALID FROM",
         "EXPIRES",
     ];
-    let dump = args.source.dump()?;
-    let certificates = dump.list("certificates");
-    let rows = || {
-        let mut rows = Vec::new();
-        for entry in &certificates {
-            for (kind, key) in [("Leaf", "certChain"), ("Root", "rootCerts")] {
-                let chain = entry.get(key).and_then(Value::as_array);
-                for (index, cert) in chain.into_iter().flatten().enumerate() {
-                    let kind = if kind == "Leaf" && index > 0 {
-                        "Intermediate"
-                    } else {
-                        kind
-                    };
-                    rows.push(vec![
-                        text(entry, "identity").into(),
-                        kind.into(),
-                        text(entry, "state").into(),
-                        text(cert, "serialNumber").into(),
-                        text(cert, "validFrom").into(),
-                        text(cert, "expirationTime").into(),
-                    ]);
-                }
-            }
-            if entry
-                .get("certChain")
-                .and_then(Value::as_array)
-                .is_none_or(Vec::is_empty)
-            {
-                let mut row = vec![
-                    text(entry, "identity").into(),
-                    "-".into(),
-                    text(entry, "state").into(),
-                ];
-                row.resize(header.len(), String::new());
-                rows.push(row);
-            }
-        }
-        rows
+    let mut rows = Vec::new();
+    let row = |entry: &CertificateEntry, kind: &str, certificate: &Certificate| {
+        vec![
+            entry.identity.clone(),
+            kind.to_owned(),
+            entry.state.clone(),
+            certificate.serial_number.clone(),
+            certificate.valid_from.clone(),
+            certificate.expiration_time.clone(),
+        ]
     };
-    output::print(args.output, &certificates, || table(&header, rows()))
+    for entry in entries {
+        for (index, certificate) in entry.cert_chain.iter().enumerate() {
+            let kind = if index == 0 { "Leaf" } else { "Intermediate" };
+            rows.push(row(entry, kind, certificate));
+        }
+        let roots = entry.root_certs.iter();
+        rows.extend(roots.map(|certificate| row(entry, "Root", certificate)));
+        if entry.cert_chain.is_empty() {
+            rows.push(row(entry, "-", &Certificate::default()));
+        }
+    }
+    table(&header, rows)
 }
 
 pub(crate) fn connections(args: &Inspect) -> Result<(), CliError> {
     let dump = args.source.dump()?;
-    let states = open_connections(&dump, args.namespace.as_deref());
-    let header = ["POD", "DIRECTION", "FROM", "TO", "VIA", "PROTOCOL"];
-    output::print(args.output, &states, || {
-        let row = |value: &Value| {
-            [
-                "pod",
-                "direction",
-                "src",
-                "originalDst",
-                "actualDst",
-                "protocol",
-            ]
-            .map(|key| text(value, key).to_owned())
-            .to_vec()
-        };
-        table(&header, states.iter().map(row))
-    })
+    let open = open_connections(&dump, args.namespace.as_deref());
+    output::print(args.output, &open, || connection_rows(&open))
 }
 
-fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<Value> {
+/// A connection of a pod.
+#[derive(Debug, Serialize)]
+struct PodConnection {
+    pod: String,
+    direction: String,
+    #[serde(flatten)]
+    connection: Connection,
+}
+
+fn connection_rows(open: &[PodConnection]) -> String {
+    let header = ["POD", "DIRECTION", "FROM", "TO", "VIA", "PROTOCOL"];
+    let row = |one: &PodConnection| {
+        let connection = &one.connection;
+        vec![
+            one.pod.clone(),
+            one.direction.clone(),
+            connection.src.clone(),
+            connection.original_dst.clone(),
+            connection.actual_dst.clone(),
+            connection.protocol.clone(),
+        ]
+    };
+    table(&header, open.iter().map(row))
+}
+
+fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<PodConnection> {
     let mut all = Vec::new();
-    for state in dump
-        .map("workloadState")
-        .into_iter()
-        .flat_map(serde_json::Map::values)
-    {
-        let info = state.get("info").unwrap_or(&Value::Null);
-        if namespace.is_some_and(|namespace| text(info, "namespace") != namespace) {
+    for state in dump.workload_state.values() {
+        if namespace.is_some_and(|namespace| state.info.namespace != namespace) {
             continue;
         }
-        let pod = format!("{}/{}", text(info, "namespace"), text(info, "name"));
-        let connections = state.get("connections").and_then(Value::as_object);
-        for (direction, list) in connections.into_iter().flatten() {
-            for connection in list.as_array().into_iter().flatten() {
-                let mut connection = connection.clone();
-                if let Some(map) = connection.as_object_mut() {
-                    map.insert("pod".into(), json!(pod));
-                    map.insert("direction".into(), json!(direction));
-                    all.push(connection);
-                }
-            }
+        for (direction, list) in &state.connections {
+            all.extend(list.iter().map(|connection| PodConnection {
+                pod: format!("{}/{}", state.info.namespace, state.info.name),
+                direction: direction.clone(),
+                connection: connection.clone(),
+            }));
         }
     }
     all
@@ -269,10 +283,5 @@ pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
     say(String::from_utf8_lossy(&answer).trim_end())
 }
 
-fn or(text: &str, default: &str) -> String {
-    if text.is_empty() {
-        default.to_owned()
-    } else {
-        text.to_owned()
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use ambit_install::{
     render::{self, Release},
     values::Overrides,
 };
+use ambit_k8s_api::Node;
 use clap::{ArgAction, Args};
 use serde_json::Value;
 
@@ -282,8 +283,10 @@ impl Values {
         if self.platform != "auto" {
             return Ok(self.platform.clone());
         }
-        let nodes = cluster.list("v1", "Node", None, None).await;
-        let nodes = nodes.map_err(|error| failed(error.into()))?;
+        let nodes: Vec<Node> = cluster
+            .all(None, None)
+            .await
+            .map_err(|error| failed(error.into()))?;
         Ok(platform::detect(&nodes).to_owned())
     }
 

@@ -10,12 +10,11 @@ use std::{
 };
 
 use ambit_lab::{Client, ClientError, LogSource, Options, PodStatus, Status, base_directory};
-use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
-    dump::{Dump, text},
+    dump::{Dump, WorkloadEntry, or},
     output::{self, Format, say, table},
     source::Source,
 };
@@ -160,13 +159,12 @@ pub(crate) fn wait_for_proxies(
 }
 
 fn is_known(dump: &Dump, pod: &PodStatus) -> bool {
-    let workloads = dump.list("workloads");
-    let same = |value: &&&Value| {
-        text(value, "namespace") == pod.namespace && text(value, "name") == pod.name
+    let same = |workload: &&WorkloadEntry| {
+        workload.namespace == pod.namespace && workload.name == pod.name
     };
-    workloads.iter().find(same).is_some_and(|workload| {
-        let healthy = matches!(text(workload, "status"), "" | "Healthy");
-        let hbone = text(workload, "protocol") == "HBONE";
+    dump.workloads.known().find(same).is_some_and(|workload| {
+        let healthy = or(&workload.status, "Healthy") == "Healthy";
+        let hbone = workload.protocol == "HBONE";
         healthy == pod.ready && hbone == pod.captured
     }) || !pod.ready
 }

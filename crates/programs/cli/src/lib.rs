@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod access_log;
+mod answers;
 mod args;
 mod bug_report;
 mod check;

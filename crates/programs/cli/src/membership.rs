@@ -1,22 +1,19 @@
 //! Whether a pod should be in the mesh, whether it is, and why: from the API server's objects alone.
 
+use ambit_k8s_api::{
+    Namespace, Pod,
+    enablement::{Enablement, EnablementSelector, Labels, SelectorError, Verdict},
+    labels::{REDIRECTION, REDIRECTION_ENABLED},
+};
+use k8s_openapi::api::core::v1::ConfigMap;
 use serde::Serialize;
-use serde_json::Value;
 
-/// Label of pods and namespaces.
-const MODE: &str = "istio.io/dataplane-mode";
-/// Annotation that a sidecar injector leaves.
-const SIDECAR: &str = "sidecar.istio.io/status";
-/// Annotation that the node agent writes.
-const REDIRECTION: &str = "ambient.istio.io/redirection";
-
-/// What the agents were told, as far as it decides who belongs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The agents' settings, as far as they decide who belongs.
+#[derive(Clone, Debug)]
 pub(crate) struct Rules {
-    /// Namespaces kept out whatever their labels.
-    pub(crate) excluded: Vec<String>,
-    /// Selectors of the user's own: then only the agents know.
-    pub(crate) custom: bool,
+    enablement: Enablement,
+    /// The selectors cannot be read: then only the agents know what they do.
+    unreadable: bool,
 }
 
 /// Whether a pod should be in the mesh.
@@ -42,105 +39,114 @@ pub(crate) enum Captured {
 }
 
 impl Rules {
-    /// From the agents' settings.
-    pub(crate) fn of(agent_config: Option<&Value>) -> Self {
-        let text = |key: &str| {
-            let value = agent_config
-                .and_then(|map| map.get("data"))
-                .and_then(|data| data.get(key));
-            value.and_then(Value::as_str).unwrap_or_default()
+    /// From the ConfigMap of the agents, which run in the namespace `mesh`.
+    pub(crate) fn of(agent_config: Option<&ConfigMap>, mesh: &str) -> Self {
+        let data = agent_config.and_then(|map| map.data.as_ref());
+        let setting = |key: &str| {
+            data.and_then(|data| data.get(key))
+                .map_or("", String::as_str)
         };
-        let excluded = text("EXCLUDE_NAMESPACES").split(',').map(str::trim);
-        Self {
-            excluded: excluded
-                .filter(|name| !name.is_empty())
-                .map(ToOwned::to_owned)
-                .collect(),
-            custom: !text("AMBIENT_ENABLEMENT_SELECTOR").trim().is_empty(),
+        let excluded = || setting("EXCLUDE_NAMESPACES").split(',').map(str::to_owned);
+        let of = |selectors| Enablement::new(selectors, excluded(), mesh);
+        match EnablementSelector::list(setting("AMBIENT_ENABLEMENT_SELECTOR")).and_then(of) {
+            Ok(enablement) => Self {
+                enablement,
+                unreadable: false,
+            },
+            Err(SelectorError::Syntax(_) | SelectorError::Operator { .. }) => Self {
+                enablement: Enablement::usual(excluded(), mesh),
+                unreadable: true,
+            },
         }
     }
 
+    /// Whether the namespace is excluded whatever its labels.
+    pub(crate) fn excludes(&self, namespace: &str) -> bool {
+        self.enablement.excludes(namespace)
+    }
+
     /// Whether a pod should be in the mesh.
-    pub(crate) fn wanted(&self, pod: &Value, namespace: &Value) -> Wanted {
-        let out = |why: &str| Wanted::Out(why.to_owned());
-        let name = text(namespace, "/metadata/name");
-        if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
-            return out("it uses the node's network, which is not captured");
-        }
+    pub(crate) fn wanted(&self, pod: &Pod, namespace: &Namespace) -> Wanted {
         if has_ended(pod) {
-            return out("it has ended");
+            return Wanted::Out("it has ended".to_owned());
         }
-        if entry(pod, "annotations", SIDECAR).is_some() {
-            return out("it has a sidecar of its own");
-        }
-        if self.excluded.iter().any(|excluded| excluded == name) {
-            return Wanted::Out(format!(
-                "the namespace {name} is kept out by the value cni.excludeNamespaces"
-            ));
-        }
-        if self.custom {
-            return Wanted::Unknown;
-        }
-        match (entry(pod, "labels", MODE), entry(namespace, "labels", MODE)) {
-            (Some("ambient"), _) => Wanted::In(format!("its own label is {MODE}=ambient")),
-            (Some("none"), _) => Wanted::Out(format!("its own label is {MODE}=none")),
-            (_, Some("ambient")) => Wanted::In(format!("its namespace has {MODE}=ambient")),
-            _ => Wanted::Out(format!("neither it nor its namespace has {MODE}=ambient")),
+        let none = Labels::new();
+        let labels = namespace.metadata.labels.as_ref().unwrap_or(&none);
+        let verdict = self.enablement.verdict(pod, labels);
+        let by_selector = match verdict {
+            Verdict::OwnLabel
+            | Verdict::NamespaceLabel
+            | Verdict::Selected
+            | Verdict::OptedOut
+            | Verdict::NotLabelled
+            | Verdict::NotSelected => true,
+            Verdict::HostNetwork
+            | Verdict::Sidecar
+            | Verdict::ExcludedNamespace
+            | Verdict::NodeProxy => false,
+        };
+        if self.unreadable && by_selector {
+            Wanted::Unknown
+        } else if verdict.is_included() {
+            Wanted::In(verdict.to_string())
+        } else {
+            Wanted::Out(verdict.to_string())
         }
     }
 }
 
 /// Whether a pod is in the mesh, as its node's agent has written.
-pub(crate) fn captured(pod: &Value) -> Captured {
-    match entry(pod, "annotations", REDIRECTION) {
-        Some("enabled") => Captured::Yes,
+pub(crate) fn captured(pod: &Pod) -> Captured {
+    let annotations = pod.metadata.annotations.as_ref();
+    match annotations.and_then(|all| all.get(REDIRECTION)) {
+        Some(value) if value == REDIRECTION_ENABLED => Captured::Yes,
         Some(_) => Captured::Pending,
         None => Captured::No,
     }
 }
 
 /// Whether all of the pod's containers have ended for good.
-pub(crate) fn has_ended(pod: &Value) -> bool {
-    matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
-}
-
-fn entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
-    object.get("metadata")?.get(map)?.get(key)?.as_str()
-}
-
-/// A text at a path; empty if there is none.
-pub(crate) fn text<'a>(value: &'a Value, path: &str) -> &'a str {
-    value
-        .pointer(path)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn pod(label: Option<&str>, more: &Value) -> Value {
-        let mut pod =
-            json!({"metadata": {"labels": {}, "annotations": {}}, "spec": {}, "status": {}});
+    const MODE: &str = "istio.io/dataplane-mode";
+
+    fn pod(label: Option<&str>, more: &Value) -> Pod {
+        let mut pod = json!({"metadata": {"labels": {}, "annotations": {}, "namespace": "shop"}, "spec": {"containers": []}, "status": {}});
         if let Some(label) = label {
             pod["metadata"]["labels"][MODE] = json!(label);
         }
-        for (key, value) in more.as_object().unwrap() {
-            *pod.pointer_mut(key.rsplit_once('/').unwrap().0).unwrap() = value.clone();
+        for (path, value) in more.as_object().unwrap() {
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[key] = value.clone();
         }
-        pod
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn namespace(label: Option<&str>) -> Namespace {
+        let labels = label.map(|label| json!({MODE: label}));
+        serde_json::from_value(json!({"metadata": {"name": "shop", "labels": labels}})).unwrap()
+    }
+
+    fn rules(data: Value) -> Rules {
+        let config = serde_json::from_value(json!({"data": data})).unwrap();
+        Rules::of(Some(&config), "istio-system")
     }
 
     #[test]
     fn labels_decide_and_some_pods_never_belong() {
-        let namespace = |label: Option<&str>| match label {
-            Some(label) => json!({"metadata": {"name": "shop", "labels": {MODE: label}}}),
-            None => json!({"metadata": {"name": "shop"}}),
-        };
-        let rules = Rules::default();
+        let rules = Rules::of(None, "istio-system");
         let none = json!({});
         for (own, of_namespace, expected) in [
             (None, None, false),
@@ -158,33 +164,58 @@ mod tests {
             );
         }
         for never in [
-            json!({"/spec/x": {"hostNetwork": true}}),
-            json!({"/status/x": {"phase": "Succeeded"}}),
-            json!({"/metadata/annotations/x": {SIDECAR: "{}"}}),
+            json!({"/spec/hostNetwork": true}),
+            json!({"/status/phase": "Succeeded"}),
+            json!({"/metadata/annotations": {"sidecar.istio.io/status": "{}"}}),
+            json!({"/metadata/namespace": "istio-system", "/metadata/labels/app": "ztunnel"}),
         ] {
-            let wanted = rules.wanted(&pod(Some("ambient"), &never), &namespace(Some("ambient")));
-            assert!(matches!(wanted, Wanted::Out(_)), "{never} {wanted:?}");
+            let never = pod(Some("ambient"), &never);
+            let wanted = rules.wanted(&never, &namespace(Some("ambient")));
+            assert!(matches!(wanted, Wanted::Out(_)), "{never:?} {wanted:?}");
         }
     }
 
     #[test]
     fn the_agents_settings_may_say_otherwise() {
-        let config = json!({"data": {"EXCLUDE_NAMESPACES": "kube-system, shop"}});
-        let namespace = json!({"metadata": {"name": "shop", "labels": {MODE: "ambient"}}});
-        let rules = Rules::of(Some(&config));
-        let wanted = rules.wanted(&pod(None, &json!({})), &namespace);
+        let excluding = rules(json!({"EXCLUDE_NAMESPACES": "kube-system, shop"}));
+        let pod = pod(None, &json!({}));
+        let ambient = namespace(Some("ambient"));
+        let wanted = excluding.wanted(&pod, &ambient);
         assert!(matches!(wanted, Wanted::Out(why) if why.contains("excludeNamespaces")));
-        let config = json!({"data": {"AMBIENT_ENABLEMENT_SELECTOR": "[{}]"}});
-        let wanted = Rules::of(Some(&config)).wanted(&pod(None, &json!({})), &namespace);
-        assert_eq!(wanted, Wanted::Unknown);
+        let everybody = rules(json!({"AMBIENT_ENABLEMENT_SELECTOR": "[{}]"}));
+        let wanted = everybody.wanted(&pod, &namespace(None));
+        assert!(matches!(wanted, Wanted::In(why) if why.contains("enablementSelectors")));
+    }
+
+    #[test]
+    fn of_selectors_that_cannot_be_read_only_the_agents_know() {
+        for selectors in [
+            "[{",
+            "[{\"podSelector\":{\"matchExpressions\":[{\"key\":\"a\",\"operator\":\"Gt\"}]}}]",
+        ] {
+            let newer = rules(json!({
+                "AMBIENT_ENABLEMENT_SELECTOR": selectors, "EXCLUDE_NAMESPACES": "kept"}));
+            let ambient = namespace(Some("ambient"));
+            assert_eq!(
+                newer.wanted(&pod(None, &json!({})), &ambient),
+                Wanted::Unknown
+            );
+            assert!(newer.excludes("kept"));
+            let host = pod(None, &json!({"/spec/hostNetwork": true}));
+            assert!(matches!(newer.wanted(&host, &ambient), Wanted::Out(_)));
+        }
     }
 
     #[test]
     fn the_agents_annotation_tells_whether_it_is_captured() {
-        let of =
-            |value: &str| captured(&json!({"metadata": {"annotations": {REDIRECTION: value}}}));
+        let of = |value: &str| {
+            captured(&pod(
+                None,
+                &json!({"/metadata/annotations": {REDIRECTION: value}}),
+            ))
+        };
         assert_eq!(of("enabled"), Captured::Yes);
         assert_eq!(of("pending"), Captured::Pending);
-        assert_eq!(captured(&json!({})), Captured::No);
+        assert_eq!(captured(&pod(None, &json!({}))), Captured::No);
     }
 }

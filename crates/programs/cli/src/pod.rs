@@ -1,15 +1,21 @@
 //! `ambit pod`: whether a pod is in the mesh, and exactly why, from everybody who has a say: the
 //! labels, the node's agent, the node's proxy.
 
+use ambit_install::{
+    object::{name, namespace_of},
+    rollout::node_of,
+};
+use ambit_k8s_api::Pod;
 use clap::Args;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     CliError,
+    answers::AgentPod,
     cluster::{Target, wait},
+    dump::{Dump, PodEntry, or},
     enrol,
-    membership::{Captured, Wanted, captured, text},
+    membership::{Captured, Wanted, captured},
     output::{self, Format},
     reach::{self, AGENT, PROXY, best},
     status,
@@ -43,7 +49,7 @@ pub(crate) struct Report {
     /// What the agent wrote on the pod.
     annotation: Captured,
     /// What the node's agent answers.
-    agent: Result<Value, String>,
+    agent: Result<AgentPod, String>,
     /// What the node's proxy answers.
     proxy: Result<Proxy, String>,
 }
@@ -81,8 +87,8 @@ pub(crate) enum Verdict {
 
 /// Shows it.
 pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
-    let (namespace, name) = match args.name.split_once('/') {
-        Some((namespace, name)) => (namespace, name),
+    let (namespace, wanted) = match args.name.split_once('/') {
+        Some((namespace, wanted)) => (namespace, wanted),
         None => (args.namespace.as_str(), args.name.as_str()),
     };
     let report = wait(async {
@@ -90,13 +96,9 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
         let mesh = &args.target.mesh_namespace;
         let rules = enrol::rules(&cluster, mesh).await?;
         let namespace = enrol::namespace(&cluster, namespace).await?;
-        let pod = reach::pod(&cluster, text(&namespace, "/metadata/name"), name).await?;
-        let node = text(&pod, "/spec/nodeName").to_owned();
-        let full = format!(
-            "{}/{}",
-            text(&pod, "/metadata/namespace"),
-            text(&pod, "/metadata/name")
-        );
+        let pod = reach::pod(&cluster, name(&namespace), wanted).await?;
+        let node = node_of(&pod).unwrap_or_default().to_owned();
+        let full = format!("{}/{}", namespace_of(&pod), name(&pod));
         let agents = reach::pods(&cluster, mesh, AGENT.0).await?;
         let agent = match best(&agents, Some(&node)) {
             Some(agent) => {
@@ -111,7 +113,7 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
         let proxy = match best(&proxies, Some(&node)) {
             Some(proxy) => {
                 let dump = status::ask(&cluster, proxy.clone(), PROXY.1, "/config_dump").await;
-                dump.answer.map(|dump| proxy_of(&dump, &pod))
+                dump.answer.map(|dump: Dump| proxy_of(&dump, &pod))
             }
             None => Err("no node proxy runs on its node".to_owned()),
         };
@@ -130,51 +132,33 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
     output::print(args.output, &report, || words(&report))
 }
 
-fn proxy_of(dump: &Value, pod: &Value) -> Proxy {
-    let (namespace, name) = (
-        text(pod, "/metadata/namespace"),
-        text(pod, "/metadata/name"),
-    );
-    let uid = text(pod, "/metadata/uid");
-    let state = dump.get("workloadState").and_then(|states| states.get(uid));
-    let connections = state
-        .and_then(|state| state.get("connections"))
-        .and_then(Value::as_object);
-    let lists = connections
-        .into_iter()
-        .flatten()
-        .filter_map(|(_, list)| list.as_array());
-    let account = match text(pod, "/spec/serviceAccountName") {
-        "" => "default",
-        account => account,
-    };
-    let identity = format!("/ns/{namespace}/sa/{account}");
-    let list = |key: &str| {
-        dump.get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-    };
-    let certificate =
-        list("certificates").find(|entry| text(entry, "/identity").ends_with(&identity));
-    let workload = list("workloads").find(|workload| {
-        text(workload, "/namespace") == namespace && text(workload, "/name") == name
-    });
+fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let state = dump.workload_state.get(uid);
+    let account = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.service_account_name.as_deref());
+    let account = or(account.unwrap_or_default(), "default");
+    let identity = format!("/ns/{}/sa/{account}", namespace_of(pod));
+    let mut certificates = dump.certificates.known();
+    let certificate = certificates.find(|entry| entry.identity.ends_with(&identity));
+    let workload = dump
+        .workloads
+        .known()
+        .find(|workload| workload.namespace == namespace_of(pod) && workload.name == name(pod));
     Proxy {
-        serves: state.is_some_and(|state| text(state, "/state") != "Pending"),
-        connections: lists.map(Vec::len).sum(),
-        certificate: certificate.map(|entry| text(entry, "/state").to_owned()),
-        protocol: workload.map(|workload| match text(workload, "/protocol") {
-            "" => "TCP".to_owned(),
-            protocol => protocol.to_owned(),
-        }),
+        serves: state.is_some_and(|state| state.state != "Pending"),
+        connections: state.map_or(0, PodEntry::open),
+        certificate: certificate.map(|entry| entry.state.clone()),
+        protocol: workload.map(|workload| or(&workload.protocol, "TCP").to_owned()),
     }
 }
 
 fn verdict(
     wanted: &Wanted,
     annotation: Captured,
-    agent: &Result<Value, String>,
+    agent: &Result<AgentPod, String>,
     proxy: &Result<Proxy, String>,
 ) -> Verdict {
     let (Ok(agent), Ok(proxy)) = (agent, proxy) else {
@@ -186,9 +170,9 @@ fn verdict(
     let belongs = match wanted {
         Wanted::In(_) => true,
         Wanted::Out(_) => false,
-        Wanted::Unknown => agent.get("wanted") == Some(&Value::Bool(true)),
+        Wanted::Unknown => agent.wanted,
     };
-    let is = text(agent, "/state") == "captured";
+    let is = agent.state == "captured";
     match (belongs, is) {
         (true, true) if proxy.serves && annotation == Captured::Yes => Verdict::In,
         (true, true) => Verdict::Unclear,
@@ -226,21 +210,16 @@ fn words(report: &Report) -> String {
     match &report.agent {
         Err(error) => lines.push(format!("  agent: {error}")),
         Ok(agent) => {
-            lines.push(format!(
-                "  agent: {}: {}",
-                text(agent, "/state"),
-                text(agent, "/why")
-            ));
-            if let Some(error) = agent.get("error").and_then(Value::as_str) {
+            lines.push(format!("  agent: {}: {}", agent.state, agent.why));
+            if let Some(error) = &agent.error {
                 lines.push(format!("    the last step failed: {error}"));
             }
-            let says = |key: &str| agent.get(key).and_then(Value::as_bool) == Some(true);
             let yes = |is: bool| if is { "yes" } else { "no" };
             lines.push(format!(
                 "    listeners acknowledged: {}, redirection seen in the kernel: {}, repaired {} times",
-                yes(says("listeners")),
-                yes(says("redirected")),
-                agent.get("drifts").and_then(Value::as_i64).unwrap_or(0)
+                yes(agent.listeners),
+                yes(agent.redirected),
+                agent.drifts
             ));
         }
     }
@@ -284,7 +263,13 @@ mod tests {
     fn a_pod_is_in_the_mesh_only_if_all_agree() {
         let wanted = || Wanted::In(String::new());
         let out = || Wanted::Out(String::new());
-        let agent = |state: &str| Ok(json!({"state": state, "wanted": true}));
+        let agent = |state: &str| {
+            Ok(AgentPod {
+                state: state.to_owned(),
+                wanted: true,
+                ..AgentPod::default()
+            })
+        };
         for (wanted, annotation, agent, proxy, expected) in [
             (
                 wanted(),
@@ -362,8 +347,9 @@ mod tests {
     fn the_proxys_dump_tells_of_the_pod() {
         let pod = json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
                          "spec": {"serviceAccountName": "s"}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
         let dump = json!({
-            "workloadState": {"u": {"state": "Up", "connections": {"inbound": [1, 2], "outbound": [3]}}},
+            "workloadState": {"u": {"state": "Up", "connections": {"inbound": [{}, {}], "outbound": [{}]}}},
             "certificates": [{"identity": "spiffe://td/ns/a/sa/s", "state": "Available"}],
             "workloads": [{"namespace": "a", "name": "b", "protocol": "HBONE"}],
         });
@@ -373,8 +359,9 @@ mod tests {
             certificate: Some("Available".into()),
             protocol: Some("HBONE".into()),
         };
+        let dump = serde_json::from_value(dump).unwrap();
         assert_eq!(proxy_of(&dump, &pod), expected);
-        assert!(!proxy_of(&json!({}), &pod).serves);
+        assert!(!proxy_of(&Dump::default(), &pod).serves);
     }
 
     #[test]
@@ -385,10 +372,11 @@ mod tests {
             verdict: Verdict::NotYet,
             wanted: Wanted::In("its namespace has istio.io/dataplane-mode=ambient".into()),
             annotation: Captured::Pending,
-            agent: Ok(
+            agent: Ok(serde_json::from_value(
                 json!({"state": "failing", "why": "a step failed", "error": "no nft",
                              "listeners": true, "redirected": false, "drifts": 1}),
-            ),
+            )
+            .unwrap()),
             proxy: proxy(true),
         };
         insta::assert_snapshot!(words(&report));

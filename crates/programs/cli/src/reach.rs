@@ -1,11 +1,15 @@
 //! The parts of the mesh in a cluster: which pod each is, and questions put to it through the API
 //! server, since they answer on their pods' loopback addresses only.
 
-use ambit_install::{cluster::Cluster, diagnose::is_ready, object::ObjectRef};
+use ambit_install::{
+    cluster::Cluster,
+    object::name,
+    rollout::{is_ending, is_ready, node_of},
+};
+use ambit_k8s_api::Pod;
 use ambit_kube_kit::forward;
-use serde_json::Value;
 
-use crate::{CliError, ErrorKind, http, install::failed, membership::text};
+use crate::{CliError, ErrorKind, http, install::failed};
 
 /// A part of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,10 +68,8 @@ pub(crate) async fn pods(
     cluster: &Cluster,
     namespace: &str,
     labels: &str,
-) -> Result<Vec<Value>, CliError> {
-    let pods = cluster
-        .list("v1", "Pod", Some(namespace), Some(labels))
-        .await;
+) -> Result<Vec<Pod>, CliError> {
+    let pods = cluster.all(Some(namespace), Some(labels)).await;
     pods.map_err(|error| failed(error.into()))
 }
 
@@ -81,7 +83,7 @@ async fn find(
         Part::Control => (CONTROL, None),
         Part::ProxyOf(namespace, name) => {
             let pod = pod(cluster, namespace, name).await?;
-            (PROXY, Some(text(&pod, "/spec/nodeName").to_owned()))
+            (PROXY, Some(node_of(&pod).unwrap_or_default().to_owned()))
         }
     };
     let pods = pods(cluster, mesh_namespace, labels).await?;
@@ -93,48 +95,44 @@ async fn find(
         CliError::new(ErrorKind::NotFound, what)
             .hint("`ambit status` shows what runs; --mesh-namespace names another namespace")
     })?;
-    Ok((text(found, "/metadata/name").to_owned(), port))
+    Ok((name(found).to_owned(), port))
 }
 
 /// A pod that must be there, by its whole name or, failing that, by the beginning of one.
-pub(crate) async fn pod(cluster: &Cluster, namespace: &str, name: &str) -> Result<Value, CliError> {
-    let reference = ObjectRef {
-        api_version: "v1".to_owned(),
-        kind: "Pod".to_owned(),
-        namespace: Some(namespace.to_owned()),
-        name: name.to_owned(),
-    };
-    if let Some(pod) = cluster
-        .get(&reference)
-        .await
-        .map_err(|error| failed(error.into()))?
-    {
+pub(crate) async fn pod(cluster: &Cluster, namespace: &str, wanted: &str) -> Result<Pod, CliError> {
+    let exact = cluster.read(Some(namespace), wanted).await;
+    if let Some(pod) = exact.map_err(|error| failed(error.into()))? {
         return Ok(pod);
     }
-    let begins = |pod: &Value| text(pod, "/metadata/name").starts_with(&format!("{name}-"));
-    let all = cluster.list("v1", "Pod", Some(namespace), None).await;
-    let all = all.map_err(|error| failed(error.into()))?;
+    let beginning = format!("{wanted}-");
+    let begins = |pod: &Pod| name(pod).starts_with(&beginning);
+    let all: Vec<Pod> = cluster
+        .all(Some(namespace), None)
+        .await
+        .map_err(|error| failed(error.into()))?;
     all.into_iter().find(begins).ok_or_else(|| {
-        let what = format!("there is no pod {name} in the namespace {namespace}");
+        let what = format!("there is no pod {wanted} in the namespace {namespace}");
         CliError::new(ErrorKind::NotFound, what)
     })
 }
 
 /// Of the pods on a node the one to ask: ready before not ready, staying before leaving, young before
 /// old. During a rollout there are two.
-pub(crate) fn best<'a>(pods: &'a [Value], node: Option<&str>) -> Option<&'a Value> {
+pub(crate) fn best<'a>(pods: &'a [Pod], node: Option<&str>) -> Option<&'a Pod> {
     pods.iter()
-        .filter(|pod| node.is_none_or(|node| text(pod, "/spec/nodeName") == node))
-        .filter(|pod| text(pod, "/status/phase") == "Running")
+        .filter(|pod| node.is_none_or(|node| node_of(pod) == Some(node)))
+        .filter(|pod| phase(pod) == "Running")
         .max_by_key(|pod| {
-            let stays = pod.pointer("/metadata/deletionTimestamp").is_none();
-            // RFC 3339 in UTC sorts as text.
-            (
-                stays,
-                is_ready(pod),
-                text(pod, "/metadata/creationTimestamp"),
-            )
+            let made = pod.metadata.creation_timestamp.clone();
+            (!is_ending(pod), is_ready(pod), made)
         })
+}
+
+/// A pod's phase; empty if it has no status yet.
+pub(crate) fn phase(pod: &Pod) -> &str {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    phase.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -155,7 +153,7 @@ mod tests {
             if leaving {
                 pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:09Z");
             }
-            pod
+            serde_json::from_value::<Pod>(pod).unwrap()
         };
         let pods = [
             pod("leaving", "n1", true, true, "2026-01-01T00:00:00Z"),
@@ -164,7 +162,7 @@ mod tests {
             pod("newest", "n1", false, false, "2026-01-01T00:00:03Z"),
             pod("other", "n2", false, false, "2026-01-01T00:00:04Z"),
         ];
-        let name = |node| best(&pods, node).map(|pod| text(pod, "/metadata/name"));
+        let name = |node| best(&pods, node).map(name);
         assert_eq!(name(Some("n1")), Some("new"));
         assert_eq!(name(Some("n2")), Some("other"));
         assert_eq!(name(Some("n3")), None);

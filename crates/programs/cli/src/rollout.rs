@@ -4,20 +4,20 @@
 use std::time::{Duration, Instant};
 
 use ambit_install::{
-    cluster::Cluster,
-    object::ObjectRef,
-    rollout::{Rollout, draining, pods_of, rollout},
+    cluster::{Cluster, ClusterError},
+    object::{name, namespace_of},
+    rollout::{Rollout, Workload, draining, node_of},
 };
+use ambit_k8s_api::Pod;
 use clap::Args;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
-    dump::Dump,
+    dump::{Dump, PodEntry},
     install::{duration, failed},
-    membership::text,
     output::{self, Format, say, table},
     reach::{self, PROXY},
 };
@@ -58,24 +58,21 @@ pub(crate) fn run(args: &RolloutArgs) -> Result<(), CliError> {
 
 async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
     let cluster = args.target.cluster().await?;
-    let name = ObjectRef {
-        api_version: "apps/v1".to_owned(),
-        kind: "DaemonSet".to_owned(),
-        namespace: Some(args.target.mesh_namespace.clone()),
-        name: "ztunnel".to_owned(),
-    };
-    let api = |error: ambit_install::cluster::ClusterError| failed(error.into());
+    let mesh = args.target.mesh_namespace.as_str();
+    let api = |error: ClusterError| failed(error.into());
     let deadline = Instant::now() + args.timeout;
     let mut last = String::new();
     loop {
-        let object = cluster.get(&name).await.map_err(api)?;
-        let object = object.ok_or_else(|| {
-            CliError::new(ErrorKind::NotFound, format!("there is no {name}"))
+        let set: Option<DaemonSet> = cluster.read(Some(mesh), "ztunnel").await.map_err(api)?;
+        let set = set.ok_or_else(|| {
+            let what = format!("there is no DaemonSet {mesh}/ztunnel");
+            CliError::new(ErrorKind::NotFound, what)
                 .hint("--mesh-namespace names another namespace")
         })?;
-        let pods = pods_of(&cluster, &object).await.map_err(api)?;
-        match rollout(&object, &pods) {
-            Rollout::Done => return left(&cluster, &draining(&object, &pods)).await,
+        let workload = Workload::DaemonSet(Box::new(set.clone()));
+        let pods = workload.pods(&cluster).await.map_err(api)?;
+        match workload.rollout(&pods) {
+            Rollout::Done => return left(&cluster, &draining(&set, &pods)).await,
             Rollout::Waiting(what) if Instant::now() >= deadline => {
                 let what = format!(
                     "the node proxies are not replaced after {} s: {what}",
@@ -96,19 +93,17 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
     }
 }
 
-async fn left(cluster: &Cluster, pods: &[&Value]) -> Result<Vec<Draining>, CliError> {
+async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliError> {
     let mut left = Vec::new();
     for pod in pods {
-        let (namespace, name) = (
-            text(pod, "/metadata/namespace"),
-            text(pod, "/metadata/name"),
-        );
+        let (namespace, name) = (namespace_of(*pod), name(*pod));
         let asked = reach::ask_pod(cluster, namespace, name, PROXY.1, "GET", "/config_dump").await;
         let dump = asked.ok().and_then(|answer| Dump::parse(&answer.body).ok());
+        let until = pod.metadata.deletion_timestamp.as_ref();
         left.push(Draining {
-            node: text(pod, "/spec/nodeName").to_owned(),
+            node: node_of(pod).unwrap_or_default().to_owned(),
             pod: name.to_owned(),
-            until: text(pod, "/metadata/deletionTimestamp").to_owned(),
+            until: until.map(|time| time.0.to_string()).unwrap_or_default(),
             connections: dump.as_ref().map(connections),
         });
     }
@@ -118,13 +113,7 @@ async fn left(cluster: &Cluster, pods: &[&Value]) -> Result<Vec<Draining>, CliEr
 
 /// Connections of all pods, both ways.
 fn connections(dump: &Dump) -> usize {
-    let of = |pod: &Value, direction: &str| {
-        let list = pod.pointer(&format!("/connections/{direction}"));
-        list.and_then(Value::as_array).map_or(0, Vec::len)
-    };
-    let pods = dump.list("workloadState").into_iter();
-    pods.map(|pod| of(pod, "inbound") + of(pod, "outbound"))
-        .sum()
+    dump.workload_state.values().map(PodEntry::open).sum()
 }
 
 fn words(left: &[Draining]) -> String {

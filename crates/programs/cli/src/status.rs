@@ -2,19 +2,22 @@
 
 use std::time::Duration;
 
-use ambit_install::cluster::Cluster;
+use ambit_install::{
+    cluster::Cluster,
+    object::{name, namespace_of},
+};
+use ambit_k8s_api::{Node, Pod};
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
 
 use crate::{
     CliError,
     cluster::{Target, wait},
     http::Answer,
     install::failed,
-    membership::text,
     output::{self, Format},
-    reach::{self, AGENT, CONTROL, PROXY, best},
+    reach::{self, AGENT, CONTROL, PROXY, best, phase},
 };
 
 mod report;
@@ -67,18 +70,18 @@ async fn gather(
     namespace: &str,
     node: Option<&str>,
 ) -> Result<Gathered, CliError> {
-    let nodes = cluster.list("v1", "Node", None, None).await;
+    let nodes = cluster.all::<Node>(None, None).await;
     let mut nodes: Vec<_> = nodes
         .map_err(|error| failed(error.into()))?
         .iter()
-        .map(|node| text(node, "/metadata/name").to_owned())
+        .map(|node| name(node).to_owned())
         .filter(|name| node.is_none_or(|node| node == name))
         .collect();
     nodes.sort();
     let agents = reach::pods(cluster, namespace, AGENT.0).await?;
     let proxies = reach::pods(cluster, namespace, PROXY.0).await?;
     let controls = reach::pods(cluster, namespace, CONTROL.0).await?;
-    let on_nodes = |pods: &[Value]| -> Vec<Value> {
+    let on_nodes = |pods: &[Pod]| -> Vec<Pod> {
         nodes
             .iter()
             .filter_map(|node| best(pods, Some(node)))
@@ -86,30 +89,11 @@ async fn gather(
             .collect()
     };
     let (agents, proxies) = (on_nodes(&agents), on_nodes(&proxies));
-    let ask = |pods: Vec<Value>, port: u16, path: &'static str| {
-        stream::iter(pods)
-            .map(move |pod| async move { ask(cluster, pod, port, path).await })
-            .buffered(AT_ONCE)
-            .collect::<Vec<_>>()
-    };
-    let (agents, mut proxies, mut controls) = tokio::join!(
-        ask(agents, AGENT.1, "/v1/status"),
-        ask(proxies, PROXY.1, "/config_dump"),
-        ask(controls, CONTROL.1, "/debug/syncz"),
+    let (agents, proxies, controls) = tokio::join!(
+        ask_all(cluster, agents, AGENT.1, "/v1/status"),
+        ask_all(cluster, proxies, PROXY.1, "/config_dump"),
+        ask_all(cluster, controls, CONTROL.1, "/debug/syncz"),
     );
-    // The records of the whole mesh are no longer needed.
-    for proxy in &mut proxies {
-        if let Ok(Value::Object(dump)) = &mut proxy.answer {
-            dump.retain(|key, _| {
-                matches!(key.as_str(), "version" | "certificates" | "workloadState")
-            });
-        }
-    }
-    for control in &mut controls {
-        if let Ok(clients) = &mut control.answer {
-            *clients = json!({ "clients": clients.take() });
-        }
-    }
     Ok(Gathered {
         nodes,
         agents,
@@ -118,22 +102,36 @@ async fn gather(
     })
 }
 
+async fn ask_all<T: DeserializeOwned>(
+    cluster: &Cluster,
+    pods: Vec<Pod>,
+    port: u16,
+    path: &str,
+) -> Vec<Answered<T>> {
+    stream::iter(pods)
+        .map(|pod| ask(cluster, pod, port, path))
+        .buffered(AT_ONCE)
+        .collect()
+        .await
+}
+
 /// Asks a pod for JSON.
-pub(crate) async fn ask(cluster: &Cluster, pod: Value, port: u16, path: &str) -> Answered {
-    if text(&pod, "/status/phase") != "Running" {
-        let answer = Err(format!("it is {}", text(&pod, "/status/phase")));
+pub(crate) async fn ask<T: DeserializeOwned>(
+    cluster: &Cluster,
+    pod: Pod,
+    port: u16,
+    path: &str,
+) -> Answered<T> {
+    if phase(&pod) != "Running" {
+        let answer = Err(format!("it is {}", phase(&pod)));
         return Answered { pod, answer };
     }
-    let (namespace, name) = (
-        text(&pod, "/metadata/namespace"),
-        text(&pod, "/metadata/name"),
-    );
-    let asked = reach::ask_pod(cluster, namespace, name, port, "GET", path);
+    let asked = reach::ask_pod(cluster, namespace_of(&pod), name(&pod), port, "GET", path);
     let answer = match tokio::time::timeout(PATIENCE, asked).await {
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
         Ok(Err(error)) => Err(error.text().trim_start_matches("error: ").to_owned()),
         Ok(Ok(Answer { status: 200, body })) => serde_json::from_slice(&body)
-            .map_err(|error| format!("its answer to {path} is no JSON: {error}")),
+            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
         Ok(Ok(answer)) => Err(format!("{path} answers with status {}", answer.status)),
     };
     Answered { pod, answer }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_install::apply;
+use ambit_install::{apply, object::label};
 use clap::Args;
 use serde::Serialize;
 
@@ -10,7 +10,6 @@ use crate::{
     CliError,
     cluster::{Target, wait},
     install::failed,
-    membership::text,
     output::{self, Format},
     reach::{self, AGENT, CONTROL, PROXY},
 };
@@ -81,12 +80,7 @@ async fn ask(target: &Target) -> Result<Server, CliError> {
     ] {
         let mut versions = BTreeMap::new();
         for pod in reach::pods(&cluster, namespace, labels).await? {
-            let version = text(&pod, "/metadata/labels/app.kubernetes.io~1version");
-            let version = if version.is_empty() {
-                "unknown"
-            } else {
-                version
-            };
+            let version = label(&pod, "app.kubernetes.io/version").unwrap_or("unknown");
             *versions.entry(version.to_owned()).or_insert(0) += 1;
         }
         parts.insert(part, versions);

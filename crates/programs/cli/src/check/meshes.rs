@@ -4,11 +4,10 @@ use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let here = |object| namespace_of(object) == snapshot.mesh_namespace;
     for deployment in snapshot
         .deployments
         .iter()
-        .filter(|object| !is_ours(object))
+        .filter(|object| !is_ours(*object))
     {
         let about = format!(
             "Deployment {}/{}",
@@ -16,7 +15,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
             name(deployment)
         );
         if label(deployment, "app") == Some("istiod") {
-            findings.push(if here(deployment) {
+            findings.push(if namespace_of(deployment) == snapshot.mesh_namespace {
                 Finding::new(
                     Level::Error,
                     &about,
@@ -44,7 +43,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     for set in snapshot
         .daemon_sets
         .iter()
-        .filter(|object| !is_ours(object))
+        .filter(|object| !is_ours(*object))
     {
         let about = format!("DaemonSet {}/{}", namespace_of(set), name(set));
         let same =
@@ -72,12 +71,14 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn object(namespace: &str, name: &str, labels: Value) -> Value {
-        json!({"metadata": {"namespace": namespace, "name": name, "labels": labels}})
+    fn object<T: DeserializeOwned>(namespace: &str, name: &str, labels: Value) -> T {
+        let metadata = json!({"namespace": namespace, "name": name, "labels": labels});
+        serde_json::from_value(json!({"metadata": metadata})).unwrap()
     }
 
     #[test]

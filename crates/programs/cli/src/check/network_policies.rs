@@ -1,15 +1,22 @@
 //! NetworkPolicies that let captured pods' traffic not through: pods of the mesh reach each other on
 //! port 15008, and kubelet's probes come from an address of their own.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use serde_json::Value;
+use k8s_openapi::{
+    api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
 
 use super::{Finding, Level, Snapshot, name, namespace_of};
-use crate::membership::text;
 
 /// Where captured pods are reached.
-const HBONE: u64 = 15008;
+const HBONE: i32 = 15008;
+/// Where the control plane serves node proxies.
+const XDS: i32 = 15012;
 /// Where kubelet's probes of captured pods come from.
 const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
@@ -27,14 +34,17 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
 }
 
 /// What a policy keeps from captured pods.
-fn hindered(policy: &Value) -> Vec<Finding> {
+fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
     let about = || format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy));
     let mut findings = Vec::new();
-    if applies(policy, "Ingress") {
-        let rules = rules(policy, "ingress");
+    let Some(spec) = &policy.spec else {
+        return findings;
+    };
+    if applies(spec, "Ingress") {
+        let rules = spec.ingress.as_deref().unwrap_or_default();
         if rules
             .iter()
-            .any(|rule| names_tcp_ports(rule) && !lets(rule, HBONE))
+            .any(|rule| omits_tunnels(rule.ports.as_deref()))
         {
             findings.push(Finding::new(
                 Level::Error,
@@ -44,7 +54,10 @@ fn hindered(policy: &Value) -> Vec<Finding> {
                  kept to by an AuthorizationPolicy",
             ));
         }
-        if !rules.iter().any(|rule| lets_probes_in(rule)) {
+        if !rules
+            .iter()
+            .any(|rule| lets_probes_in(rule.from.as_deref()))
+        {
             findings.push(Finding::new(
                 Level::Warning,
                 about(),
@@ -58,11 +71,11 @@ fn hindered(policy: &Value) -> Vec<Finding> {
             ));
         }
     }
-    if applies(policy, "Egress") {
-        let rules = rules(policy, "egress");
+    if applies(spec, "Egress") {
+        let rules = spec.egress.as_deref().unwrap_or_default();
         if rules
             .iter()
-            .any(|rule| names_tcp_ports(rule) && !lets(rule, HBONE))
+            .any(|rule| omits_tunnels(rule.ports.as_deref()))
         {
             findings.push(Finding::new(
                 Level::Error,
@@ -76,21 +89,19 @@ fn hindered(policy: &Value) -> Vec<Finding> {
 }
 
 /// What a policy of others keeps from the control plane.
-fn mesh_hindered(policy: &Value) -> Option<Finding> {
-    let selected = policy
-        .pointer("/spec/podSelector/matchLabels")
-        .and_then(Value::as_object);
-    let app = selected
-        .and_then(|labels| labels.get("app"))
-        .and_then(Value::as_str);
-    let concerns = match app {
-        Some(app) => app == "istiod",
-        None => selected.is_none_or(serde_json::Map::is_empty),
-    };
-    let lets_in = rules(policy, "ingress")
+fn mesh_hindered(policy: &NetworkPolicy) -> Option<Finding> {
+    let spec = policy.spec.as_ref()?;
+    let selected = spec
+        .pod_selector
         .iter()
-        .any(|rule| lets(rule, 15012));
-    (concerns && applies(policy, "Ingress") && !lets_in).then(|| {
+        .find_map(|selector| selector.match_labels.as_ref());
+    let concerns = match selected.and_then(|labels| labels.get("app")) {
+        Some(app) => app == "istiod",
+        None => selected.is_none_or(BTreeMap::is_empty),
+    };
+    let mut rules = spec.ingress.iter().flatten();
+    let lets_in = rules.any(|rule| lets(rule.ports.as_deref().unwrap_or_default(), XDS));
+    (concerns && applies(spec, "Ingress") && !lets_in).then(|| {
         Finding::new(
             Level::Error,
             format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy)),
@@ -100,74 +111,45 @@ fn mesh_hindered(policy: &Value) -> Option<Finding> {
     })
 }
 
-fn applies(policy: &Value, direction: &str) -> bool {
-    match policy
-        .pointer("/spec/policyTypes")
-        .and_then(Value::as_array)
-    {
+fn applies(spec: &NetworkPolicySpec, direction: &str) -> bool {
+    match &spec.policy_types {
         Some(types) => types.iter().any(|kind| kind == direction),
-        None => direction == "Ingress" || policy.pointer("/spec/egress").is_some(),
+        None => direction == "Ingress" || spec.egress.is_some(),
     }
 }
 
-fn rules<'a>(policy: &'a Value, direction: &str) -> Vec<&'a Value> {
-    let rules = policy
-        .pointer(&format!("/spec/{direction}"))
-        .and_then(Value::as_array);
-    rules.into_iter().flatten().collect()
+fn is_tcp(port: &NetworkPolicyPort) -> bool {
+    matches!(port.protocol.as_deref(), None | Some("TCP"))
 }
 
-fn ports(rule: &Value) -> Vec<&Value> {
-    rule.get("ports")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .collect()
+/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a
+/// rule: the node proxy asks from the pod.
+fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
+    let ports = ports.unwrap_or_default();
+    let dns = Some(IntOrString::Int(53));
+    let mut tcp = ports.iter().filter(|port| is_tcp(port));
+    tcp.any(|port| port.port != dns) && !lets(ports, HBONE)
 }
 
-fn is_tcp(port: &Value) -> bool {
-    matches!(text(port, "/protocol"), "" | "TCP")
+/// Whether a rule with these ports lets TCP to a port through. Named ports never mean it.
+fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
+    let means = |port: &NetworkPolicyPort| match port.port {
+        None => true,
+        Some(IntOrString::Int(first)) => (first..=port.end_port.unwrap_or(first)).contains(&number),
+        Some(IntOrString::String(_)) => false,
+    };
+    ports.is_empty() || ports.iter().any(|port| is_tcp(port) && means(port))
 }
 
-/// Whether a rule is about some TCP ports only. DNS alone is not: the node proxy asks from the pod.
-fn names_tcp_ports(rule: &Value) -> bool {
-    let other_than_dns =
-        |port: &&Value| is_tcp(port) && port.get("port").and_then(Value::as_u64) != Some(53);
-    ports(rule).iter().any(other_than_dns)
-}
-
-/// Whether a rule lets TCP to this port through. Named ports never mean it.
-fn lets(rule: &Value, number: u64) -> bool {
-    let ports = ports(rule);
-    ports.is_empty()
-        || ports.iter().any(|port| {
-            let first = match port.get("port") {
-                None => return is_tcp(port),
-                Some(first) => first.as_u64(),
-            };
-            let last = port.get("endPort").and_then(Value::as_u64);
-            is_tcp(port)
-                && first.is_some_and(|first| (first..=last.unwrap_or(first)).contains(&number))
-        })
-}
-
-/// Whether a rule lets the address of kubelet's probes in, whatever the ports.
-fn lets_probes_in(rule: &Value) -> bool {
-    let peers = rule.get("from").and_then(Value::as_array);
+/// Whether a rule for these peers lets the address of kubelet's probes in, whatever the ports.
+fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else {
         return true;
     };
-    peers.iter().any(|peer| {
-        let Some(block) = peer.get("ipBlock") else {
-            return false;
-        };
-        let except = block.get("except").and_then(Value::as_array);
-        let excepted = except
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .any(|range| contains(range, PROBES.into()));
-        contains(text(block, "/cidr"), PROBES.into()) && !excepted
+    let blocks = peers.iter().filter_map(|peer| peer.ip_block.as_ref());
+    blocks.into_iter().any(|block| {
+        let mut except = block.except.iter().flatten();
+        contains(&block.cidr, PROBES.into()) && !except.any(|range| contains(range, PROBES.into()))
     })
 }
 
@@ -188,20 +170,25 @@ fn contains(range: &str, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn policy(spec: Value) -> Value {
-        json!({"metadata": {"namespace": "shop", "name": "p"}, "spec": spec})
+    fn typed<T: DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn policy(spec: Value) -> NetworkPolicy {
+        typed(json!({"metadata": {"namespace": "shop", "name": "p"}, "spec": spec}))
     }
 
     fn snapshot(spec: Value) -> Snapshot {
         Snapshot {
             mesh_namespace: "istio-system".into(),
-            namespaces: vec![
+            namespaces: vec![typed(
                 json!({"metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}}),
-            ],
+            )],
             network_policies: vec![policy(spec)],
             ..Snapshot::default()
         }
@@ -266,7 +253,7 @@ mod tests {
     #[test]
     fn namespaces_outside_the_mesh_are_looked_at_only_if_asked_for() {
         let mut snapshot = snapshot(json!({"ingress": [{"ports": [{"port": 80}]}]}));
-        snapshot.namespaces = vec![json!({"metadata": {"name": "shop"}})];
+        snapshot.namespaces = vec![typed(json!({"metadata": {"name": "shop"}}))];
         assert_eq!(findings(&snapshot), []);
         snapshot.asked_for.push("shop".into());
         assert_eq!(findings(&snapshot).len(), 1);
@@ -274,7 +261,10 @@ mod tests {
 
     #[test]
     fn the_control_plane_must_be_reached() {
-        let policy = |spec: Value| json!({"metadata": {"namespace": "istio-system", "name": "deny"}, "spec": spec});
+        let policy = |spec: Value| {
+            let metadata = json!({"namespace": "istio-system", "name": "deny"});
+            typed(json!({"metadata": metadata, "spec": spec}))
+        };
         let with = |spec| Snapshot {
             mesh_namespace: "istio-system".into(),
             network_policies: vec![policy(spec)],

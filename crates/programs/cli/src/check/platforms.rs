@@ -1,9 +1,14 @@
 //! What platforms and network plugins are known to hinder.
 
-use serde_json::Value;
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Container, ResourceQuota},
+};
 
 use super::{Finding, Level, Snapshot, name, namespace_of};
-use crate::membership::text;
+
+/// The priority of the agent and the node proxy.
+const CRITICAL: &str = "system-node-critical";
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -21,7 +26,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;
     };
-    let chosen = text(&inventory.values, "/global/platform");
+    let chosen = inventory.platform();
     if chosen != snapshot.platform {
         let say = |name: &str| {
             if name.is_empty() {
@@ -50,13 +55,20 @@ fn quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     {
         return;
     }
-    let allows = |quota: &&Value| {
+    let allows = |quota: &ResourceQuota| {
+        let selector = quota
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.scope_selector.as_ref());
+        let scopes = selector.and_then(|selector| selector.match_expressions.as_ref());
+        let mut values = scopes
+            .into_iter()
+            .flatten()
+            .filter_map(|scope| scope.values.as_ref());
         namespace_of(quota) == snapshot.mesh_namespace
-            && quota
-                .pointer("/spec/scopeSelector")
-                .is_some_and(|scope| scope.to_string().contains("system-node-critical"))
+            && values.any(|values| values.iter().any(|value| value == CRITICAL))
     };
-    if !snapshot.quotas.iter().any(|quota| allows(&quota)) {
+    if !snapshot.quotas.iter().any(allows) {
         findings.push(Finding::new(
             Level::Error,
             format!("namespace {}", snapshot.mesh_namespace),
@@ -70,7 +82,11 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(config) = &snapshot.cilium_config else {
         return;
     };
-    let is = |key: &str, value: &str| text(config, &format!("/data/{key}")) == value;
+    let is = |key: &str, value: &str| {
+        let data = config.data.as_ref();
+        data.and_then(|data| data.get(key))
+            .is_some_and(|set| set == value)
+    };
     let about = "ConfigMap kube-system/cilium-config";
     if is("cni-exclusive", "true") {
         findings.push(Finding::new(
@@ -99,24 +115,27 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn network_plugin(set: &Value, findings: &mut Vec<Finding>) {
+fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     let about = format!("DaemonSet {}/{}", namespace_of(set), name(set));
-    let containers = set
-        .pointer("/spec/template/spec/containers")
-        .and_then(Value::as_array);
+    let pod = set
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.spec.as_ref());
+    let containers: &[Container] = pod.map_or(&[], |pod| &pod.containers);
     let env = |key: &str| {
-        let all = containers
-            .into_iter()
-            .flatten()
-            .filter_map(|container| container.get("env")?.as_array());
-        all.flatten()
-            .find(|entry| text(entry, "/name") == key)
-            .map_or("", |entry| text(entry, "/value"))
-            .to_owned()
+        let mut all = containers
+            .iter()
+            .filter_map(|one| one.env.as_ref())
+            .flatten();
+        let found = all.find(|variable| variable.name == key);
+        found
+            .and_then(|variable| variable.value.as_deref())
+            .unwrap_or_default()
     };
     let image = containers
-        .and_then(|all| all.first())
-        .map_or("", |container| text(container, "/image"));
+        .first()
+        .and_then(|container| container.image.as_deref());
+    let image = image.unwrap_or_default();
     match name(set) {
         "calico-node" if env("FELIX_BPFENABLED").eq_ignore_ascii_case("true") && before(image, (3, 29)) => {
             findings.push(Finding::new(
@@ -156,9 +175,14 @@ fn before(image: &str, version: (u64, u64)) -> bool {
 #[cfg(test)]
 mod tests {
     use ambit_install::inventory::Inventory;
-    use serde_json::json;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    fn typed<T: DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
 
     fn levels(snapshot: &Snapshot) -> Vec<Level> {
         findings(snapshot)
@@ -170,7 +194,7 @@ mod tests {
     #[test]
     fn ciliums_settings() {
         let with = |data: Value| Snapshot {
-            cilium_config: Some(json!({"data": data})),
+            cilium_config: Some(typed(json!({"data": data}))),
             ..Snapshot::default()
         };
         for (data, expected) in [
@@ -195,11 +219,11 @@ mod tests {
 
     #[test]
     fn network_plugins_of_known_trouble() {
-        let set = |name: &str, image: &str, env: Value| {
-            json!({
+        let set = |name: &str, image: &str, env: Value| -> DaemonSet {
+            typed(json!({
                 "metadata": {"name": name, "namespace": "kube-system"},
                 "spec": {"template": {"spec": {"containers": [{"image": image, "env": env}]}}},
-            })
+            }))
         };
         let with = |set| Snapshot {
             daemon_sets: vec![set],
@@ -245,10 +269,10 @@ mod tests {
             ..Snapshot::default()
         };
         assert_eq!(levels(&snapshot), [Level::Error]);
-        snapshot.quotas.push(json!({
+        snapshot.quotas.push(typed(json!({
             "metadata": {"namespace": "istio-system"},
             "spec": {"scopeSelector": {"matchExpressions": [{"values": ["system-node-critical"]}]}},
-        }));
+        })));
         assert_eq!(levels(&snapshot), []);
         snapshot.platform = "";
         assert_eq!(levels(&snapshot), [Level::Warning]);

@@ -1,14 +1,17 @@
 //! Versions, definitions, namespaces and what is installed.
 
 use ambit_install::{
-    diagnose::is_ready,
+    object::annotation,
     remove, render,
-    rollout::{Rollout, rollout},
+    rollout::{Rollout, daemon_set, deployment},
 };
-use serde_json::Value;
+use k8s_openapi::{
+    api::core::v1::Node,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::Resource;
 
 use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
-use crate::membership::text;
 
 /// The oldest minor version of Kubernetes that the chart knows.
 const OLDEST_MINOR: u64 = 28;
@@ -48,8 +51,11 @@ fn kubernetes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
 fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     for node in &snapshot.nodes {
         let about = format!("node {}", name(node));
-        let info = |key: &str| text(node, &format!("/status/nodeInfo/{key}"));
-        if info("operatingSystem") == "windows" {
+        let info = node
+            .status
+            .as_ref()
+            .and_then(|status| status.node_info.as_ref());
+        if info.is_some_and(|info| info.operating_system == "windows") {
             findings.push(Finding::new(
                 Level::Info,
                 about,
@@ -58,7 +64,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             ));
             continue;
         }
-        let kernel = info("kernelVersion");
+        let kernel = info.map_or("", |info| &info.kernel_version);
         match version(kernel) {
             Some(found) if found < OLDEST_KERNEL => findings.push(Finding::new(
                 Level::Error,
@@ -87,6 +93,15 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
+fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
 /// Major and minor version of a kernel.
 pub(super) fn version(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.split(['.', '-', '+']);
@@ -94,10 +109,12 @@ pub(super) fn version(text: &str) -> Option<(u64, u64)> {
 }
 
 fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
-    for ours in render::crds().unwrap_or_default() {
+    let ours = render::crds().unwrap_or_default().into_iter();
+    let ours = ours.filter_map(|crd| serde_json::from_value(crd).ok());
+    for ours in ours.collect::<Vec<CustomResourceDefinition>>() {
         let wanted = name(&ours);
         let about = format!("definition {wanted}");
-        let Some(there) = snapshot.crds.iter().find(|crd| name(crd) == wanted) else {
+        let Some(there) = snapshot.crds.iter().find(|crd| name(*crd) == wanted) else {
             if snapshot.inventory.is_some() {
                 findings.push(Finding::new(
                     Level::Error,
@@ -108,13 +125,8 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             }
             continue;
         };
-        let versions = there.pointer("/spec/versions").and_then(Value::as_array);
-        let served: Vec<&str> = versions
-            .into_iter()
-            .flatten()
-            .filter(|version| version.get("served") == Some(&Value::Bool(true)))
-            .map(|version| text(version, "/name"))
-            .collect();
+        let served = there.spec.versions.iter().filter(|version| version.served);
+        let served: Vec<_> = served.map(|version| version.name.as_str()).collect();
         if !served.contains(&"v1") {
             findings.push(Finding::new(
                 Level::Error,
@@ -137,7 +149,7 @@ fn pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let mesh = snapshot
         .namespaces
         .iter()
-        .find(|namespace| name(namespace) == snapshot.mesh_namespace);
+        .find(|namespace| name(*namespace) == snapshot.mesh_namespace);
     let Some(mesh) = mesh else {
         return;
     };
@@ -161,12 +173,8 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             continue;
         }
         let about = format!("namespace {}", name(namespace));
-        if snapshot
-            .rules
-            .excluded
-            .iter()
-            .any(|excluded| excluded == name(namespace))
-        {
+        let rules = snapshot.rules.as_ref();
+        if rules.is_some_and(|rules| rules.excludes(name(namespace))) {
             findings.push(Finding::new(
                 Level::Warning,
                 &about,
@@ -187,11 +195,7 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 ),
             ));
         }
-        if namespace
-            .pointer("/metadata/annotations/linkerd.io~1inject")
-            .and_then(Value::as_str)
-            == Some("enabled")
-        {
+        if annotation(namespace, "linkerd.io/inject") == Some("enabled") {
             findings.push(Finding::new(
                 Level::Warning,
                 about,
@@ -220,26 +224,44 @@ fn installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             "`ambit upgrade` installs this version",
         ));
     }
-    for workload in snapshot.deployments.iter().chain(&snapshot.daemon_sets) {
-        if !is_ours(workload) || namespace_of(workload) != snapshot.mesh_namespace {
-            continue;
+    for object in &snapshot.deployments {
+        if is_of_mesh(snapshot, object) {
+            findings.extend(unready("Deployment", name(object), deployment(object)));
         }
-        if let Rollout::Waiting(what) = rollout(workload, &snapshot.mesh_pods) {
-            findings.push(Finding::new(
-                Level::Error,
-                format!("{} {}", text(workload, "/kind"), name(workload)),
-                what,
-                "`ambit status` tells more",
-            ));
+    }
+    for object in &snapshot.daemon_sets {
+        if is_of_mesh(snapshot, object) {
+            let state = daemon_set(object, &snapshot.mesh_pods);
+            findings.extend(unready("DaemonSet", name(object), state));
         }
     }
 }
 
+fn is_of_mesh(snapshot: &Snapshot, object: &impl Resource) -> bool {
+    is_ours(object) && namespace_of(object) == snapshot.mesh_namespace
+}
+
+fn unready(kind: &str, name: &str, state: Rollout) -> Option<Finding> {
+    let Rollout::Waiting(what) = state else {
+        return None;
+    };
+    let about = format!("{kind} {name}");
+    let advice = "`ambit status` says more";
+    Some(Finding::new(Level::Error, about, what, advice))
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ambit_install::inventory::Inventory;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::membership::Rules;
+
+    fn typed<T: DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
 
     fn one(snapshot: &Snapshot) -> (Level, String) {
         let findings = findings(snapshot);
@@ -258,14 +280,14 @@ mod tests {
         }
     }
 
-    fn node(kernel: &str, system: &str) -> Value {
-        json!({
+    fn node(kernel: &str, system: &str) -> Node {
+        typed(json!({
             "metadata": {"name": "n1"},
             "status": {
                 "nodeInfo": {"kernelVersion": kernel, "operatingSystem": system},
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
-        })
+        }))
     }
 
     #[test]
@@ -300,12 +322,12 @@ mod tests {
     #[test]
     fn definitions_of_others_are_left_but_must_serve_v1() {
         let crd = |versions: Value| {
-            json!({
+            typed(json!({
                 "metadata": {"name": "serviceentries.networking.istio.io"},
                 "spec": {"versions": versions},
-            })
+            }))
         };
-        let with = |crd| Snapshot {
+        let with = |crd: CustomResourceDefinition| Snapshot {
             crds: vec![crd],
             ..good()
         };
@@ -315,7 +337,7 @@ mod tests {
         let new = crd(json!([{"name": "v1", "served": true}]));
         assert_eq!(one(&with(new)).0, Level::Info);
         let missing = Snapshot {
-            inventory: Some(ambit_install::inventory::Inventory {
+            inventory: Some(Inventory {
                 version: env!("CARGO_PKG_VERSION").into(),
                 ..Default::default()
             }),
@@ -328,8 +350,8 @@ mod tests {
     #[test]
     fn the_meshs_namespace_must_let_its_pods_in() {
         let namespace = |level: &str| {
-            json!({"metadata": {"name": "istio-system", "labels": {
-            "pod-security.kubernetes.io/enforce": level}}})
+            typed(json!({"metadata": {"name": "istio-system", "labels": {
+            "pod-security.kubernetes.io/enforce": level}}}))
         };
         let with = |level| Snapshot {
             namespaces: vec![namespace(level)],
@@ -341,7 +363,7 @@ mod tests {
 
     #[test]
     fn namespaces_that_ask_for_two_things() {
-        let namespace = |labels: Value| json!({"metadata": {"name": "a", "labels": labels}});
+        let namespace = |labels: Value| typed(json!({"metadata": {"name": "a", "labels": labels}}));
         let with = |labels| Snapshot {
             namespaces: vec![namespace(labels)],
             ..good()
@@ -350,18 +372,19 @@ mod tests {
         assert_eq!(one(&with(both)).0, Level::Warning);
         assert_eq!(findings(&with(json!({"istio-injection": "enabled"}))), []);
         let mut excluded = with(json!({"istio.io/dataplane-mode": "ambient"}));
-        excluded.rules.excluded.push("a".into());
+        let config = typed(json!({"data": {"EXCLUDE_NAMESPACES": "a"}}));
+        excluded.rules = Some(Rules::of(Some(&config), "istio-system"));
         assert_eq!(one(&excluded).0, Level::Warning);
     }
 
     #[test]
     fn an_installation_that_is_not_ready() {
-        let set = json!({
+        let set = typed(json!({
             "kind": "DaemonSet",
             "metadata": {"name": "ztunnel", "namespace": "istio-system",
                          "labels": {"app.kubernetes.io/part-of": "ambit"}},
             "status": {"desiredNumberScheduled": 2},
-        });
+        }));
         let snapshot = Snapshot {
             daemon_sets: vec![set],
             ..good()

@@ -1,9 +1,11 @@
+//! What commands show of a saved dump.
+
 use serde_json::json;
 
 use super::*;
 
-fn dump() -> ConfigDump {
-    ConfigDump::from_value(json!({
+fn dump() -> Dump {
+    let dump = json!({
         "workloads": [{
             "uid": "Kubernetes//Pod/shop/cart-1", "name": "cart-1", "namespace": "shop",
             "workloadIps": ["10.0.0.2", "fd00::2"], "protocol": "HBONE", "node": "n1",
@@ -11,7 +13,7 @@ fn dump() -> ConfigDump {
         }],
         "services": [{
             "name": "cart", "namespace": "shop", "hostname": "cart.shop.svc.cluster.local",
-            "vips": ["/10.96.0.5"], "ports": {"80": 8080}, "endpoints": {"a": {}}
+            "vips": ["/10.96.0.5"], "ports": {"80": 8080}, "endpoints": {"a": {}}, "future": {"x": null}
         }],
         "policies": [{
             "name": "only-front", "namespace": "shop", "scope": "WorkloadSelector",
@@ -28,27 +30,41 @@ fn dump() -> ConfigDump {
             "connections": {"inbound": [{"src": "10.0.0.1:5", "originalDst": "10.0.0.2:15008",
                 "actualDst": "10.0.0.2:8080", "protocol": "HBONE"}], "outbound": []}
         }}
-    }))
-    .unwrap()
+    });
+    Dump::parse(dump.to_string().as_bytes()).unwrap()
 }
 
 #[test]
 fn workloads_as_a_table() {
-    insta::assert_snapshot!(workloads(&dump(), None), @r"
-    NAMESPACE  NAME    ADDRESS           NODE  ACCOUNT  WAYPOINT  PROTOCOL  STATUS
-    shop       cart-1  10.0.0.2,fd00::2  n1    cart     -         HBONE     healthy
+    let dump = dump();
+    let rows = |namespace| workload_rows(&known(&chosen(&dump.workloads, namespace)));
+    insta::assert_snapshot!(rows(None), @r"
+    NAMESPACE  NAME    ADDRESS           NODE  PROTOCOL  STATUS   SERVICE ACCOUNT  WAYPOINT
+    shop       cart-1  10.0.0.2,fd00::2  n1    HBONE     Healthy  cart             None
     ");
-    assert!(!workloads(&dump(), Some("other")).contains("cart-1"));
+    assert!(!rows(Some("other")).contains("cart-1"));
 }
 
 #[test]
 fn every_question_has_a_row() {
     let dump = dump();
     for (text, wanted) in [
-        (services(&dump, None), "80:8080"),
-        (policies(&dump, None), "only-front"),
-        (certificates(&dump), "2026-01-02T00:00:00Z"),
-        (connections(&dump), "10.0.0.2:8080"),
+        (
+            service_rows(&known(&chosen(&dump.services, None))),
+            "80>8080",
+        ),
+        (
+            policy_rows(&known(&chosen(&dump.policies, None))),
+            "only-front",
+        ),
+        (
+            certificate_rows(&dump.certificates.known().collect::<Vec<_>>()),
+            "2026-01-02T00:00:00Z",
+        ),
+        (
+            connection_rows(&open_connections(&dump, None)),
+            "10.0.0.2:8080",
+        ),
     ] {
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.contains(wanted), "{text}");
@@ -57,18 +73,28 @@ fn every_question_has_a_row() {
 
 #[test]
 fn json_is_what_the_proxy_said() {
-    let value = raw(
-        &Inspect::Services {
-            namespace: Some("shop".into()),
-        },
-        &dump(),
+    let dump = dump();
+    let json = |namespace| serde_json::to_value(chosen(&dump.services, namespace)).unwrap();
+    assert_eq!(
+        json(Some("shop"))[0]["hostname"],
+        "cart.shop.svc.cluster.local"
     );
-    assert_eq!(value[0]["name"], "cart");
-    let none = raw(
-        &Inspect::Services {
-            namespace: Some("x".into()),
-        },
-        &dump(),
-    );
-    assert_eq!(none, json!([]));
+    assert_eq!(json(Some("shop"))[0]["future"], json!({"x": null}));
+    assert_eq!(json(Some("x")), json!([]));
+    let open = serde_json::to_value(open_connections(&dump, None)).unwrap();
+    assert_eq!(open[0]["pod"], "shop/cart-1");
+    assert_eq!(open[0]["originalDst"], "10.0.0.2:15008");
+}
+
+#[test]
+fn what_is_null_is_not_there() {
+    let dump = json!({
+        "workloads": {"uid": {"name": "a", "namespace": "b", "waypoint": null, "status": null}},
+        "policies": null,
+        "workloadState": {"uid": {"state": "Pending", "info": null, "connections": null}},
+    });
+    let dump = Dump::parse(dump.to_string().as_bytes()).unwrap();
+    assert_eq!(dump.workloads.len(), 1);
+    assert_eq!(open_connections(&dump, None).len(), 0);
+    assert!(dump.policy_set().is_ok());
 }

@@ -1,31 +1,38 @@
 //! What the answers of all parts mean together. Pure.
 
-use ambit_install::diagnose::is_ready;
+use ambit_install::{
+    object::{label, name, namespace_of},
+    rollout::{is_ready, node_of},
+};
+use ambit_k8s_api::Pod;
 use serde::Serialize;
-use serde_json::Value;
 
-use crate::{membership::text, output::table};
+use crate::{
+    answers::{AgentStatus, XdsClient},
+    dump::{CertificateEntry, Entries, ProxyDump},
+    output::table,
+};
 
 /// A pod of the mesh and what it answered.
-#[derive(Clone, Debug)]
-pub(crate) struct Answered {
+#[derive(Debug)]
+pub(crate) struct Answered<T> {
     /// The pod.
-    pub(crate) pod: Value,
+    pub(crate) pod: Pod,
     /// Its answer, or why there is none.
-    pub(crate) answer: Result<Value, String>,
+    pub(crate) answer: Result<T, String>,
 }
 
 /// All answers.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// Names of nodes.
     pub(crate) nodes: Vec<String>,
     /// `/v1/status` of the agents.
-    pub(crate) agents: Vec<Answered>,
+    pub(crate) agents: Vec<Answered<AgentStatus>>,
     /// `/config_dump` of the node proxies.
-    pub(crate) proxies: Vec<Answered>,
-    /// `/debug/syncz` of the control plane, as `clients`.
-    pub(crate) controls: Vec<Answered>,
+    pub(crate) proxies: Vec<Answered<ProxyDump>>,
+    /// `/debug/syncz` of the control plane.
+    pub(crate) controls: Vec<Answered<Vec<XdsClient>>>,
 }
 
 /// How the mesh is.
@@ -92,10 +99,10 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
     if !control_plane.iter().any(|control| control.ready) {
         problems.push("no replica of the control plane is ready".to_owned());
     }
-    let clients: Vec<&Value> = gathered
+    let clients: Vec<&XdsClient> = gathered
         .controls
         .iter()
-        .filter_map(|control| control.answer.as_ref().ok()?.get("clients")?.as_array())
+        .filter_map(|control| control.answer.as_ref().ok())
         .flatten()
         .collect();
     let nodes = gathered
@@ -113,7 +120,7 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
 fn node_report(
     node: &str,
     gathered: &Gathered,
-    clients: &[&Value],
+    clients: &[&XdsClient],
     problems: &mut Vec<String>,
 ) -> NodeReport {
     let known = gathered
@@ -125,40 +132,27 @@ fn node_report(
         xds: if known { NOT_CONNECTED } else { UNKNOWN }.to_owned(),
         ..NodeReport::default()
     };
-    let here = |parts: &'_ [Answered]| {
-        let found = parts
-            .iter()
-            .find(|part| text(&part.pod, "/spec/nodeName") == node);
-        found.cloned()
-    };
-    match here(&gathered.agents) {
+    match here(&gathered.agents, node) {
         None => problems.push(format!("{node}: no agent runs")),
         Some(agent) => {
-            let version = agent
-                .answer
-                .as_ref()
-                .ok()
-                .map(|answer| text(answer, "/version").to_owned());
-            report.agent = Some(part(&agent, version, problems));
-            if let Ok(answer) = &agent.answer {
+            let answer = agent.answer.as_ref().ok();
+            let version = answer.map(|answer| answer.version.clone());
+            report.agent = Some(part(agent, version, problems));
+            if let Some(answer) = answer {
                 agent_answer(node, answer, &mut report, problems);
             }
         }
     }
-    match here(&gathered.proxies) {
+    match here(&gathered.proxies, node) {
         None => problems.push(format!("{node}: no node proxy runs")),
         Some(proxy) => {
             let dump = proxy.answer.as_ref().ok();
-            let version = dump.map(|dump| text(dump, "/version/version").to_owned());
-            report.proxy = Some(part(&proxy, version, problems));
-            report.certificates = dump.map(|dump| certificates(node, dump, problems));
-            let name = format!(
-                "{}.{}",
-                text(&proxy.pod, "/metadata/name"),
-                text(&proxy.pod, "/metadata/namespace")
-            );
-            if let Some(client) = clients.iter().find(|client| pod_of(client) == name) {
-                report.xds = xds(client);
+            let version = dump.map(|dump| dump.version.version.clone());
+            report.proxy = Some(part(proxy, version, problems));
+            report.certificates = dump.map(|dump| certificates(node, &dump.certificates, problems));
+            let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
+            if let Some(client) = clients.iter().find(|client| client.pod() == name) {
+                client.state().clone_into(&mut report.xds);
             }
             if known && report.xds != "SYNCED" {
                 problems.push(format!("{node}: xDS of the node proxy is {}", report.xds));
@@ -168,39 +162,41 @@ fn node_report(
     report
 }
 
-fn agent_answer(node: &str, answer: &Value, report: &mut NodeReport, problems: &mut Vec<String>) {
-    let number = |key: &str| answer.get(key).and_then(Value::as_i64);
-    report.wanted = number("wanted");
-    report.captured = number("captured");
-    if let Some(trouble) = answer.get("sourceTrouble").and_then(Value::as_str) {
+fn here<'a, T>(parts: &'a [Answered<T>], node: &str) -> Option<&'a Answered<T>> {
+    parts.iter().find(|part| node_of(&part.pod) == Some(node))
+}
+
+fn agent_answer(
+    node: &str,
+    answer: &AgentStatus,
+    report: &mut NodeReport,
+    problems: &mut Vec<String>,
+) {
+    report.wanted = answer.wanted;
+    report.captured = answer.captured;
+    if let Some(trouble) = &answer.source_trouble {
         problems.push(format!(
             "{node}: the agent cannot follow the API server: {trouble}"
         ));
     }
-    if number("proxies") == Some(0) {
+    if answer.proxies == Some(0) {
         problems.push(format!("{node}: no node proxy is connected to the agent"));
     }
-    for pod in answer
-        .get("pods")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
-        let name = format!("{}/{}", text(pod, "/namespace"), text(pod, "/name"));
-        let drifts = pod.get("drifts").and_then(Value::as_i64).unwrap_or(0);
-        report.drifts += drifts;
-        if drifts > 0 {
+    for pod in &answer.pods {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        report.drifts += pod.drifts;
+        if pod.drifts > 0 {
             problems.push(format!(
-                "{node}: somebody changed the redirection of {name} {drifts} times; it was repaired"
+                "{node}: somebody changed the redirection of {name} {} times; it was repaired",
+                pod.drifts
             ));
         }
-        let state = text(pod, "/state");
+        let state = pod.state.as_str();
         if matches!(state, "failing" | "no-namespace") {
-            let why = pod.get("error").and_then(Value::as_str);
-            let why = why.unwrap_or_else(|| text(pod, "/why"));
+            let why = pod.error.as_ref().unwrap_or(&pod.why);
             problems.push(format!("{node}: {name} is not captured ({state}): {why}"));
         }
-        let (should, says) = (text(pod, "/annotation"), text(pod, "/annotationSeen"));
+        let (should, says) = (&pod.annotation, &pod.annotation_seen);
         if state != "ended" && should != says {
             problems.push(format!(
                 "{node}: the annotation of {name} says {says:?} and should say {should:?}"
@@ -209,23 +205,24 @@ fn agent_answer(node: &str, answer: &Value, report: &mut NodeReport, problems: &
     }
 }
 
-fn certificates(node: &str, dump: &Value, problems: &mut Vec<String>) -> Certificates {
+fn certificates(
+    node: &str,
+    entries: &Entries<CertificateEntry>,
+    problems: &mut Vec<String>,
+) -> Certificates {
     let mut certificates = Certificates::default();
-    for entry in dump
-        .get("certificates")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
+    for entry in entries.known() {
         certificates.total += 1;
-        let state = text(entry, "/state");
-        if state == "Available" {
+        if entry.state == "Available" {
             certificates.available += 1;
         } else {
-            let identity = text(entry, "/identity");
+            let CertificateEntry {
+                identity, state, ..
+            } = entry;
             problems.push(format!("{node}: the certificate of {identity} is {state}"));
         }
-        let expiry = text(entry, "/certChain/0/expirationTime");
+        let leaf = entry.cert_chain.first();
+        let expiry = leaf.map_or("", |leaf| &leaf.expiration_time);
         // RFC 3339 in UTC sorts as text.
         let first = certificates.first_expiry.as_deref();
         if !expiry.is_empty() && first.is_none_or(|first| expiry < first) {
@@ -235,53 +232,28 @@ fn certificates(node: &str, dump: &Value, problems: &mut Vec<String>) -> Certifi
     certificates
 }
 
-/// The pod in a client's node id, `type~address~pod.namespace~domain`.
-fn pod_of(client: &Value) -> &str {
-    text(client, "/proxy").split('~').nth(2).unwrap_or_default()
-}
-
-/// The worst state of a client's subscriptions.
-fn xds(client: &Value) -> String {
-    let subscriptions = client.get("subscriptions").and_then(Value::as_object);
-    let states: Vec<_> = subscriptions
-        .into_iter()
-        .flatten()
-        .map(|(_, subscription)| text(subscription, "/state"))
-        .collect();
-    let worst = ["ERROR", "STALE", "SYNCED"]
-        .into_iter()
-        .find(|state| states.contains(state));
-    worst.unwrap_or("nothing asked for").to_owned()
-}
-
-fn part(answered: &Answered, version: Option<String>, problems: &mut Vec<String>) -> PartReport {
+fn part<T>(
+    answered: &Answered<T>,
+    version: Option<String>,
+    problems: &mut Vec<String>,
+) -> PartReport {
     let pod = &answered.pod;
-    let name = text(pod, "/metadata/name").to_owned();
-    let node = match text(pod, "/spec/nodeName") {
-        "" => "no node yet",
-        node => node,
-    };
+    let node = node_of(pod).unwrap_or("no node yet");
     let ready = is_ready(pod);
     if let Err(error) = &answered.answer {
-        problems.push(format!("{node}: {name}: {error}"));
+        problems.push(format!("{node}: {}: {error}", name(pod)));
     } else if !ready {
-        problems.push(format!("{node}: {name} is not ready"));
+        problems.push(format!("{node}: {} is not ready", name(pod)));
     }
-    let statuses = pod
-        .pointer("/status/containerStatuses")
-        .and_then(Value::as_array);
-    let restarts = statuses
-        .into_iter()
-        .flatten()
-        .filter_map(|status| status.get("restartCount")?.as_i64())
-        .sum();
-    let labelled = text(pod, "/metadata/labels/app.kubernetes.io~1version");
-    let labelled = Some(labelled.to_owned()).filter(|version| !version.is_empty());
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    let restarts = statuses.into_iter().flatten();
+    let labelled = label(pod, "app.kubernetes.io/version").map(ToOwned::to_owned);
     PartReport {
-        pod: name,
+        pod: name(pod).to_owned(),
         version: version.filter(|version| !version.is_empty()).or(labelled),
         ready,
-        restarts,
+        restarts: restarts.map(|status| i64::from(status.restart_count)).sum(),
     }
 }
 

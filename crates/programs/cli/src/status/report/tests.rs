@@ -1,23 +1,28 @@
 //! Answers of a mesh, well and ill.
 
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use super::*;
 
-fn pod(name: &str, node: &str, ready: bool) -> Value {
-    json!({
+fn typed<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn pod(name: &str, node: &str, ready: bool) -> Pod {
+    typed(json!({
         "metadata": {"name": name, "namespace": "istio-system",
                      "labels": {"app.kubernetes.io/version": "0.1.0"}},
         "spec": {"nodeName": node},
         "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
                    "containerStatuses": [{"restartCount": 1}]},
-    })
+    }))
 }
 
-fn answered(name: &str, node: &str, answer: Value) -> Answered {
+fn answered<T: DeserializeOwned>(name: &str, node: &str, answer: Value) -> Answered<T> {
     Answered {
         pod: pod(name, node, true),
-        answer: Ok(answer),
+        answer: Ok(typed(answer)),
     }
 }
 
@@ -49,10 +54,10 @@ fn healthy() -> Gathered {
         controls: vec![answered(
             "control",
             "n1",
-            json!({"clients": [
+            json!([
                 {"proxy": "ztunnel~10.0.0.1~ztunnel-1.istio-system~istio-system.svc.cluster.local", "subscriptions": {
                     "a": {"state": "SYNCED"}, "b": {"state": "SYNCED"}}},
-            ]}),
+            ]),
         )],
     }
 }
@@ -68,7 +73,7 @@ fn a_mesh_in_order_has_no_problems() {
 fn whatever_is_wrong_is_told_with_its_node() {
     let mut gathered = healthy();
     gathered.nodes.push("n2".to_owned());
-    gathered.agents[0].answer = Ok(json!({
+    gathered.agents[0].answer = Ok(typed(json!({
         "version": "0.1.0", "wanted": 3, "captured": 0, "proxies": 0, "sourceTrouble": "timeout",
         "pods": [
             {"namespace": "a", "name": "b", "state": "failing", "error": "no nft", "drifts": 0,
@@ -77,10 +82,10 @@ fn whatever_is_wrong_is_told_with_its_node() {
              "annotation": "enabled", "annotationSeen": "enabled"},
             {"namespace": "a", "name": "d", "state": "no-namespace", "why": "not found yet", "drifts": 0},
         ],
-    }));
-    gathered.proxies[0].answer = Ok(json!({
+    })));
+    gathered.proxies[0].answer = Ok(typed(json!({
         "certificates": [{"identity": "x", "state": "Initializing"}],
-    }));
+    })));
     gathered.controls[0].answer = Err("connection refused".to_owned());
     gathered.controls[0].pod = pod("control", "n1", false);
     let report = report(&gathered);
@@ -94,7 +99,8 @@ fn the_worst_subscription_tells_the_state() {
             .iter()
             .enumerate()
             .map(|(i, s)| (i.to_string(), json!({"state": s})));
-        xds(&json!({"subscriptions": all.collect::<serde_json::Map<_, _>>()}))
+        let all: serde_json::Map<_, _> = all.collect();
+        typed::<XdsClient>(json!({"subscriptions": all})).state()
     };
     assert_eq!(state(&["SYNCED", "STALE"]), "STALE");
     assert_eq!(state(&["STALE", "ERROR", "SYNCED"]), "ERROR");

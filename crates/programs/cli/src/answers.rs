@@ -1,0 +1,84 @@
+//! What agents and replicas of the control plane answer, as far as commands read it. Fields that are not
+//! known are skipped, and those that another version leaves out have defaults. The node proxies' answer
+//! is in [`crate::dump`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// An agent's `/v1/status`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct AgentStatus {
+    pub(crate) version: String,
+    /// Pods that belong to the mesh.
+    pub(crate) wanted: Option<i64>,
+    /// Those of them that are captured.
+    pub(crate) captured: Option<i64>,
+    /// Node proxies that are connected to the agent.
+    pub(crate) proxies: Option<i64>,
+    /// Why what the agent knows of pods may be out of date.
+    pub(crate) source_trouble: Option<String>,
+    pub(crate) pods: Vec<AgentPod>,
+}
+
+/// An agent's `/v1/pods/NAMESPACE/NAME`, and an entry of its status. Printed whole.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct AgentPod {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) wanted: bool,
+    /// `captured`, `failing`, `no-namespace`, `ended` and others.
+    pub(crate) state: String,
+    pub(crate) why: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// A node proxy has acknowledged that it listens.
+    pub(crate) listeners: bool,
+    /// Redirection was seen in the kernel.
+    pub(crate) redirected: bool,
+    /// How often redirection was found changed by others, and repaired.
+    pub(crate) drifts: i64,
+    /// What the pod's annotation should say.
+    pub(crate) annotation: String,
+    /// What it was last seen to say.
+    pub(crate) annotation_seen: String,
+    #[serde(flatten)]
+    pub(crate) more: Map<String, Value>,
+}
+
+/// A client in the control plane's `/debug/syncz`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct XdsClient {
+    /// Its node id, `type~address~pod.namespace~domain`.
+    pub(crate) proxy: String,
+    /// By type of resources.
+    pub(crate) subscriptions: BTreeMap<String, Subscription>,
+}
+
+/// What a client is subscribed to.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Subscription {
+    /// `SYNCED`, `STALE` or `ERROR`.
+    pub(crate) state: String,
+}
+
+impl XdsClient {
+    /// Its pod, `name.namespace`.
+    pub(crate) fn pod(&self) -> &str {
+        self.proxy.split('~').nth(2).unwrap_or_default()
+    }
+
+    /// The worst state of its subscriptions.
+    pub(crate) fn state(&self) -> &'static str {
+        let worst = ["ERROR", "STALE", "SYNCED"].into_iter().find(|state| {
+            let mut all = self.subscriptions.values();
+            all.any(|subscription| subscription.state == *state)
+        });
+        worst.unwrap_or("nothing asked for")
+    }
+}

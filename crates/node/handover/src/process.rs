@@ -26,11 +26,12 @@ use rustix::{
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::{
+    Meeting,
     holder::Holder,
     links::{Descriptor, Link},
     record::Record,
     standby::{self, Turn},
-    state::{Effect, Ended, Event, Supervisor},
+    state::{Effect, Ended, Event, State},
 };
 
 /// How often a holder that is away is looked for.
@@ -45,19 +46,6 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     /// Where it meets others.
     pub meeting: Meeting,
-}
-
-/// Where a supervisor meets others; each may be left out.
-#[derive(Clone, Debug, Default)]
-pub struct Meeting {
-    /// A socket at which a successor finds its predecessor: in a directory that both see.
-    pub handover: Option<PathBuf>,
-    /// The socket of a pair, one of which serves: in a directory that only the two see.
-    pub pair: Option<PathBuf>,
-    /// The socket of a process that also holds the items, for when no supervisor is left.
-    pub holder: Option<PathBuf>,
-    /// A socket at which this process holds items for others. Its own worker has nothing to do with them.
-    pub hold_for_others: Option<PathBuf>,
 }
 
 /// Why a supervisor cannot go on.
@@ -142,7 +130,7 @@ pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
 
 #[derive(Debug)]
 struct Process {
-    state: Supervisor<Descriptor>,
+    state: State<Descriptor>,
     signals: Signals,
     program: Program,
     /// Where successors come.
@@ -172,7 +160,7 @@ impl Process {
             None => (None, None),
         };
         Self {
-            state: Supervisor::new(taken_over, Instant::now()),
+            state: State::new(taken_over, Instant::now()),
             signals,
             listener: None,
             pair,

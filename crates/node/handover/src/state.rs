@@ -118,7 +118,7 @@ enum Worker {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Supervisor<F> {
+pub(crate) struct State<F> {
     held: Held<F>,
     worker: Worker,
     /// A worker has got so far that its death is a crash rather than a wrong configuration.
@@ -138,7 +138,7 @@ pub(crate) struct Supervisor<F> {
     ending: bool,
 }
 
-impl<F: Clone> Supervisor<F> {
+impl<F: Clone> State<F> {
     /// Holds what it took over as a standby: `None` if it was none.
     pub(crate) fn new(taken_over: Option<Held<F>>, now: Instant) -> Self {
         Self {

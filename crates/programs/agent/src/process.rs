@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_handover::{Keeper, KeeperError, keeper};
+use ambit_handover::{Supervisor, SupervisorError, supervisor};
 use ambit_rt::{
     Env, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
     spawn_blocking,
@@ -63,7 +63,7 @@ pub enum RunError {
     Config(#[from] ConfigError),
     /// The supervisor.
     #[error("cannot follow the supervisor")]
-    Supervisor(#[from] KeeperError),
+    Supervisor(#[from] SupervisorError),
     /// Logging.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
@@ -105,7 +105,7 @@ pub enum RunError {
 /// When it cannot start, or its source of pods ends.
 pub fn run(args: Args) -> Result<(), RunError> {
     if args.worker {
-        keeper::end_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
+        supervisor::end_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
     }
     // Before there are other threads. Programs that the agent starts get root's again.
     let kept = privileges::keep(&[
@@ -124,12 +124,12 @@ pub fn run(args: Args) -> Result<(), RunError> {
     let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
     runtime.block_on(async move {
         let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;
-        let keeper = if args.worker {
-            Keeper::connect().await?.0
+        let supervisor = if args.worker {
+            Supervisor::connect().await?.0
         } else {
-            Keeper::none()
+            Supervisor::none()
         };
-        let started = move || keeper.started();
+        let started = move || supervisor.started();
         let actions = args.actions()?;
         if args.manifests.is_empty() {
             let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-agent").await?;

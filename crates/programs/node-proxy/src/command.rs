@@ -1,11 +1,13 @@
 //! The command line: what the process is to be.
 
+use ambit_handover::{Meeting, Program};
+use ambit_proxy::admin;
 use ambit_rt::Env;
+use anyhow::Context as _;
 
 use crate::{
-    admin,
     app::{self, StartedBy},
-    supervisor,
+    config,
 };
 
 /// What is printed on request.
@@ -18,6 +20,9 @@ Configured by the environment variables that Istio's ztunnel reads.
   --no-supervisor  run the proxy itself, without the process that holds the pods' sockets
                    and replaces a proxy that died (also AMBIT_SUPERVISOR=false)
 ";
+
+/// The argument that makes a process the worker.
+const WORKER: &str = "worker";
 
 /// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,12 +44,23 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
     };
     match rest {
         [] | ["proxy"] | ["proxy", "ztunnel"] if alone => work(env, StartedBy::Anyone),
-        [] | ["proxy"] | ["proxy", "ztunnel"] => supervisor::run(env).map(Outcome::Exit),
-        [supervisor::WORKER_ARGUMENT] => work(env, StartedBy::Supervisor),
+        [] | ["proxy"] | ["proxy", "ztunnel"] => supervise(env).map(Outcome::Exit),
+        [WORKER] => work(env, StartedBy::Supervisor),
         ["version" | "--version"] => Ok(Outcome::Say(format!("{:#}\n", admin::version()))),
         ["help" | "--help" | "-h"] => Ok(Outcome::Say(HELP.to_owned())),
         other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
     }
+}
+
+/// Runs until the worker has ended for good; returns its exit code.
+fn supervise(env: &Env) -> anyhow::Result<u8> {
+    let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    Ok(ambit_handover::run(Program {
+        name: "ambit-node-proxy",
+        arguments: vec![WORKER.into()],
+        meeting: Meeting::from_env(env, &config::inpod_uds(env)),
+    })?)
 }
 
 fn work(env: &Env, by: StartedBy) -> anyhow::Result<Outcome> {

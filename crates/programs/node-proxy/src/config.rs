@@ -2,15 +2,14 @@
 //!
 //! Every error names its variable. Deviations of ours are variables that start with `AMBIT_`.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_hbone::Settings;
 use ambit_model::{ArcStr, PROXY_MARK, PodName};
+use ambit_proxy::{SetupLimits, control_plane::Upstream};
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::{Keepalive, Transparent, Tuning};
 use serde::Serialize;
-
-use crate::under_way::SetupLimits;
 
 mod mesh;
 #[cfg(test)]
@@ -64,18 +63,6 @@ pub enum ConfigError {
     /// Nothing to do.
     #[error("ENABLE_PROXY=false leaves nothing to run")]
     NothingToRun,
-}
-
-/// The address, trust anchors and name of a control plane service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Upstream {
-    /// `https://host:port`; `None` turns the client off.
-    pub address: Option<String>,
-    /// A path, PEM text or `SYSTEM`.
-    pub root: String,
-    /// Another name it may have.
-    pub alternative_name: Option<String>,
 }
 
 /// Where the mesh comes from when not from a control plane.
@@ -142,7 +129,7 @@ pub struct Config {
     pub tuning: Tuning,
     /// `HTTP2_*`, `POOL_*`.
     #[serde(skip)]
-    pub http2: Settings,
+    pub http2: Arc<Settings>,
     /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`.
     pub self_termination_deadline: Duration,
     /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
@@ -151,7 +138,7 @@ pub struct Config {
     /// `AMBIT_NETNS_DIR`: where the container runtime binds the pods' network namespaces.
     pub netns_dir: PathBuf,
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
-    /// closed instead of going on in clear until they end.
+    /// closed instead of going on in plaintext until they end.
     pub close_clear_connections: bool,
     /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: how many handshakes and connections to
     /// one pod may be under way at once.
@@ -240,7 +227,7 @@ impl Config {
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
             tuning: tuning(env)?,
-            http2: http2(env)?,
+            http2: Arc::new(http2(env)?),
             self_termination_deadline: termination_deadline(
                 env.duration("CONNECTION_TERMINATION_DEADLINE")?,
                 grace,

@@ -13,6 +13,7 @@ use ambit_dns::{
     Client, Family, Host, Known, Limits, Outcome, Place, Report, Server, look_up, system_servers,
 };
 use ambit_model::{ArcStr, DNS_PORT};
+use ambit_proxy::{Accepted, report::chain};
 use ambit_sys::{
     datagram,
     netns::Netns,
@@ -20,11 +21,11 @@ use ambit_sys::{
 };
 use ambit_telemetry::{ArcString, DnsLabels};
 
-use crate::{config::Config, pod::Pod, report::chain, shard::Accepted};
+use crate::{config::Config, pod::Pod, shard::Shard};
 
 /// The sockets that a pod's DNS questions are redirected to.
 #[derive(Debug, Default)]
-pub struct DnsSockets {
+pub(crate) struct DnsSockets {
     udp: Vec<UdpSocket>,
     tcp: Vec<TcpListener>,
 }
@@ -104,7 +105,7 @@ impl DnsSockets {
     ) -> io::Result<(Arc<PodDns>, Vec<tokio::net::TcpListener>)> {
         let place = Place {
             netns: Some(pod.netns.clone()),
-            mark: pod.proxy.config.packet_mark,
+            mark: pod.config.packet_mark,
             fallback: system_servers(),
         };
         let host = Questions(Arc::downgrade(pod));
@@ -124,8 +125,8 @@ impl DnsSockets {
 pub(crate) type PodDns = Server<Questions>;
 
 /// Answers one connection's questions, until the pod's connections are cut.
-pub(crate) async fn connection(accepted: Accepted, server: Arc<PodDns>) {
-    let mut drain = accepted.shard.pod.drain_watcher();
+pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Arc<PodDns>) {
+    let mut drain = shard.pod.drain_watcher();
     tokio::select! {
         () = ambit_dns::serve_connection(accepted.stream, &server) => {}
         () = drain.cut() => {}
@@ -141,7 +142,7 @@ impl Host for Questions {
         let Some(pod) = self.0.upgrade() else {
             return Known::Unknown;
         };
-        let (config, state) = (&pod.proxy.config, &pod.proxy.state);
+        let (config, state) = (&pod.config, &pod.state);
         if !config.dns_proxy {
             return Known::Unknown;
         }
@@ -149,7 +150,7 @@ impl Host for Questions {
             return Known::NotYet;
         }
         let client = Client {
-            namespace: &pod.name.namespace,
+            namespace: &pod.name().namespace,
             network: &config.network,
             cluster_id: &config.cluster_id,
             domain: &config.cluster_domain,
@@ -169,16 +170,16 @@ impl Host for Questions {
         };
         // Clients give up after five seconds, as a rule.
         let deadline = tokio::time::Instant::now() + Limits::default().patience;
-        pod.proxy.state.wait_for_addresses(deadline).await
+        pod.state.wait_for_addresses(deadline).await
     }
 
     fn has_turn(&self) -> bool {
-        self.0.upgrade().is_none_or(|pod| pod.proxy.gate.is_open())
+        self.0.upgrade().is_none_or(|pod| pod.gate.is_open())
     }
 
     async fn turn(&self) {
         if let Some(pod) = self.0.upgrade() {
-            let mut gate = pod.proxy.gate.clone();
+            let mut gate = pod.gate.clone();
             drop(pod);
             gate.opened().await;
         }
@@ -187,7 +188,7 @@ impl Host for Questions {
     fn clients(&self) -> Vec<IpAddr> {
         let pod = self.0.upgrade();
         pod.map_or_else(Vec::new, |pod| {
-            pod.local(None).workload.workload_ips.clone()
+            pod.local.now(None).workload.workload_ips.clone()
         })
     }
 
@@ -200,7 +201,7 @@ impl Host for Questions {
 }
 
 fn count(pod: &Pod, report: &Report<'_>) {
-    let local = pod.local(None);
+    let local = pod.local.now(None);
     let known = |text: &ArcStr| {
         ArcString(if text.is_empty() {
             arcstr::literal!("unknown")
@@ -214,7 +215,7 @@ fn count(pod: &Pod, report: &Report<'_>) {
         source_canonical_service: known(&local.workload.canonical_name),
         source_canonical_revision: known(&local.workload.canonical_revision),
     };
-    let metrics = &pod.proxy.metrics;
+    let metrics = &pod.metrics;
     metrics.dns_request(&labels);
     match report.outcome {
         Outcome::Relayed(_, after) => metrics.dns_forwarded(&labels, Some(after.as_secs_f64())),
@@ -250,8 +251,8 @@ fn log(pod: &Pod, report: &Report<'_>) {
     tracing::event!(
         target: "dns",
         tracing::Level::DEBUG,
-        src.workload = pod.name.name.as_str(),
-        src.namespace = pod.name.namespace.as_str(),
+        src.workload = pod.name().name.as_str(),
+        src.namespace = pod.name().namespace.as_str(),
         query = report.question.kind_name().unwrap_or("unknown"),
         domain = %report.question.name(),
         host = Some(domain).filter(|host| !host.is_empty()),

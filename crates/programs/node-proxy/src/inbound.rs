@@ -1,35 +1,34 @@
 //! Tunnels to the pod: TLS, CONNECT, authorization, the application.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{error::Error, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use ambit_authz::{Connection as Peer, Why};
+use ambit_authz::Connection as Peer;
 use ambit_codec::{Authority, Forwarded, ProxyHeader};
 use ambit_hbone::{
-    Incoming, RelayError, Tunnel, relay_tunnel,
+    Incoming, Tunnel,
     server::{self, IncomingError},
     tls,
 };
 use ambit_model::{Identity, Reason, canonical_socket};
+use ambit_proxy::{
+    Accepted, Cut, Established, Local, Opening, Report, Shown,
+    connection::Failure,
+    in_flight::{Full, Slot},
+    report::chain,
+};
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
-use ambit_sys::socket::{self, SocketError, Tuning};
+use ambit_rt::OpenWork;
+use ambit_sys::socket::{self, Tuning};
 use ambit_telemetry::{Direction, log_denied};
 use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, StatusCode};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
-    connections::{Cut, Shown, Tracked},
-    outbound::CONNECT_TIMEOUT,
-    pod::{Local, Pod},
-    report::{Report, chain},
-    shard::{Accepted, Shard},
-    under_way::{Full, Place},
+    admission::{self, Denied, note_source},
+    application::{self, AppError},
+    pod::Pod,
+    shard::Shard,
 };
 
 /// How long a connection that is cut goes on, for its tunnels' resets to be sent.
@@ -37,79 +36,6 @@ const LAST_RESETS: Duration = Duration::from_millis(500);
 
 const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
-
-/// A connection that policies do not allow.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Denied {
-    #[error("connection closed due to policy rejection: explicitly denied by: {0}")]
-    By(String),
-    #[error("connection closed due to policy rejection: allow policies exist, but none allowed")]
-    NoneAllowed,
-    #[error("connection closed due to policy rejection: policy {0} of the workload is not known")]
-    Missing(String),
-    #[error("connection closed due to policy rejection: policy {policy} is not understood: {why}")]
-    NotUnderstood { policy: String, why: String },
-    #[error("the workload is gone")]
-    Gone,
-}
-
-impl Denied {
-    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names
-    /// policies too, is the one of now: a change before is seen here, and one after by the list. Returns
-    /// the record.
-    pub(crate) fn check(pod: &Pod, peer: &Peer) -> Result<Arc<Local>, Self> {
-        let local = pod.local(None);
-        if !local.is_known {
-            return Err(Self::Gone);
-        }
-        let decision = pod.proxy.state.authorize(&local.workload, peer);
-        for dry in &decision.dry_run {
-            tracing::info!(target: "rbac", pod = %pod.name, policy = ?dry, "dry-run policy matches");
-        }
-        if pod.proxy.config.authz_policy_info_logging {
-            tracing::info!(
-                target: "rbac",
-                pod = %pod.name,
-                allowed = decision.allowed,
-                policy = decision.decided_by.as_ref().map(ToString::to_string),
-                "decided"
-            );
-        }
-        if decision.allowed {
-            return Ok(local);
-        }
-        Err(match (decision.why, decision.decided_by) {
-            (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
-                policy: policy.to_string(),
-                why: why.to_string(),
-            },
-            (Why::MissingPolicy(name), _) => Self::Missing(name.to_string()),
-            (_, Some(policy)) => Self::By(policy.to_string()),
-            (_, None) => Self::NoneAllowed,
-        })
-    }
-}
-
-/// The application could not be reached.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AppError {
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    #[error("connection failed: {addr}")]
-    Connect {
-        addr: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
-    #[error("connection failed: {addr} did not answer within {limit:?}")]
-    Timeout { addr: SocketAddr, limit: Duration },
-    #[error("cannot send the PROXY header to {addr}")]
-    ProxyHeader {
-        addr: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// A tunnel to the pod that failed.
 #[derive(Debug, thiserror::Error)]
@@ -126,8 +52,6 @@ enum StreamError {
     App(#[from] AppError),
     #[error("everything to this pod has to come through its waypoint")]
     NotFromWaypoint,
-    #[error(transparent)]
-    Relay(#[from] RelayError),
     #[error("the client went away before the tunnel stood")]
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
@@ -136,11 +60,10 @@ enum StreamError {
     Full(#[from] Full),
 }
 
-impl StreamError {
+impl Failure for StreamError {
     fn reason(&self) -> Reason {
         match self {
             Self::Denied(_) => Reason::Deny,
-            Self::Relay(error) => error.reason(),
             Self::Cut(cut) => cut.reason(),
             Self::ClientGone(_) => Reason::H2Failure,
             Self::Request(_)
@@ -151,7 +74,9 @@ impl StreamError {
             | Self::App(_) => Reason::Connect,
         }
     }
+}
 
+impl StreamError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
@@ -174,21 +99,20 @@ struct Client {
 }
 
 /// Serves one connection to 15008.
-pub(crate) async fn handle(accepted: Accepted) {
+pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Accepted {
-        shard,
         stream,
         peer,
-        _open,
+        open: _open,
     } = accepted;
     let Ok(local) = stream.local_addr().map(canonical_socket) else {
         return;
     };
-    let place = match shard.pod.under_way.begin(peer.ip()) {
-        Ok(place) => place,
-        Err(full) => return note_full(&shard.pod, peer, local, full),
+    let pod = &shard.pod;
+    let Some(slot) = admission::slot(pod, peer, local) else {
+        return;
     };
-    if shard.pod.is_near(peer.ip()) {
+    if pod.is_near(peer.ip()) {
         let near = Tuning {
             near: true,
             ..Tuning::default()
@@ -196,9 +120,9 @@ pub(crate) async fn handle(accepted: Accepted) {
         // Fails only when the peer is gone, which the handshake finds out.
         let _gone = socket::tune(&stream, &near);
     }
-    let mut drain = shard.pod.drain_watcher();
+    let mut drain = pod.drain_watcher();
     let stream = tokio::select! {
-        stream = Box::pin(agree(&shard.pod, stream)) => stream,
+        stream = Box::pin(agree(pod, stream)) => stream,
         () = drain.cut() => return,
     };
     let stream = match stream {
@@ -208,11 +132,11 @@ pub(crate) async fn handle(accepted: Accepted) {
             return;
         }
     };
-    drop(place);
+    drop(slot);
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
-    let settings = &shard.pod.proxy.config.http2;
+    let settings = pod.config.http2.clone();
     let client = Arc::new(Client {
-        shard: shard.clone(),
+        shard,
         peer,
         local,
         identity,
@@ -221,7 +145,7 @@ pub(crate) async fn handle(accepted: Accepted) {
     let graceful = async move {
         draining.started().await;
     };
-    let serving = server::serve(stream, settings, graceful, |incoming| {
+    let serving = server::serve(stream, &settings, graceful, |incoming| {
         let open = client.shard.pod.drain_watcher().open_work();
         ambit_rt::spawn(
             "inbound connection",
@@ -242,10 +166,10 @@ pub(crate) async fn handle(accepted: Accepted) {
 async fn agree(
     pod: &Pod,
     stream: TcpStream,
-) -> Result<tls::TlsStream, Box<dyn std::error::Error + Send + Sync>> {
-    let certificate = pod.proxy.certificates.get(&pod.identity).await?;
+) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
+    let certificate = pod.dialer.certificates.get(pod.identity()).await?;
     let config = certificate.server_config()?;
-    let limit = pod.proxy.config.http2.handshake_timeout;
+    let limit = pod.config.http2.handshake_timeout;
     let mut stream = tls::accept(stream, config, limit).await?;
     let chain = tls::peer_certificates(&stream);
     if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
@@ -254,113 +178,66 @@ async fn agree(
     Ok(stream)
 }
 
-struct Established {
-    app: TcpStream,
-    tunnel: Tunnel,
-    report: Report,
-    tracked: Tracked,
-    _open: ambit_rt::OpenWork,
+async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
+    if let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await {
+        connection.relay().await;
+    }
 }
 
-async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: ambit_rt::OpenWork) {
-    let Some(mut established) = Box::pin(set_up(client, incoming, open)).await else {
-        return;
-    };
-    let Established {
-        app,
-        tunnel,
-        report,
-        tracked,
-        ..
-    } = &mut established;
-    let result = tracked
-        .unless_cut(pin!(relay_tunnel(app, tunnel, &*report)))
-        .await;
-    let error = match result {
-        Ok(Ok(())) => return socket::end_in_order(app),
-        Ok(Err(error)) => StreamError::from(error),
-        Err(cut) => StreamError::from(cut),
-    };
-    report.failed(&error, error.reason());
-    tunnel.reset();
-}
-
-async fn set_up(
+async fn open_tunnel(
     client: Arc<Client>,
     mut incoming: Incoming,
-    open: ambit_rt::OpenWork,
-) -> Option<Established> {
+    open: OpenWork,
+) -> Option<Established<Tunnel>> {
     let pod = &client.shard.pod;
     let early = early(&client, incoming.target());
     let early = incoming.unless_gone(pin!(early)).await;
     let Early {
         request,
         local,
-        place: _place,
+        slot: _slot,
     } = match early.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(early) => early,
         Err(error) => {
-            log_denied(
-                client.peer,
-                client.local,
-                Direction::Inbound,
-                &chain(&error),
-            );
+            let (peer, local) = (client.peer, client.local);
+            log_denied(peer, local, Direction::Inbound, &chain(&error));
             incoming.refuse(error.status());
             return None;
         }
     };
-    let mut report = Report::inbound(&pod.proxy.metrics, &local, client.peer, client.local);
-    report.tunnel(client.local, request.authority.as_str().into());
-    report.mutual_tls(client.identity.as_ref(), Some(&pod.identity));
-    note_peer(&mut report, &client, &incoming, &local);
-    let authorize = request.route.authorize;
+    let report = report(&client, &incoming, &local, &request);
+    let Request { authority, route } = request;
     let who = Peer {
         source: client.identity.clone(),
         source_ip: client.peer.ip(),
-        destination: authorize,
+        destination: route.authorize,
     };
-    note_service(
-        &mut report,
-        pod,
-        &local,
-        incoming.headers(),
-        authorize.port(),
-    );
     let shown = Shown {
         src: client.peer,
-        original_dst: request.authority,
-        actual_dst: request.route.addr.to_string(),
+        original_dst: authority,
+        actual_dst: route.addr.to_string(),
         protocol: "HBONE",
     };
-    let mut tracked = pod.connections.inbound(shown, who.clone());
-    let connecting = pin!(reach_app(&client, &request.route, &who));
-    let connecting = incoming.unless_gone(connecting);
-    let connected = tracked.unless_cut(pin!(connecting)).await;
-    let connected =
-        connected.map(|given| given.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))));
-    let error: StreamError = match connected {
-        Ok(Ok(app)) => match incoming.accept(answer(&client, &local)) {
-            Ok(tunnel) => {
-                report.opened();
-                return Some(Established {
-                    app,
-                    tunnel,
-                    report,
-                    tracked,
-                    _open: open,
-                });
-            }
+    let mut opening = Opening {
+        report,
+        tracked: pod.connections().inbound(shown, who.clone()),
+        open,
+    };
+    let reaching = pin!(reach_app(&client, &route, &who));
+    let reaching = incoming.unless_gone(reaching);
+    let reached = opening.tracked.unless_cut(pin!(reaching)).await;
+    let reached = reached.unwrap_or_else(|cut| Ok(Err(cut.into())));
+    let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
+        Ok(app) => match incoming.accept(answer(pod, &local)) {
+            Ok(tunnel) => return Some(opening.established(app, tunnel)),
             Err(error) => {
-                let error = StreamError::ClientGone(error);
-                report.failed(&error, error.reason());
+                opening.failed(&StreamError::ClientGone(error));
                 return None;
             }
         },
-        Ok(Err(error)) => error,
-        Err(cut) => cut.into(),
+        Err(error) => error,
     };
-    report.failed(&error, error.reason());
+    opening.failed(&error);
     incoming.refuse(error.status());
     None
 }
@@ -373,7 +250,7 @@ struct Request {
 struct Early {
     request: Request,
     local: Arc<Local>,
-    place: Place,
+    slot: Slot,
 }
 
 /// What can be said of a request before the pod's policies are asked.
@@ -383,9 +260,7 @@ async fn early(
 ) -> Result<Early, StreamError> {
     let pod = &client.shard.pod;
     let authority = target?;
-    let place = pod.under_way.begin(client.peer.ip()).inspect_err(|full| {
-        pod.proxy.metrics.setup_refused(full.limit());
-    })?;
+    let slot = admission::counted_slot(pod, client.peer)?;
     let text = authority.to_string();
     let target = match authority {
         Authority::Ip(addr) => ConnectTarget::Addr(addr),
@@ -394,31 +269,23 @@ async fn early(
             port,
         },
     };
-    let local = pod
-        .known_local()
-        .await
-        .ok_or(StreamError::UnknownWorkload)?;
+    let local = pod.local.known().await;
+    let local = local.ok_or(StreamError::UnknownWorkload)?;
     let request = InboundRequest {
         local: &local.workload,
         local_ip: client.local.ip(),
         target: &target,
-        localhost_app_tunnel: pod.proxy.config.localhost_app_tunnel,
+        localhost_app_tunnel: pod.config.localhost_app_tunnel,
     };
-    let route = pod.proxy.state.inbound(&request).await?;
+    let route = pod.state.inbound(&request).await?;
     Ok(Early {
         request: Request {
             authority: text,
             route,
         },
         local,
-        place,
+        slot,
     })
-}
-
-/// A connection was refused because too much is under way.
-pub(crate) fn note_full(pod: &Pod, peer: SocketAddr, local: SocketAddr, full: Full) {
-    pod.proxy.metrics.setup_refused(full.limit());
-    log_denied(peer, local, Direction::Inbound, &chain(&full));
 }
 
 async fn reach_app(
@@ -433,26 +300,14 @@ async fn reach_app(
         return Err(StreamError::NotFromWaypoint);
     }
     let source = route.proxy_header.is_none().then(|| client.peer.ip());
-    let mut app = connect_app(pod, route.addr, source).await?;
+    let mut app = application::connect(pod, route.addr, source).await?;
     if let Some(header) = &route.proxy_header {
         let header = ProxyHeader {
             source: client.peer,
             destination: header.dst,
             identity: client.identity.as_ref().map(ToString::to_string),
         };
-        let sent = timeout(CONNECT_TIMEOUT, app.write_all(&header.encode())).await;
-        let addr = route.addr;
-        match sent {
-            Ok(Ok(())) => {}
-            Ok(Err(source)) => return Err(AppError::ProxyHeader { addr, source }.into()),
-            Err(_elapsed) => {
-                return Err(AppError::Timeout {
-                    addr,
-                    limit: CONNECT_TIMEOUT,
-                }
-                .into());
-            }
-        }
+        application::introduce(&mut app, route.addr, &header).await?;
     }
     Ok(app)
 }
@@ -463,39 +318,33 @@ fn must_come_from_waypoint(
     identity: Option<&Identity>,
     dst: SocketAddr,
 ) -> bool {
-    let table = pod.proxy.state.table();
+    let table = pod.state.table();
     !matches!(
         table.hairpin(&local.workload, identity, dst, &mut rand::rng()),
         Ok(None)
     )
 }
 
-/// Connects to the pod's application, from the client's own address where that is possible.
-pub(crate) async fn connect_app(
-    pod: &Pod,
-    addr: SocketAddr,
-    client: Option<IpAddr>,
-) -> Result<TcpStream, AppError> {
-    let source = client.filter(|client| pod.spoofs && *client != addr.ip());
-    let socket = socket::outbound(Some(&pod.netns), addr, &pod.app_spec(source))?;
-    match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
-        Ok(Ok(stream)) => Ok(stream),
-        Ok(Err(source)) => Err(AppError::Connect { addr, source }),
-        Err(_elapsed) => Err(AppError::Timeout {
-            addr,
-            limit: CONNECT_TIMEOUT,
-        }),
-    }
-}
-
-fn answer(client: &Client, local: &Local) -> HeaderMap {
+fn answer(pod: &Pod, local: &Local) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    if client.shard.pod.proxy.config.response_baggage
+    if pod.config.response_baggage
         && let Some(baggage) = &local.baggage
     {
         headers.insert(BAGGAGE, baggage.clone());
     }
     headers
+}
+
+/// What is known of a tunnel before it stands.
+fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request) -> Report {
+    let pod = &client.shard.pod;
+    let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
+    report.tunnel(client.local, request.authority.as_str().into());
+    report.mutual_tls(client.identity.as_ref(), Some(pod.identity()));
+    note_peer(&mut report, client, incoming, local);
+    let port = request.route.authorize.port();
+    note_service(&mut report, pod, local, incoming.headers(), port);
+    report
 }
 
 /// Who is calling, by its address, unless it says that it is on another network.
@@ -514,21 +363,6 @@ fn note_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &
     }
 }
 
-/// Looks the caller up by its address.
-pub(crate) fn note_source(
-    report: &mut Report,
-    pod: &Pod,
-    local: &Local,
-    ip: IpAddr,
-    proven: Option<&Identity>,
-) {
-    let network = &local.workload.network;
-    let found = pod.proxy.state.table().workload_by_ip(network, ip).cloned();
-    if let Some(workload) = found {
-        report.source(&workload.to_model(), proven);
-    }
-}
-
 /// The service a connection is for: the one named by the caller if the pod is in it, else the one
 /// the port belongs to.
 fn note_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
@@ -536,11 +370,8 @@ fn note_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderM
         .get(http::header::FORWARDED)
         .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
         .and_then(|forwarded| forwarded.host);
-    let table = pod.proxy.state.table();
+    let table = pod.state.table();
     if let Some(service) = table.inbound_service(&local.workload, said.as_deref(), port) {
         report.service(service);
     }
 }
-
-#[cfg(test)]
-mod tests;

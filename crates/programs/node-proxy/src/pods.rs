@@ -9,8 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_handover::{Accept, Keeper};
+use ambit_handover::{Accept, Supervisor};
 use ambit_model::ArcStr;
+use ambit_proxy::{Workers, report::chain};
 use ambit_rt::{Backoff, ReadyTask};
 use ambit_sys::{
     netns::Netns,
@@ -26,11 +27,9 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    clear,
-    held::{self, HeldPod},
     pod::{Pod, PodListeners, Proxy},
-    report::chain,
-    workers::Workers,
+    pod_handover::{self, HeldPod},
+    pre_capture,
 };
 
 /// How often a proxy that was followed looks for listeners of its successor's own.
@@ -76,6 +75,13 @@ impl Served {
         });
     }
 
+    /// Whether any pod would be left without a proxy. A successor of another make, or one that could not
+    /// take the sockets over, has opened its own beside ours.
+    pub(crate) fn is_needed(&self) -> bool {
+        let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
+        !self.pods().iter().all(others_listen)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().up.is_empty()
@@ -85,9 +91,9 @@ impl Served {
     pub fn dump(&self) -> Value {
         let inner = self.inner.lock();
         let up = inner.up.iter().map(|(uid, (_, pod))| {
-            let mut connections = pod.connections.dump();
-            connections.clear = clear::shown(pod);
-            let state = json!({"state": "Up", "info": pod.name, "connections": connections});
+            let mut connections = pod.connections().dump();
+            connections.pre_capture = pre_capture::shown(pod);
+            let state = json!({"state": "Up", "info": pod.name(), "connections": connections});
             (uid.to_string(), state)
         });
         let pending = inner.pending.iter().map(|(uid, info)| {
@@ -103,9 +109,9 @@ impl Served {
 /// Dials the agent, and serves the pods it names.
 #[derive(Debug)]
 pub struct Enrolment {
-    proxy: Arc<Proxy>,
+    proxy: Proxy,
     workers: Arc<Workers>,
-    keeper: Keeper,
+    supervisor: Supervisor,
     side: ProxySide<Netns>,
     served: Served,
     ready: ReadyTask,
@@ -133,12 +139,17 @@ enum LinkError {
 
 impl Enrolment {
     /// Serves nothing yet. `ready` follows whether all pods of a complete snapshot are served.
-    pub fn new(proxy: Arc<Proxy>, workers: Arc<Workers>, keeper: Keeper, ready: ReadyTask) -> Self {
+    pub fn new(
+        proxy: Proxy,
+        workers: Arc<Workers>,
+        supervisor: Supervisor,
+        ready: ReadyTask,
+    ) -> Self {
         let path = proxy.config.inpod_uds.clone();
         Self {
             proxy,
             workers,
-            keeper,
+            supervisor,
             side: ProxySide::new(),
             served: Served::default(),
             ready,
@@ -153,7 +164,7 @@ impl Enrolment {
 
     /// Serves a pod from before this process, from the sockets it had. The agent's snapshot decides
     /// whether it stays.
-    pub fn restore(&mut self, pod: HeldPod) {
+    pub(crate) fn restore(&mut self, pod: HeldPod) {
         let HeldPod {
             uid,
             info,
@@ -207,7 +218,7 @@ impl Enrolment {
     /// would be acted on by nobody. Pods for which it opens listeners of its own are let go, lest
     /// connections wait in ours.
     async fn sit_out(&mut self) {
-        let mut accept = self.keeper.accept();
+        let mut accept = self.supervisor.accept();
         while *accept.borrow_and_update() == Accept::Paused {
             for pod in self.served.pods() {
                 if pod.others_listen().is_ok_and(|others| others) {
@@ -256,7 +267,7 @@ impl Enrolment {
         tracing::info!(path = %self.path.display(), "connected to the node agent");
         let mut reply = self.react(ProxyEvent::Connected);
         let mut buffer = [0; MAX_RECORD];
-        let mut accept = self.keeper.accept();
+        let mut accept = self.supervisor.accept();
         loop {
             for ack in reply.acks.drain(..) {
                 if let Err(error) = link.send(&encode_ack(&ack), None).await {
@@ -303,9 +314,10 @@ impl Enrolment {
                         events.push_back(self.start(uid, generation, &info, netns, Vec::new()));
                     }
                     ProxyEffect::Update { uid, info, .. } => {
-                        self.keeper.about(&uid, &held::about(&uid, &info));
+                        self.supervisor
+                            .about(&uid, &pod_handover::about(&uid, &info));
                         if let Some((_, pod)) = self.served.inner.lock().up.get(&uid) {
-                            pod.update_addresses(info.addresses);
+                            pod.local.update_addresses(info.addresses);
                         }
                     }
                     ProxyEffect::Stop {
@@ -322,7 +334,7 @@ impl Enrolment {
         }
         // A successor that took over needs nothing of this; and should it go, this one is ready again
         // as soon as it is asked to be.
-        if *self.keeper.accept().borrow() != Accept::Paused {
+        if *self.supervisor.accept().borrow() != Accept::Paused {
             self.ready.set(self.side.is_ready());
         }
         let pending: BTreeMap<_, _> = self
@@ -352,7 +364,7 @@ impl Enrolment {
         inherited: Vec<OwnedFd>,
     ) -> ProxyEvent<Netns> {
         let opened = Pod::open(
-            self.proxy.clone(),
+            &self.proxy,
             uid.clone(),
             info.pod.clone(),
             info.addresses.clone(),
@@ -374,15 +386,15 @@ impl Enrolment {
         };
         let sockets = listeners.iter().flat_map(PodListeners::descriptors);
         let descriptors: Vec<_> = std::iter::once(pod.netns.as_fd()).chain(sockets).collect();
-        self.keeper
-            .hold(&uid, &held::about(&uid, info), &descriptors);
-        self.workers.serve(&pod, listeners);
+        self.supervisor
+            .hold(&uid, &pod_handover::about(&uid, info), &descriptors);
+        pod.serve(&self.workers, listeners);
         if self.proxy.config.close_clear_connections {
-            ambit_rt::spawn_essential("earlier connections", clear::close(pod.clone()));
+            ambit_rt::spawn_essential("earlier connections", pre_capture::close(pod.clone()));
         } else {
-            ambit_rt::spawn_essential("earlier connections", clear::enforce(pod.clone()));
+            ambit_rt::spawn_essential("earlier connections", pre_capture::enforce(pod.clone()));
         }
-        tracing::info!(pod = %pod.name, %uid, "serving the pod");
+        tracing::info!(pod = %pod.name(), %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();
         self.served
             .inner
@@ -403,9 +415,9 @@ impl Enrolment {
             }
         };
         let Some(pod) = pod else { return };
-        self.keeper.release(uid);
+        self.supervisor.release(uid);
         self.proxy.metrics.proxies_stopped.inc();
-        tracing::info!(pod = %pod.name, %uid, ?reason, "no longer serving the pod");
+        tracing::info!(pod = %pod.name(), %uid, ?reason, "no longer serving the pod");
         match reason {
             StopReason::Surrendered => {
                 pod.surrender();

@@ -9,17 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_handover::Keeper;
+use ambit_handover::{Supervisor, rollout::succeeded};
 use ambit_rt::AbortOnDrop;
 use ambit_wire::enrolled::Enrolled;
 use tokio::{sync::watch, time::sleep};
 
-use crate::{
-    enrolled,
-    pod::{Pod, Proxy},
-    pods::Served,
-    rollout::succeeded,
-};
+use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
 
 /// How long connections may go on when the mesh is being uninstalled.
 const REMOVED_DRAIN: Duration = Duration::from_secs(30);
@@ -31,9 +26,9 @@ type Record = watch::Receiver<Option<Enrolled>>;
 /// What is left to do for a process that is told to end.
 #[derive(Debug)]
 pub(crate) struct Termination {
-    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) config: Arc<Config>,
     pub(crate) served: Served,
-    pub(crate) keeper: Keeper,
+    pub(crate) supervisor: Supervisor,
     /// The proxy's own pod.
     pub(crate) own: Option<Arc<Pod>>,
     /// Follows the agent.
@@ -44,28 +39,28 @@ impl Termination {
     /// Ends when nothing is open any more, or the time is over.
     pub(crate) async fn run(self, cause: &str) {
         let Self {
-            proxy,
+            config,
             served,
-            keeper,
+            supervisor,
             own,
             enrolment,
         } = self;
-        let limit = proxy.config.self_termination_deadline;
+        let limit = config.self_termination_deadline;
         let ends = Instant::now() + limit;
-        let record = enrolled::follow(enrolled::path(&proxy.config.inpod_uds));
+        let record = enrolment_record::follow(enrolment_record::path(&config.inpod_uds));
         tokio::select! {
-            () = succeeded(&keeper, &served, limit) => {}
+            () = succeeded(&supervisor, limit, || served.is_needed()) => {}
             () = removed(record.clone()) => {}
         }
         drop(enrolment);
         let pods = served.pods();
         // What nobody accepts from must not be held: with a successor, it is the successor's.
         for pod in &pods {
-            keeper.release(&pod.uid);
+            supervisor.release(&pod.uid);
         }
         let left = ends.saturating_duration_since(Instant::now());
         tracing::info!(cause, ?left, "draining");
-        let leaving = leave_with(record.clone(), pods.clone(), proxy.config.unenrolled_drain);
+        let leaving = leave_with(record.clone(), pods.clone(), config.unenrolled_drain);
         let _leaving = ambit_rt::spawn_abortable("unenrolment while draining", leaving);
         let own = async {
             if let Some(own) = own {
@@ -115,7 +110,7 @@ async fn leave_with(mut record: Record, mut pods: Vec<Arc<Pod>>, unenrolled: Opt
             continue;
         }
         for pod in gone {
-            tracing::info!(pod = %pod.name, ?limit, "the pod has left the mesh: its drain is shortened");
+            tracing::info!(pod = %pod.name(), ?limit, "the pod has left the mesh: its drain is shortened");
             ambit_rt::spawn_essential("pod drain", async move { pod.finish(limit).await });
         }
     }

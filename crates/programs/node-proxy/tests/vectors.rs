@@ -17,11 +17,11 @@ use std::{
 };
 
 use ambit_model::{Reason, Service, Workload};
-use ambit_node_proxy::{
+use ambit_node_proxy::pods::Served;
+use ambit_proxy::{
+    Connections, Workers,
     config_dump::{DumpExtras, config_dump},
-    pods::Served,
     state::{SharedState, StateConfig, Update},
-    workers::Workers,
 };
 use ambit_rt::logging::{LogFormat, capture};
 use ambit_telemetry::{
@@ -187,7 +187,7 @@ fn the_other_parts_of_a_dump_have_the_same_form() {
     let theirs = json("config_dump-n1.json");
     // `config` is each proxy's own; istioctl prints it as it comes.
     assert!(theirs["config"].is_object());
-    let version = ambit_node_proxy::admin::version();
+    let version = ambit_proxy::admin::version();
     for key in theirs["version"].as_object().unwrap().keys() {
         assert!(version[key].is_string(), "{key}");
     }
@@ -206,7 +206,7 @@ fn the_other_parts_of_a_dump_have_the_same_form() {
         service_account: "api".into(),
     };
     assert_eq!(serde_json::to_value(name).unwrap(), pod["info"]);
-    let none = ambit_node_proxy::connections::Connections::default().dump();
+    let none = Connections::default().dump();
     assert_eq!(serde_json::to_value(none).unwrap(), pod["connections"]);
 }
 

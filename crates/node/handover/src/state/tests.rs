@@ -6,7 +6,7 @@ use super::*;
 
 struct World {
     now: Instant,
-    supervisor: Supervisor<u32>,
+    supervisor: State<u32>,
 }
 
 type Effects = Vec<Effect<u32>>;
@@ -16,7 +16,7 @@ impl World {
         let now = Instant::now();
         Self {
             now,
-            supervisor: Supervisor::new(None, now),
+            supervisor: State::new(None, now),
         }
     }
 
@@ -306,7 +306,7 @@ fn a_standby_is_told_what_is_held_and_every_change_and_serves_that_at_once() {
     assert!(matches!(&stray[..], [Effect::Odd(_)]), "{stray:?}");
 
     let mut second = World::new();
-    second.supervisor = Supervisor::new(Some(standby_of(told)), second.now);
+    second.supervisor = State::new(Some(standby_of(told)), second.now);
     let expected: Effects = std::iter::once(Effect::Start)
         .chain(
             pod(1)
@@ -343,7 +343,7 @@ fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
         held.apply(&record, fd).unwrap();
     }
     let mut world = World::new();
-    world.supervisor = Supervisor::new(Some(held), world.now);
+    world.supervisor = State::new(Some(held), world.now);
     assert_eq!(world.event(begin(true)), []);
     for (record, fd) in pod(1) {
         assert_eq!(world.event(Event::FromPredecessor(record, fd)), []);

@@ -24,7 +24,7 @@ fn the_defaults_are_the_contract_s() {
         (15000, 15020, 15021)
     );
     assert_eq!(config.self_termination_deadline, Duration::from_secs(5));
-    assert_eq!(config.http2, Settings::default());
+    assert_eq!(*config.http2, Settings::default());
     assert_eq!(config.tuning.user_timeout, None);
     assert!(!config.missing_policy_allow && !config.keep_last_good_policy);
     assert_eq!(config.missing_policy_grace, Duration::from_secs(10));

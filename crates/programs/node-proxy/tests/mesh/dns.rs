@@ -154,7 +154,7 @@ async fn sockets_that_are_handed_over_keep_their_questions() {
             namespace: "ns".into(),
             service_account: "client".into(),
         };
-        let proxy = mesh.nodes[0].proxy.clone();
+        let proxy = &mesh.nodes[0].proxy;
         let netns = client.netns().clone();
         Pod::open(proxy, "uid".into(), name, Vec::new(), netns, inherited, 1).unwrap()
     };
@@ -175,7 +175,7 @@ async fn sockets_that_are_handed_over_keep_their_questions() {
         .collect();
     drop(listeners);
     let (pod, listeners) = open(held);
-    mesh.nodes[0].workers.serve(&pod, listeners);
+    pod.serve(&mesh.nodes[0].workers, listeners);
     assert_eq!(answer.await, [10, 1, 0, 1]);
     until("the question is counted", || {
         mesh.nodes[0].metrics().contains("istio_dns_requests_total")

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use ambit_hbone::{Settings, server, tls};
 use ambit_model::{Action, Destination, GatewayAddress, Service};
-use ambit_node_proxy::state::Update;
+use ambit_proxy::state::Update;
 use ambit_testkit::{Pki, build};
 use http::HeaderMap;
 use tokio::{

@@ -33,7 +33,7 @@ async fn either_side_may_finish_first_and_the_other_goes_on() {
             assert_eq!(rest(first).await.unwrap(), b"mine");
         }
     }
-    let connections = &server.pod.as_ref().unwrap().connections;
+    let connections = &server.pod.as_ref().unwrap().connections();
     ambit_testkit::until("all connections are over", || connections.is_empty()).await;
 }
 
@@ -138,7 +138,7 @@ async fn a_draining_pod_keeps_what_is_open_and_takes_nothing_new() {
         .await
         .expect("the drain never ends")
         .unwrap();
-    assert!(pod.connections.is_empty());
+    assert!(pod.connections().is_empty());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, os::fd::AsFd, sync::Arc};
 
-use ambit_handover::Keeper;
+use ambit_handover::Supervisor;
 use ambit_model::PodName;
 use ambit_node_proxy::pods::Enrolment;
 use ambit_rt::Readiness;
@@ -82,7 +82,7 @@ async fn pods_are_served_from_their_ack_until_they_are_deleted_and_survive_the_a
     let enrolment = Enrolment::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
-        Keeper::none(),
+        Supervisor::none(),
         task,
     );
     let served = enrolment.served();
@@ -155,7 +155,7 @@ async fn a_pod_whose_port_is_taken_is_refused_and_the_others_are_served() {
     let enrolment = Enrolment::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
-        Keeper::none(),
+        Supervisor::none(),
         task,
     );
     let _enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());

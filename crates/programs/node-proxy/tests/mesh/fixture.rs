@@ -3,15 +3,17 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_certificates::{Certificates, CertificatesOptions};
+use ambit_handover::Gate;
 use ambit_model::{PodName, Service, Workload};
 use ambit_netlab::Host;
 use ambit_netplan::RedirectionSpec;
 use ambit_node_proxy::{
     config::Config,
-    gate::Gate,
     pod::{Pod, Proxy},
+};
+use ambit_proxy::{
+    Workers,
     state::{SharedState, StateConfig, Update},
-    workers::Workers,
 };
 use ambit_rt::Env;
 use ambit_sys::{
@@ -31,7 +33,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// One node: a proxy with two workers.
 pub(crate) struct Node {
-    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) proxy: Proxy,
     pub(crate) workers: Arc<Workers>,
     pub(crate) registry: Registry,
 }
@@ -54,13 +56,13 @@ impl Node {
         let state = SharedState::new(state);
         state.mark_addresses_known();
         state.mark_policies_known();
-        let proxy = Arc::new(Proxy {
-            config,
+        let proxy = Proxy {
+            config: Arc::new(config),
             state,
             certificates,
             metrics,
             gate: Gate::default(),
-        });
+        };
         Self {
             proxy,
             workers: Arc::new(Workers::start(2).unwrap()),
@@ -216,7 +218,7 @@ impl Mesh {
             service_account: pod.name.as_str().into(),
         };
         let (served, listeners) = Pod::open(
-            node.proxy.clone(),
+            &node.proxy,
             format!("uid-{}", pod.name).into(),
             name,
             vec![pod.ip],
@@ -225,7 +227,7 @@ impl Mesh {
             node.workers.count(),
         )
         .unwrap();
-        node.workers.serve(&served, listeners);
+        served.serve(&node.workers, listeners);
         ambit_sys::redirection::apply(pod.netns(), &RedirectionSpec::default()).unwrap();
         pod.pod = Some(served);
     }

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use ambit_node_proxy::{pod::Pod, state::Update};
+use ambit_node_proxy::pod::Pod;
+use ambit_proxy::state::Update;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
@@ -94,13 +95,9 @@ async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
     let metrics = SocketAddr::new(proxy.ip, 15020);
     proxy.echo(metrics.port());
     let node = &mesh.nodes[1];
-    let (served, listeners) = Pod::open_own(
-        node.proxy.clone(),
-        proxy.netns().clone(),
-        node.workers.count(),
-    )
-    .unwrap();
-    node.workers.serve(&served, listeners);
+    let (served, listeners) =
+        Pod::open_own(&node.proxy, proxy.netns().clone(), node.workers.count()).unwrap();
+    served.serve(&node.workers, listeners);
     mesh.tell(Update::Workload(Box::new(build::workload(
         "proxy",
         &["10.9.0.2"],

@@ -91,7 +91,7 @@ async fn a_denied_tunnel_is_answered_401() {
     server.echo(8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/somebody");
     let policy = build::policy("p", ambit_model::Action::Allow, only);
-    mesh.tell(ambit_node_proxy::state::Update::Policy(policy));
+    mesh.tell(ambit_proxy::state::Update::Policy(policy));
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     assert_eq!(status(&connection, "10.9.0.2:8080").await, 401);
@@ -119,7 +119,7 @@ async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
             );
         }
     }
-    assert_eq!(server.pod.as_ref().unwrap().connections.len(), 0);
+    assert_eq!(server.pod.as_ref().unwrap().connections().len(), 0);
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn calls_to_the_proxy_s_own_ports_never_loop() {
         );
     }
     for pod in [&client, &server] {
-        let connections = &pod.pod.as_ref().unwrap().connections;
+        let connections = &pod.pod.as_ref().unwrap().connections();
         ambit_testkit::until("no connection is left going round", || {
             connections.is_empty()
         })
@@ -247,7 +247,7 @@ async fn a_request_that_is_taken_back_is_not_carried_out() {
     let (listener, waiting) = full_queue(&server, 8080).await;
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
-    let connections = &server.pod.as_ref().unwrap().connections;
+    let connections = &server.pod.as_ref().unwrap().connections();
     let asked: Vec<_> = (0..50)
         .map(|_| connection.tunnel(Uri::from_static("10.9.0.2:8080"), HeaderMap::new()))
         .collect();
@@ -312,7 +312,7 @@ async fn what_one_source_has_under_way_is_limited_and_others_are_served() {
     assert_eq!(line(&mut served).await.unwrap(), "10.9.0.3");
     // The places are free again as soon as the requests are taken back.
     drop(left);
-    let connections = &server.pod.as_ref().unwrap().connections;
+    let connections = &server.pod.as_ref().unwrap().connections();
     ambit_testkit::until("only the other is left", || connections.len() == 1).await;
     assert_eq!(status(&connection, "10.9.0.2:8081").await, StatusCode::OK);
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ambit_model::{Action, Match};
-use ambit_node_proxy::state::Update;
+use ambit_proxy::state::Update;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 

@@ -4,7 +4,7 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 use ambit_model::Action;
-use ambit_node_proxy::state::Update;
+use ambit_proxy::state::Update;
 use ambit_testkit::build;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

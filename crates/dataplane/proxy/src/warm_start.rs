@@ -1,11 +1,14 @@
-//! What a worker keeps for the one after it: the mesh as the control plane told it, in an unnamed file,
-//! and the certificates with their keys, in memory alone. A worker that was killed is followed by one that
-//! has both at once, whether the control plane is near, far or away.
+//! The warm-start cache: what a worker leaves to the one after it. The mesh as the control plane published it,
+//! in an unnamed file, and the certificates with their keys, in memory alone. A worker that was killed is
+//! followed by one that has both at once, whether the control plane is near, far or away.
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
 use ambit_certificates::CertificateCache;
-use ambit_handover::{Held, Keeper};
+use ambit_handover::{
+    Backing, Held, Supervisor,
+    journal::{Entry, Journal, Purpose},
+};
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
 use ambit_xds::{Client, Handler, Kept};
@@ -13,38 +16,43 @@ use parking_lot::Mutex;
 use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
 
-use crate::{
-    held::Kind,
-    journal::{Entry, Journal},
+const MESH: Purpose = Purpose {
+    number: 0,
+    name: "the mesh",
+    backing: Backing::Disk,
 };
-
-/// The types kept; their tags are their positions.
+const CERTIFICATES: Purpose = Purpose {
+    number: 1,
+    name: "certificates",
+    backing: Backing::Memory,
+};
+/// The types cached; their tags are their positions.
 const TYPES: [&str; 2] = [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL];
 /// Set in the tag of the entry that says that a type is complete.
 const COMPLETE: u8 = 0x80;
 
-/// Takes over what the worker before this one kept. Nothing is kept without a supervisor, or where there is
+/// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
 /// no place for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
-pub(crate) fn take_over(
+pub fn take_over(
     held: &mut Held<OwnedFd>,
-    keeper: &Keeper,
+    supervisor: &Supervisor,
     whole: bool,
-) -> (Option<Arc<KeptMesh>>, Option<Arc<KeptCertificates>>) {
-    if !keeper.is_supervised() {
+) -> (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>) {
+    if !supervisor.is_supervised() {
         return (None, None);
     }
-    let mesh = whole.then(|| KeptMesh::open(held.take_file(Kind::Mesh.number()), keeper));
-    let certificates = KeptCertificates::open(held.take_file(Kind::Certificates.number()), keeper);
+    let mesh = whole.then(|| MeshCache::open(held.take_file(MESH.number), supervisor));
+    let certificates = WarmCertificates::open(held.take_file(CERTIFICATES.number), supervisor);
     (
-        mesh.and_then(|mesh| usable("the mesh", mesh)),
-        usable("certificates", certificates),
+        mesh.and_then(|mesh| usable(MESH, mesh)),
+        usable(CERTIFICATES, certificates),
     )
 }
 
-fn usable<T>(what: &str, opened: io::Result<T>) -> Option<Arc<T>> {
+fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
     opened
         .inspect_err(|error| {
-            tracing::warn!(%error, what, "not kept: a next worker will ask for everything");
+            tracing::warn!(%error, what = what.name, "not cached: the next worker will ask for everything");
         })
         .ok()
         .map(Arc::new)
@@ -52,16 +60,16 @@ fn usable<T>(what: &str, opened: io::Result<T>) -> Option<Arc<T>> {
 
 /// The mesh.
 #[derive(Debug)]
-pub(crate) struct KeptMesh(Mutex<(Journal, [bool; TYPES.len()])>);
+pub struct MeshCache(Mutex<(Journal, [bool; TYPES.len()])>);
 
-impl KeptMesh {
-    pub(crate) fn open(held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
-        let journal = Journal::open(Kind::Mesh, held, keeper)?;
+impl MeshCache {
+    fn open(held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
+        let journal = Journal::open(MESH, held, supervisor)?;
         Ok(Self(Mutex::new((journal, [false; TYPES.len()]))))
     }
 
     /// Tells the client what was kept, if that is all there was.
-    pub(crate) fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
+    pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.0.lock();
         for entry in journal.entries()? {
             let tag = usize::from(entry.tag & !COMPLETE);
@@ -83,7 +91,7 @@ impl KeptMesh {
     }
 
     /// See [`Handler::keep`].
-    pub(crate) fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
+    pub fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
         let Some(tag) = tag(type_url) else { return };
         let value = match kept {
             Kept::Resource(bytes) => &bytes[..],
@@ -93,7 +101,7 @@ impl KeptMesh {
     }
 
     /// See [`Handler::kept`].
-    pub(crate) fn kept(&self, type_url: &str, complete: bool) {
+    pub fn kept(&self, type_url: &str, complete: bool) {
         let Some(tag) = tag(type_url) else { return };
         let (journal, known) = &mut *self.0.lock();
         if let Some(known) = known.get_mut(usize::from(tag))
@@ -121,15 +129,15 @@ fn kept(entry: Entry) -> Kept {
 
 /// The certificates.
 #[derive(Debug)]
-pub(crate) struct KeptCertificates {
+pub struct WarmCertificates {
     journal: Mutex<Journal>,
     /// Of the worker before this one, by identity, until asked for.
     before: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
 }
 
-impl KeptCertificates {
-    pub(crate) fn open(held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
-        let journal = Journal::open(Kind::Certificates, held, keeper)?;
+impl WarmCertificates {
+    fn open(held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
+        let journal = Journal::open(CERTIFICATES, held, supervisor)?;
         let mut before = HashMap::new();
         for Entry { key, value, .. } in journal.entries()? {
             if value.is_empty() {
@@ -145,7 +153,7 @@ impl KeptCertificates {
     }
 
     /// The identity has left this node.
-    pub(crate) fn forget(&self, identity: &Identity) {
+    pub fn forget(&self, identity: &Identity) {
         self.write(identity, &[]);
     }
 
@@ -158,7 +166,7 @@ impl KeptCertificates {
     }
 }
 
-impl CertificateCache for KeptCertificates {
+impl CertificateCache for WarmCertificates {
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
         let key = key.secret_der();
         let Ok(length) = u16::try_from(key.len()) else {
@@ -185,9 +193,9 @@ mod tests {
 
     use super::*;
 
-    fn certificates(held: &OwnedFd) -> KeptCertificates {
+    fn certificates(held: &OwnedFd) -> WarmCertificates {
         let held = held.as_fd().try_clone_to_owned().unwrap();
-        KeptCertificates::open(Some(held), &Keeper::none()).unwrap()
+        WarmCertificates::open(Some(held), &Supervisor::none()).unwrap()
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a proxy has its supervisor hold, as items of [`ambit_handover`]: a pod each, by its uid, whose first
-//! descriptor is its network namespace and the others its sockets; and two files.
+//! What of a pod a proxy hands over to the next one, as an item of [`ambit_handover`]: by its uid, its first
+//! descriptor is its network namespace and the others its sockets.
 
 use std::os::fd::OwnedFd;
 
@@ -8,41 +8,22 @@ use ambit_sys::netns::Netns;
 use ambit_wire::zds_codec::{ZdsDecodeError, decode_request, encode_request};
 use ambit_zds::{PodUid, Request, WorkloadInfo};
 
-/// What a worker keeps for the next one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// What the control plane told.
-    Mesh,
-    /// Certificates with their keys.
-    Certificates,
-}
-
-impl Kind {
-    /// Its number among files.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Mesh => 0,
-            Self::Certificates => 1,
-        }
-    }
-}
-
 /// A pod that was served before this process.
 #[derive(Debug)]
-pub struct HeldPod {
+pub(crate) struct HeldPod {
     /// Kubernetes' uid.
-    pub uid: PodUid,
+    pub(crate) uid: PodUid,
     /// Who it is.
-    pub info: WorkloadInfo,
+    pub(crate) info: WorkloadInfo,
     /// Its network namespace.
-    pub netns: Netns,
+    pub(crate) netns: Netns,
     /// Its sockets, of whatever kind; none where they are to be opened anew.
-    pub sockets: Vec<OwnedFd>,
+    pub(crate) sockets: Vec<OwnedFd>,
 }
 
 /// An item that is no pod.
 #[derive(Debug, thiserror::Error)]
-pub enum HeldPodError {
+pub(crate) enum HeldPodError {
     /// What is said about it cannot be read.
     #[error("cannot read what is said about it")]
     About(#[from] ZdsDecodeError),
@@ -55,7 +36,7 @@ pub enum HeldPodError {
 }
 
 /// What is said about a pod: its enrolment, as the agent sends it.
-pub fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
+pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     encode_request(&Request::Add {
         uid: uid.clone(),
         info: Some(info.clone()),
@@ -67,7 +48,7 @@ impl HeldPod {
     ///
     /// # Errors
     /// When it is no pod.
-    pub fn read(key: &str, item: HeldItem<OwnedFd>) -> Result<Self, HeldPodError> {
+    pub(crate) fn read(key: &str, item: HeldItem<OwnedFd>) -> Result<Self, HeldPodError> {
         let Request::Add {
             uid,
             info: Some(info),

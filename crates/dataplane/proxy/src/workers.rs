@@ -1,27 +1,19 @@
-//! The worker threads: each runs its share of all pods' connections, from accept to close.
+//! The worker threads: each runs its share of all instances' connections, from accept to close.
 //!
-//! The kernel spreads a pod's connections over the workers, since each has its own listeners on the
-//! same ports. A connection never leaves its worker, nor does the tunnel it uses.
+//! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A
+//! connection never leaves its worker, nor does the tunnel it uses.
 
-use std::{io, sync::Arc, thread::JoinHandle};
+use std::{io, thread::JoinHandle};
 
 use ambit_sys::netns::Netns;
 use tokio::sync::mpsc;
 
-use crate::{
-    pod::{Pod, PodListeners},
-    shard,
-};
-
-#[derive(Debug)]
-struct Assignment {
-    pod: Arc<Pod>,
-    listeners: PodListeners,
-}
+/// What a worker is given to do, on its own thread and runtime.
+type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
 struct Worker {
-    assign: mpsc::UnboundedSender<Assignment>,
+    assign: mpsc::UnboundedSender<Job>,
     runtime: tokio::runtime::Handle,
     thread: Option<JoinHandle<()>>,
 }
@@ -52,37 +44,27 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Serves a pod, its policies followed: the workers take the sets of listeners in turn. To be called
-    /// on a runtime that stays.
-    pub fn serve(&self, pod: &Arc<Pod>, listeners: Vec<PodListeners>) {
-        for (worker, listeners) in self.0.iter().cycle().zip(listeners) {
-            let assigned = worker.assign.send(Assignment {
-                pod: pod.clone(),
-                listeners,
-            });
-            if assigned.is_err() {
-                tracing::error!(pod = %pod.name, "a worker has ended");
+    /// Runs the jobs, the workers taking them in turn. What a job spawns stays on its worker.
+    pub fn assign<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
+        for (worker, job) in self.0.iter().cycle().zip(jobs) {
+            if worker.assign.send(Box::new(job)).is_err() {
+                tracing::error!("a worker has ended");
             }
         }
-        // The certificate is wanted with the first connection; it need not wait for xDS.
-        pod.proxy.certificates.prefetch(&pod.identity);
-        ambit_rt::spawn_essential("policy changes", pod.clone().enforce_changes());
     }
 }
 
 impl Worker {
     fn start(index: usize) -> io::Result<Self> {
         let runtime = ambit_rt::current_thread()?;
-        let (assign, mut assigned) = mpsc::unbounded_channel::<Assignment>();
+        let (assign, mut assigned) = mpsc::unbounded_channel::<Job>();
         let handle = runtime.handle().clone();
         let work = async move {
             if let Err(error) = Netns::stay_at_home() {
                 tracing::debug!(%error, "a worker asks at each opening where it is");
             }
-            while let Some(Assignment { pod, listeners }) = assigned.recv().await {
-                if let Err(error) = shard::serve(&pod, listeners) {
-                    tracing::error!(pod = %pod.name, %error, "cannot serve the pod");
-                }
+            while let Some(job) = assigned.recv().await {
+                job();
             }
         };
         let thread = std::thread::Builder::new()

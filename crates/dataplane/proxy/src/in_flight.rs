@@ -59,20 +59,20 @@ struct Counts {
 
 /// See the module. Clones share it.
 #[derive(Clone, Debug)]
-pub struct UnderWay {
+pub struct InFlight {
     counts: Arc<Mutex<Counts>>,
     limits: SetupLimits,
 }
 
-/// One place; given back when dropped.
+/// One connection slot; given back when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Slot {
     counts: Arc<Mutex<Counts>>,
     source: IpAddr,
 }
 
-impl UnderWay {
-    /// Nothing is under way.
+impl InFlight {
+    /// Nothing is in flight.
     pub fn new(limits: SetupLimits) -> Self {
         Self {
             counts: Arc::default(),
@@ -80,11 +80,11 @@ impl UnderWay {
         }
     }
 
-    /// Takes a place for something from `source`.
+    /// Takes a slot for a set-up of `source`.
     ///
     /// # Errors
     /// When there is none.
-    pub fn begin(&self, source: IpAddr) -> Result<Place, Full> {
+    pub fn begin(&self, source: IpAddr) -> Result<Slot, Full> {
         let mut counts = self.counts.lock();
         if counts.all >= self.limits.pod {
             return Err(Full::Pod(counts.all));
@@ -95,14 +95,14 @@ impl UnderWay {
         }
         *of_source += 1;
         counts.all += 1;
-        Ok(Place {
+        Ok(Slot {
             counts: self.counts.clone(),
             source,
         })
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut counts = self.counts.lock();
         counts.all -= 1;
@@ -120,17 +120,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_source_cannot_take_the_places_of_others() {
+    fn one_source_cannot_take_the_slots_of_others() {
         let ip = |last| IpAddr::from([10, 0, 0, last]);
-        let under_way = UnderWay::new(SetupLimits { source: 2, pod: 3 });
-        let first = under_way.begin(ip(1)).unwrap();
-        let second = under_way.begin(ip(1)).unwrap();
-        assert_eq!(under_way.begin(ip(1)).unwrap_err(), Full::Source(2));
-        let third = under_way.begin(ip(2)).unwrap();
-        assert_eq!(under_way.begin(ip(3)).unwrap_err(), Full::Pod(3));
+        let in_flight = InFlight::new(SetupLimits { source: 2, pod: 3 });
+        let first = in_flight.begin(ip(1)).unwrap();
+        let second = in_flight.begin(ip(1)).unwrap();
+        assert_eq!(in_flight.begin(ip(1)).unwrap_err(), Full::Source(2));
+        let third = in_flight.begin(ip(2)).unwrap();
+        assert_eq!(in_flight.begin(ip(3)).unwrap_err(), Full::Pod(3));
         drop(first);
-        drop(under_way.begin(ip(1)).unwrap());
+        drop(in_flight.begin(ip(1)).unwrap());
         drop((second, third));
-        assert!(under_way.counts.lock().by_source.is_empty());
+        assert!(in_flight.counts.lock().by_source.is_empty());
     }
 }

@@ -20,7 +20,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// The supervisor cannot be heard.
 #[derive(Debug, thiserror::Error)]
-pub enum KeeperError {
+pub enum SupervisorError {
     /// Standard input is not what a supervisor gives its worker.
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
     NoLine(#[source] io::Error),
@@ -34,7 +34,7 @@ pub enum KeeperError {
 
 /// See the module. Without a supervisor nothing is held, and connections are always taken.
 #[derive(Clone, Debug)]
-pub struct Keeper {
+pub struct Supervisor {
     link: Option<Arc<SeqPacket>>,
     accept: watch::Receiver<Accept>,
 }
@@ -49,7 +49,7 @@ pub fn end_with_supervisor(name: &CStr) -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-impl Keeper {
+impl Supervisor {
     /// Without a supervisor.
     pub fn none() -> Self {
         Self {
@@ -62,28 +62,28 @@ impl Keeper {
     ///
     /// # Errors
     /// When nobody tells.
-    pub async fn connect() -> Result<(Self, Held<OwnedFd>), KeeperError> {
+    pub async fn connect() -> Result<(Self, Held<OwnedFd>), SupervisorError> {
         let line = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)
             .map_err(io::Error::from)
             .and_then(SeqPacket::from_fd)
-            .map_err(KeeperError::NoLine)?;
+            .map_err(SupervisorError::NoLine)?;
         let told = tokio::time::timeout(TOLD_WITHIN, Self::listen(&line)).await;
         let (held, accept) =
-            told.map_err(|_late| KeeperError::Untold(io::ErrorKind::TimedOut.into()))??;
+            told.map_err(|_late| SupervisorError::Untold(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
         let link = Arc::new(line);
         ambit_rt::spawn_essential("supervisor", follow(link.clone(), sender));
-        let keeper = Self {
+        let supervisor = Self {
             link: Some(link),
             accept: receiver,
         };
-        Ok((keeper, held))
+        Ok((supervisor, held))
     }
 
-    async fn listen(line: &SeqPacket) -> Result<(Held<OwnedFd>, Accept), KeeperError> {
+    async fn listen(line: &SeqPacket) -> Result<(Held<OwnedFd>, Accept), SupervisorError> {
         let mut held = Held::default();
         loop {
-            let (record, fd) = next(line).await.map_err(KeeperError::Untold)?;
+            let (record, fd) = next(line).await.map_err(SupervisorError::Untold)?;
             let Some(record) = Record::decode(&record)? else {
                 continue;
             };

@@ -6,11 +6,9 @@ use ambit_model::ArcStr;
 use ambit_route::PendingRoute;
 use rand::seq::IndexedRandom;
 
-use crate::pod::Proxy;
-
 /// A host name without a usable address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ResolveError {
+pub enum ResolveError {
     /// The resolver found nothing, or failed.
     #[error("cannot resolve {host}: {why}")]
     Lookup {
@@ -25,7 +23,10 @@ pub(crate) enum ResolveError {
 }
 
 /// One address of the route's host: of the family that was dialled if there is one, chosen at random.
-pub(crate) async fn resolve(proxy: &Proxy, pending: &PendingRoute) -> Result<IpAddr, ResolveError> {
+///
+/// # Errors
+/// When there is none that can be used.
+pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAddr, ResolveError> {
     let host = &pending.hostname;
     let lookup = |why: String| ResolveError::Lookup {
         host: host.clone(),
@@ -37,7 +38,7 @@ pub(crate) async fn resolve(proxy: &Proxy, pending: &PendingRoute) -> Result<IpA
     let all: Vec<IpAddr> = found
         .into_iter()
         .map(|ip| ip.to_canonical())
-        .filter(|ip| proxy.config.ipv6_enabled || ip.is_ipv4())
+        .filter(|ip| ipv6_enabled || ip.is_ipv4())
         .collect();
     let wanted: Vec<IpAddr> = all
         .iter()

@@ -17,7 +17,7 @@ use ambit_telemetry::{
     SocketGuard, TrafficLabels,
 };
 
-use crate::pod::Local;
+use crate::local::Local;
 
 /// One connection's report. Written when dropped, with what was known by then.
 pub struct Report {

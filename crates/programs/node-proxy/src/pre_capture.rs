@@ -13,13 +13,14 @@ use std::{
 
 use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::Workload;
+use ambit_proxy::Shown;
 use ambit_sys::{
     addresses::gateways_of,
     tcp_sockets::{self, State, TcpSocket, Unproxied, Way},
 };
 use ambit_telemetry::EarlierCause;
 
-use crate::{connections::Shown, pod::Pod};
+use crate::pod::Pod;
 
 /// After which times the plaintext connections of a new pod are closed. The agent redirects as soon as
 /// the pod is served; a connection opened just before may still be in its handshake the first time.
@@ -35,7 +36,7 @@ const LOOK_AFTER: [Duration; 2] = [Duration::from_millis(500), Duration::from_mi
 /// The plaintext connections of the pod now.
 pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
     let found = find(pod, State::Established).unwrap_or_else(|error| {
-        tracing::debug!(pod = %pod.name, %error, "cannot look for plaintext connections");
+        tracing::debug!(pod = %pod.name(), %error, "cannot look for plaintext connections");
         Vec::new()
     });
     found
@@ -58,7 +59,7 @@ pub(crate) async fn close(pod: Arc<Pod>) {
         let found = match find(&pod, State::Open) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "cannot look for plaintext connections");
+                tracing::warn!(pod = %pod.name(), %error, "cannot look for plaintext connections");
                 return;
             }
         };
@@ -66,7 +67,7 @@ pub(crate) async fn close(pod: Arc<Pod>) {
             if destroy(&pod, &socket, EarlierCause::Setting) {
                 let TcpSocket { local, remote, .. } = socket;
                 tracing::info!(
-                    pod = %pod.name, %local, %remote,
+                    pod = %pod.name(), %local, %remote,
                     "closed a plaintext connection from before the pod's capture"
                 );
             }
@@ -78,7 +79,7 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 /// STRICT, or any other. Those that it refused when capture began go on, which is the setting's affair;
 /// kubelet's, and those within the pod, always do. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
-    let mut changes = pod.proxy.state.watch_pod(&pod.name);
+    let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
     let pod = weak(pod);
     let mut earlier = Earlier::default();
@@ -98,13 +99,13 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
         }
         let Some(pod) = pod.upgrade() else { return };
         // Until the control plane has told of the pod, nothing of it can be decided.
-        let Some(workload) = pod.proxy.state.local_workload(&pod.name) else {
+        let Some(workload) = pod.state.local_workload(pod.name()) else {
             continue;
         };
         let found = match find(&pod, State::Open) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(pod = %pod.name, %error, "cannot look for plaintext connections");
+                tracing::warn!(pod = %pod.name(), %error, "cannot look for plaintext connections");
                 return;
             }
         };
@@ -121,7 +122,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 let TcpSocket { local, remote, .. } = socket;
                 let policy = decision.decided_by.as_ref().map(ToString::to_string);
                 tracing::info!(
-                    pod = %pod.name, src = %remote, dst = %local, policy, reason = %decision,
+                    pod = %pod.name(), src = %remote, dst = %local, policy, reason = %decision,
                     "closed a plaintext connection from before the pod's capture, which a policy now refuses"
                 );
             }
@@ -141,7 +142,7 @@ fn weak(pod: Arc<Pod>) -> Weak<Pod> {
 /// From where kubelet may have called the pod before its capture.
 fn kubelet_addresses(pod: &Pod) -> Vec<IpAddr> {
     let mut addresses = gateways_of(&pod.netns).unwrap_or_default();
-    addresses.extend(pod.proxy.config.node_ip);
+    addresses.extend(pod.config.node_ip);
     addresses
 }
 
@@ -159,7 +160,7 @@ fn decide(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Decision {
         source_ip: socket.remote.ip(),
         destination: socket.local,
     };
-    pod.proxy.state.authorize(workload, &peer)
+    pod.state.authorize(workload, &peer)
 }
 
 /// Inbound connections from before the capture, by cookie, and whether policies allowed them at the
@@ -200,7 +201,7 @@ impl Earlier {
 
 /// Whether it was closed by this.
 fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
-    let metrics = &pod.proxy.metrics;
+    let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {
         Ok(()) => {
             metrics.earlier_connection(cause, true);
@@ -212,7 +213,7 @@ fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
             metrics.earlier_connection(cause, false);
             let TcpSocket { local, remote, .. } = socket;
             tracing::warn!(
-                pod = %pod.name, %local, %remote, %error,
+                pod = %pod.name(), %local, %remote, %error,
                 "cannot close a plaintext connection from before the pod's capture; restart the pod"
             );
             false
@@ -221,7 +222,7 @@ fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
 }
 
 fn find(pod: &Pod, state: State) -> io::Result<Vec<Unproxied>> {
-    let mark = pod.proxy.config.packet_mark.unwrap_or_default();
+    let mark = pod.config.packet_mark.unwrap_or_default();
     tcp_sockets::unproxied(&pod.netns, mark, state)
 }
 

@@ -18,9 +18,7 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use zeroize::Zeroizing;
 
-use ambit_handover::Keeper;
-
-use crate::held::Kind;
+use crate::Supervisor;
 
 /// Below this size nothing is copied.
 const SMALL: u64 = 4 << 20;
@@ -28,6 +26,26 @@ const SMALL: u64 = 4 << 20;
 const CHUNK: usize = 64 << 10;
 /// A longer entry is none: the file is not what it should be.
 const LONGEST: u64 = 16 << 20;
+
+/// What a journal is for: its number among the files that the supervisor holds, and where its bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purpose {
+    /// Unique among the program's journals; the next worker finds the file by it.
+    pub number: u8,
+    /// For logs.
+    pub name: &'static str,
+    /// Where its bytes are.
+    pub backing: Backing,
+}
+
+/// Where the bytes of a file without a name are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// The directory for temporary files.
+    Disk,
+    /// Memory alone, for secrets.
+    Memory,
+}
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +61,8 @@ pub struct Entry {
 /// See the module.
 #[derive(Debug)]
 pub struct Journal {
-    kind: Kind,
-    keeper: Keeper,
+    purpose: Purpose,
+    supervisor: Supervisor,
     /// `None` once it could not be written.
     file: Option<File>,
     pending: Zeroizing<Vec<u8>>,
@@ -58,21 +76,25 @@ impl Journal {
     ///
     /// # Errors
     /// When there is no place for a file.
-    pub fn open(kind: Kind, held: Option<OwnedFd>, keeper: &Keeper) -> io::Result<Self> {
+    pub fn open(
+        purpose: Purpose,
+        held: Option<OwnedFd>,
+        supervisor: &Supervisor,
+    ) -> io::Result<Self> {
         let file = match held {
             Some(held) => File::from(held),
-            None => create(kind)?,
+            None => create(purpose.backing)?,
         };
         let is_new = file.metadata()?.len() == 0;
         // Cuts off what was being written when the process before this one ended.
         let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
         file.set_len(size)?;
         if is_new {
-            keeper.keep(kind.number(), &file);
+            supervisor.keep(purpose.number, &file);
         }
         Ok(Self {
-            kind,
-            keeper: keeper.clone(),
+            purpose,
+            supervisor: supervisor.clone(),
             file: Some(file),
             pending: Zeroizing::default(),
             size,
@@ -138,7 +160,7 @@ impl Journal {
         for (at, _, entry) in Entries::new(file)? {
             last.insert((entry.tag, entry.key), (at, entry.value.is_empty()));
         }
-        let copy = create(self.kind)?;
+        let copy = create(self.purpose.backing)?;
         let mut writer = BufWriter::with_capacity(CHUNK, &copy);
         for (at, _, Entry { tag, key, value }) in Entries::new(file)? {
             let of = (tag, key);
@@ -153,13 +175,13 @@ impl Journal {
         drop(writer);
         self.size = copy.metadata()?.len();
         self.limit = SMALL.max(self.size * 2);
-        self.keeper.keep(self.kind.number(), &copy);
+        self.supervisor.keep(self.purpose.number, &copy);
         self.file = Some(copy);
         Ok(())
     }
 
     fn give_up(&mut self, error: &io::Error) {
-        tracing::warn!(%error, kind = ?self.kind, "not kept any longer: a next worker will ask for everything");
+        tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will ask for everything");
         self.pending = Zeroizing::default();
         if let Some(file) = self.file.take() {
             // Takes no space; and a file that cannot be emptied cannot be read either.
@@ -168,14 +190,10 @@ impl Journal {
     }
 }
 
-/// Secrets stay in memory.
-fn create(kind: Kind) -> io::Result<File> {
-    match kind {
-        Kind::Mesh => tempfile::tempfile(),
-        Kind::Certificates => {
-            let file = memfd_create(c"ambit-certificates", MemfdFlags::CLOEXEC)?;
-            Ok(file.into())
-        }
+fn create(backing: Backing) -> io::Result<File> {
+    match backing {
+        Backing::Disk => tempfile::tempfile(),
+        Backing::Memory => Ok(memfd_create(c"ambit-journal", MemfdFlags::CLOEXEC)?.into()),
     }
 }
 
@@ -257,13 +275,19 @@ impl Read for FromStart {
 mod tests {
     use super::*;
 
+    const PURPOSE: Purpose = Purpose {
+        number: 1,
+        name: "test",
+        backing: Backing::Memory,
+    };
+
     fn open(held: &File) -> Journal {
         let held = held.as_fd().try_clone_to_owned().unwrap();
-        Journal::open(Kind::Certificates, Some(held), &Keeper::none()).unwrap()
+        Journal::open(PURPOSE, Some(held), &Supervisor::none()).unwrap()
     }
 
     fn held() -> File {
-        create(Kind::Certificates).unwrap()
+        create(Backing::Memory).unwrap()
     }
 
     fn texts(journal: &Journal) -> Vec<String> {

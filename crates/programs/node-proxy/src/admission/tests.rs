@@ -1,25 +1,28 @@
 //! What is decided on connections that are being taken in.
 
+use std::time::Duration;
+
 use ambit_certificates::{Certificates, CertificatesOptions};
+use ambit_handover::Gate;
 use ambit_model::{Action, ArcStr, PodName};
+use ambit_proxy::{
+    Shown,
+    connection_table::Tracked,
+    recheck::Grace,
+    state::{SharedState, StateConfig, Update},
+};
 use ambit_rt::Env;
 use ambit_telemetry::Metrics;
 use ambit_testkit::{FakeCa, Pki, build};
 use tokio::time::Instant;
 
 use super::*;
-use crate::{
-    config::Config,
-    gate::Gate,
-    pod::Proxy,
-    standing::Standing,
-    state::{SharedState, StateConfig, Update},
-};
+use crate::{config::Config, pod::Proxy};
 
 fn pod(state: &SharedState) -> Arc<Pod> {
     let ca = FakeCa::new(Arc::new(Pki::new()), Duration::from_secs(3600));
     let proxy = Proxy {
-        config: Config::from_env(&Env::from_pairs([("", ""); 0])).unwrap(),
+        config: Arc::new(Config::from_env(&Env::from_pairs([("", ""); 0])).unwrap()),
         state: state.clone(),
         certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
         metrics: Arc::new(Metrics::default()),
@@ -30,7 +33,7 @@ fn pod(state: &SharedState) -> Arc<Pod> {
         namespace: "ns".into(),
         service_account: "server".into(),
     };
-    Pod::idle(Arc::new(proxy), name)
+    Pod::idle(&proxy, name)
 }
 
 fn tracked(pod: &Pod) -> (Tracked, Peer) {
@@ -45,7 +48,7 @@ fn tracked(pod: &Pod) -> (Tracked, Peer) {
         source_ip: [10, 9, 0, 1].into(),
         destination: ([10, 9, 0, 4], 8080).into(),
     };
-    (pod.connections.inbound(shown, who.clone()), who)
+    (pod.connections().inbound(shown, who.clone()), who)
 }
 
 /// The record is read, the pod begins to name a policy and all connections are checked again, and only
@@ -59,7 +62,7 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
     let mut policy = build::policy("strict", Action::Deny, build::from_nobody());
     state.apply(&mut vec![Update::Workload(Box::new(workload.clone()))]);
     let pod = pod(&state);
-    let read_before = pod.known_local().await.unwrap();
+    let read_before = pod.local.known().await.unwrap();
     assert!(read_before.workload.authorization_policies.is_empty());
 
     build::select(&mut workload, &mut policy);
@@ -67,8 +70,8 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
         Update::Policy(policy),
         Update::Workload(Box::new(workload)),
     ]);
-    let now = state.local_workload(&pod.name).unwrap();
-    let cut = Standing::new(Duration::ZERO).recheck(&pod.connections, Instant::now(), |peer| {
+    let now = state.local_workload(pod.name()).unwrap();
+    let cut = Grace::new(Duration::ZERO).recheck(pod.connections(), Instant::now(), |peer| {
         state.authorize(&now, peer)
     });
     assert_eq!(cut, 0);
@@ -86,7 +89,7 @@ async fn a_connection_to_a_pod_whose_record_is_gone_is_refused() {
     let uid: ArcStr = workload.uid.clone();
     state.apply(&mut vec![Update::Workload(Box::new(workload))]);
     let pod = pod(&state);
-    assert!(pod.known_local().await.is_some());
+    assert!(pod.local.known().await.is_some());
     let (_tracked, who) = tracked(&pod);
     assert!(Denied::check(&pod, &who).is_ok());
     state.apply(&mut vec![Update::AddressGone(uid)]);

@@ -14,7 +14,7 @@ pub struct Gate(watch::Receiver<bool>);
 
 /// What opens and closes it.
 #[derive(Debug)]
-pub struct GateKeeper(watch::Sender<bool>);
+pub struct GateControl(watch::Sender<bool>);
 
 impl Default for Gate {
     /// Always open.
@@ -26,9 +26,9 @@ impl Default for Gate {
 
 impl Gate {
     /// A closed one.
-    pub fn closed() -> (GateKeeper, Self) {
+    pub fn closed() -> (GateControl, Self) {
         let (sender, receiver) = watch::channel(false);
-        (GateKeeper(sender), Self(receiver))
+        (GateControl(sender), Self(receiver))
     }
 
     /// Whether it is open.
@@ -51,7 +51,7 @@ impl Gate {
     }
 
     /// What comes next, asked for only while the gate is open.
-    pub(crate) async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    pub async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         loop {
             self.opened().await;
             tokio::select! {
@@ -63,7 +63,7 @@ impl Gate {
     }
 }
 
-impl GateKeeper {
+impl GateControl {
     /// Opens or closes it.
     pub fn set(&self, open: bool) {
         self.0
@@ -85,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_wait_while_the_gate_is_closed() {
-        let (keeper, mut gate) = Gate::closed();
+        let (control, mut gate) = Gate::closed();
         let listener = listener().await;
         let _client = TcpStream::connect(listener.local_addr().unwrap())
             .await
@@ -94,16 +94,16 @@ mod tests {
         let passed =
             tokio::time::timeout(brief, gate.pass(|context| listener.poll_accept(context))).await;
         assert!(passed.is_err());
-        keeper.set(true);
+        control.set(true);
         gate.pass(|context| listener.poll_accept(context))
             .await
             .unwrap();
-        keeper.set(false);
+        control.set(false);
         assert!(!gate.is_open());
     }
 
     #[tokio::test]
-    async fn without_a_keeper_it_stays_open() {
+    async fn without_a_control_it_stays_open() {
         let mut gate = Gate::default();
         let listener = listener().await;
         let _client = TcpStream::connect(listener.local_addr().unwrap())

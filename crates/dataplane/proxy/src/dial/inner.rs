@@ -6,30 +6,33 @@
 use std::net::SocketAddr;
 
 use ambit_codec::Baggage;
-use ambit_hbone::{DialError, Meter, RelayError, Tunnel, TunnelError, client, relay_tunnel, tls};
+use ambit_hbone::{DialError, Tunnel, TunnelError, client, tls};
 use ambit_model::{Identity, Reason};
 use ambit_route::InnerTunnel;
 use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use tokio::net::TcpStream;
 
-use crate::{outbound::credentials, pod::Pod};
+use super::Dialer;
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
 /// The inner tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InnerError {
+pub enum InnerError {
+    /// The authority is no part of a request.
     #[error("the inner tunnel's authority cannot be sent")]
     Authority(#[from] http::uri::InvalidUri),
+    /// No connection to the far end.
     #[error(transparent)]
     Dial(#[from] DialError),
+    /// The far end refused.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
 }
 
 impl InnerError {
-    pub(crate) fn reason(&self) -> Reason {
+    /// The low-cardinality cause.
+    pub fn reason(&self) -> Reason {
         match self {
             Self::Authority(_) => Reason::Connect,
             Self::Dial(error) => error.reason(),
@@ -40,25 +43,35 @@ impl InnerError {
 
 /// An established inner tunnel. Its connection ends with it, in order: the far end is told how.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub struct Inner {
     tunnel: Tunnel,
 }
 
 impl Inner {
-    /// Opens one within `outer`. Also says who the far end proved to be.
-    pub(crate) async fn open(
-        pod: &Pod,
+    /// Its bytes.
+    pub fn tunnel(&mut self) -> &mut Tunnel {
+        &mut self.tunnel
+    }
+}
+
+impl Dialer {
+    /// Opens a tunnel within `outer`, whose peer is at `addr`. Also says who the far end proved to be.
+    ///
+    /// # Errors
+    /// When the far end cannot be agreed with, or refuses.
+    pub async fn inner_tunnel(
+        &self,
         outer: Tunnel,
         inner: &InnerTunnel,
         addr: SocketAddr,
         mut headers: HeaderMap,
-    ) -> Result<(Self, Option<Identity>), InnerError> {
+    ) -> Result<(Inner, Option<Identity>), InnerError> {
         let authority = Uri::try_from(inner.authority.as_str())?;
-        let (certificate, config) = credentials(pod, &pod.identity, &inner.expected).await?;
-        if let Ok(network) = HeaderValue::from_str(&pod.proxy.config.network) {
+        let (certificate, config) = self.credentials(&inner.expected).await?;
+        if let Ok(network) = HeaderValue::from_str(&self.network) {
             headers.insert(FORWARDED_NETWORK, network);
         }
-        let settings = &pod.proxy.config.http2;
+        let settings = &self.http2;
         let mut stream = tls::connect(outer.into_io(), config, settings.handshake_timeout)
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
@@ -77,20 +90,6 @@ impl Inner {
             .get("baggage")
             .and_then(|baggage| Baggage::parse(baggage.as_bytes()).ok());
         tracing::debug!(?described, "the far end of the inner tunnel");
-        Ok((Self { tunnel }, far))
-    }
-
-    /// Copies until both directions have ended.
-    pub(crate) async fn relay<M: Meter>(
-        &mut self,
-        app: &mut TcpStream,
-        meter: M,
-    ) -> Result<(), RelayError> {
-        relay_tunnel(app, &mut self.tunnel, meter).await
-    }
-
-    /// See [`Tunnel::reset`].
-    pub(crate) fn reset(&mut self) {
-        self.tunnel.reset();
+        Ok((Inner { tunnel }, far))
     }
 }

@@ -95,7 +95,8 @@ pub struct ConnectionDump {
     outbound: Vec<Shown>,
     /// Those the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) clear: Vec<Shown>,
+    #[serde(rename = "clear")]
+    pub pre_capture: Vec<Shown>,
 }
 
 impl Connections {
@@ -142,32 +143,42 @@ impl Connections {
     }
 
     /// Cuts those connections to the pod for which `verdict` has a reason. Returns how many.
+    ///
+    /// Verdicts are asked for without the lock: a connection that is taken onto the list meanwhile is
+    /// authorized after that, and so by what is known now.
     pub fn recheck(&self, mut verdict: impl FnMut(&Peer) -> Option<Cut>) -> usize {
-        self.cut_where(|entry| verdict(entry.peer.as_ref()?))
+        let peers: Vec<(u64, Peer)> = {
+            let inner = self.0.lock();
+            let peers = inner.entries.iter();
+            peers
+                .filter_map(|(id, entry)| Some((*id, entry.peer.clone()?)))
+                .collect()
+        };
+        let mut cut = 0;
+        for (id, peer) in peers {
+            if let Some(why) = verdict(&peer) {
+                cut += usize::from(self.cut(id, why));
+            }
+        }
+        cut
     }
 
     /// Cuts all. Returns how many.
     pub fn cut_all(&self, why: Cut) -> usize {
-        self.cut_where(|_| Some(why))
-    }
-
-    fn cut_where(&self, mut why: impl FnMut(&Entry) -> Option<Cut>) -> usize {
-        let mut reasons = Vec::new();
-        let cut: Vec<Entry> = {
-            let mut inner = self.0.lock();
-            let ended = inner.entries.extract_if(|_, entry| {
-                let why = why(entry);
-                reasons.extend(why);
-                why.is_some()
-            });
-            ended.map(|(_, entry)| entry).collect()
-        };
-        let count = cut.len();
-        for (entry, why) in cut.into_iter().zip(reasons) {
+        let all = std::mem::take(&mut self.0.lock().entries);
+        let count = all.len();
+        for entry in all.into_values() {
             // One that is just ending by itself does not listen any more.
             let _ended = entry.cut.send(why);
         }
         count
+    }
+
+    /// Whether it was still open.
+    fn cut(&self, id: u64, why: Cut) -> bool {
+        let entry = self.0.lock().entries.remove(&id);
+        // One that is just ending by itself does not listen any more.
+        entry.map(|entry| entry.cut.send(why)).is_some()
     }
 
     /// What is open now.

@@ -12,7 +12,7 @@ use crate::state::SharedState;
 
 /// Looks at the policies whenever the metrics are read.
 #[derive(Debug)]
-pub(crate) struct PolicyCollector(pub(crate) SharedState);
+pub struct PolicyCollector(pub SharedState);
 
 impl Collector for PolicyCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

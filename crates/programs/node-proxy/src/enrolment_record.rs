@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_proxy::report::chain;
 use ambit_sys::{
     netns::Netns,
     procfs::{RejectReason, owns},
@@ -15,7 +16,7 @@ use ambit_sys::{
 use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod};
 use tokio::sync::watch;
 
-use crate::{held::HeldPod, report::chain};
+use crate::pod_handover::HeldPod;
 
 /// How often a proxy that drains looks at the record.
 const LOOK: Duration = Duration::from_secs(1);

@@ -1,0 +1,232 @@
+//! The admin, metrics and readiness servers.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use ::http::Method;
+use ambit_certificates::Certificates;
+use ambit_rt::{
+    DrainWatcher, Readiness, ShutdownTrigger,
+    http::{
+        self, Request, Response, ServerOptions, json_pretty, method_not_allowed, not_found,
+        respond, text,
+    },
+    logging::LogHandle,
+    metrics::serve_metrics,
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use crate::{
+    config_dump::{DumpExtras, config_dump},
+    state::SharedState,
+};
+
+/// How often a port that is still the old proxy's is tried.
+const PORT_RETRY: Duration = Duration::from_millis(50);
+
+/// What a proxy says of the workloads it stands for.
+type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// What the admin server answers from.
+pub struct Admin {
+    /// The program, for people.
+    pub title: &'static str,
+    /// The mesh.
+    pub state: SharedState,
+    /// The certificates.
+    pub certificates: Certificates,
+    /// The configuration, as it is dumped.
+    pub config: Value,
+    /// `workloadState` of a dump.
+    pub workload_state: WorkloadState,
+    /// Log levels; none when logging was set up by somebody else.
+    pub logs: Option<LogHandle>,
+    /// Ends the process.
+    pub quit: ShutdownTrigger,
+    /// What a local file gave, if the mesh comes from one.
+    pub static_config: Value,
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admin")
+            .field("title", &self.title)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Admin {
+    /// Answers a request to the admin port.
+    pub fn respond(&self, request: &Request) -> Response {
+        match (request.uri().path(), request.method()) {
+            ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
+            ("/config_dump", &Method::GET) => self.dump(),
+            ("/config_dump" | "/", _) => method_not_allowed("GET"),
+            ("/logging", _) => match &self.logs {
+                Some(logs) => logs.respond(request),
+                None => text(503, "logging is not under this server's control\n"),
+            },
+            ("/quitquitquit", &Method::POST) => {
+                self.quit.shut_down("/quitquitquit");
+                text(200, "shutdown now\n")
+            }
+            ("/quitquitquit", _) => method_not_allowed("POST"),
+            ("/workload_state", &Method::GET) => json_pretty(200, &(self.workload_state)()),
+            _ => not_found(),
+        }
+    }
+
+    fn home(&self) -> String {
+        let title = self.title;
+        format!(
+            "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
+             <li><a href=/config_dump>/config_dump</a>: workloads, services, policies, certificates, connections\
+             <li>/logging: POST with ?level=debug or ?level=info,name=debug or ?reset; without query shows it\
+             <li>/quitquitquit: POST ends the process in order</ul>\n"
+        )
+    }
+
+    fn dump(&self) -> Response {
+        let Ok(certificates) = serde_json::to_value(self.certificates.dump()) else {
+            return text(500, "the certificates cannot be written\n");
+        };
+        let extras = DumpExtras {
+            version: version(),
+            config: self.config.clone(),
+            certificates,
+            workload_state: (self.workload_state)(),
+            static_config: self.static_config.clone(),
+        };
+        match config_dump(&self.state, &extras) {
+            Ok(body) => respond(200, "application/json", body),
+            Err(error) => text(500, format!("the state cannot be written: {error}\n")),
+        }
+    }
+}
+
+/// Where the servers listen.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    /// Admin, on the loopback address.
+    pub admin: u16,
+    /// Metrics, on all.
+    pub metrics: u16,
+    /// Readiness, on all.
+    pub readiness: u16,
+    /// Whether "all" has IPv6 addresses, if the machine has.
+    pub ipv6: bool,
+    /// The ports may be the old proxy's for a while, when both have one network.
+    pub wait_for_them: bool,
+}
+
+/// Starts the three servers.
+///
+/// # Errors
+/// When a port cannot be had.
+pub async fn serve(
+    admin: Admin,
+    registry: Registry,
+    readiness: Readiness,
+    ports: Ports,
+    drain: &DrainWatcher,
+) -> Result<(), http::ListenError> {
+    let any = |port| -> SocketAddr {
+        let ip = if ports.ipv6 && Path::new("/proc/net/if_inet6").exists() {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        };
+        (ip, port).into()
+    };
+    let server = |purpose, address, options| Server {
+        purpose,
+        address,
+        options,
+        drain: drain.clone(),
+        wait_for_port: ports.wait_for_them,
+    };
+    let admin = Arc::new(admin);
+    let registry = Arc::new(registry);
+    let admin_address = (Ipv4Addr::LOCALHOST, ports.admin).into();
+    server("admin", admin_address, ServerOptions::loopback())
+        .serve(move |request| {
+            let admin = admin.clone();
+            async move { admin.respond(&request) }
+        })
+        .await?;
+    let options = ServerOptions::default();
+    server("metrics", any(ports.metrics), options)
+        .serve(move |request| {
+            let registry = registry.clone();
+            async move { serve_metrics(&registry, &request) }
+        })
+        .await?;
+    server("readiness", any(ports.readiness), options)
+        .serve(move |request| {
+            let readiness = readiness.clone();
+            async move { readiness.respond(&request) }
+        })
+        .await
+}
+
+/// An HTTP server to be.
+struct Server {
+    purpose: &'static str,
+    address: SocketAddr,
+    options: ServerOptions,
+    drain: DrainWatcher,
+    wait_for_port: bool,
+}
+
+impl Server {
+    async fn serve<H, F>(self, handler: H) -> Result<(), http::ListenError>
+    where
+        H: Fn(Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
+        let Self {
+            purpose,
+            address,
+            options,
+            drain,
+            wait_for_port,
+        } = self;
+        let listener = match http::bind(address, purpose).await {
+            Ok(listener) => Some(listener),
+            Err(error) if wait_for_port && error.source.kind() == io::ErrorKind::AddrInUse => None,
+            Err(error) => return Err(error),
+        };
+        ambit_rt::spawn_essential("http server", async move {
+            let listener = match listener {
+                Some(listener) => listener,
+                None => loop {
+                    tokio::time::sleep(PORT_RETRY).await;
+                    if let Ok(listener) = http::bind(address, purpose).await {
+                        break listener;
+                    }
+                },
+            };
+            http::serve(purpose, listener, options, drain, handler).await;
+        });
+        Ok(())
+    }
+}
+
+/// What this build is.
+pub fn version() -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "gitRevision": option_env!("AMBIT_GIT_REVISION").unwrap_or("unknown"),
+        "rustVersion": env!("CARGO_PKG_RUST_VERSION"),
+        "buildProfile": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "buildStatus": "Clean",
+        "istioVersion": "unknown",
+        "cryptoProvider": "aws-lc-rs",
+    })
+}

@@ -1,0 +1,162 @@
+//! Following the control plane: the xDS client, and what its answers do to the state.
+
+use std::sync::Arc;
+
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_model::ArcStr;
+use ambit_rt::Env;
+use ambit_telemetry::{Metrics, XdsTermination};
+use ambit_tls::TlsSettings;
+use ambit_xds::{Client, ClientOptions, Ending, Handler, Kept, NodeInfo, Update};
+use anyhow::Context as _;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::{
+    state::{AddressDemand, SharedState},
+    warm_start::MeshCache,
+};
+
+/// The address, trust anchors and name of a control plane service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Upstream {
+    /// `https://host:port`; `None` turns the client off.
+    pub address: Option<String>,
+    /// A path, PEM text or `SYSTEM`.
+    pub root: String,
+    /// Another name it may have.
+    pub alternative_name: Option<String>,
+}
+
+impl Upstream {
+    pub(crate) fn channel(&self, tls: TlsSettings) -> Option<ChannelConfig> {
+        Some(ChannelConfig {
+            address: self.address.clone()?,
+            roots: RootCa::from_setting(&self.root),
+            alternative_name: self.alternative_name.clone(),
+            tls,
+        })
+    }
+}
+
+pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
+    setting.map(TokenSource::from_setting)
+}
+
+/// Whom to follow, and as whom.
+#[derive(Clone, Debug)]
+pub struct XdsSettings {
+    /// The control plane.
+    pub upstream: Upstream,
+    /// A path or the token itself.
+    pub auth_token: Option<String>,
+    /// Whose token it is.
+    pub cluster_id: ArcStr,
+    /// What it is told of this proxy.
+    pub node: NodeInfo,
+    /// Addresses are asked for when they are needed.
+    pub on_demand: bool,
+}
+
+/// Applies to the state what the control plane publishes.
+pub struct Follower<S> {
+    /// What is known.
+    pub state: SharedState,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Called with the first full answer.
+    pub synced: S,
+    /// What the next process starts with.
+    pub cache: Option<Arc<MeshCache>>,
+}
+
+impl<S> std::fmt::Debug for Follower<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Follower")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
+    fn apply(&self, batch: &mut Vec<Update>) {
+        self.state.apply(batch);
+    }
+
+    fn addresses_known(&self) {
+        self.state.mark_addresses_known();
+    }
+
+    fn policies_known(&self) {
+        self.state.mark_policies_known();
+    }
+
+    fn ready(&self) {
+        (self.synced)();
+    }
+
+    fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
+        if let Some(cache) = &self.cache {
+            cache.keep(type_url, name, kept);
+        }
+    }
+
+    fn kept(&self, type_url: &str, complete: bool) {
+        if let Some(cache) = &self.cache {
+            cache.kept(type_url, complete);
+        }
+    }
+
+    fn received(&self, type_url: &str, bytes: usize) {
+        self.metrics
+            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+
+    fn unknown_fields(&self, type_url: &str, count: u64) {
+        self.metrics.unknown_fields(type_url, count);
+    }
+
+    fn ended(&self, ending: Ending) {
+        self.metrics.xds_terminated(match ending {
+            Ending::ConnectFailed => XdsTermination::ConnectionError,
+            Ending::Transient => XdsTermination::Reconnect,
+            Ending::Refused => XdsTermination::Error,
+            Ending::Closed => XdsTermination::Complete,
+        });
+    }
+}
+
+/// Starts following, from what is cached. Headers and TLS parameters are the environment's.
+///
+/// # Errors
+/// When the settings, or the cache, cannot be used.
+pub fn follow<S: Fn() + Send + Sync + 'static>(
+    env: &Env,
+    settings: &XdsSettings,
+    follower: Follower<S>,
+    demands: Option<mpsc::Receiver<AddressDemand>>,
+) -> anyhow::Result<()> {
+    let upstream = settings
+        .upstream
+        .channel(TlsSettings::from_env(env)?)
+        .context("XDS_ADDRESS is empty")?;
+    let token = token(settings.auth_token.as_deref());
+    let options = ClientOptions {
+        channel: channel(&upstream).context("XDS_ADDRESS")?,
+        address: upstream.address.clone(),
+        headers: CallHeaders::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
+        node: settings.node.to_wire(env)?,
+        on_demand: settings.on_demand,
+        not_understood: follower.state.config().not_understood,
+    };
+    let cache = follower.cache.clone();
+    let mut client = Client::new(options, follower, demands);
+    if let Some(cache) = cache {
+        cache
+            .restore(&mut client)
+            .context("cannot read what is cached of the mesh")?;
+    }
+    ambit_rt::spawn_essential("xds", client.run());
+    Ok(())
+}

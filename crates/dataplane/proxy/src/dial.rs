@@ -1,0 +1,249 @@
+//! Making connections for one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
+
+mod inner;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_certificates::Certificates;
+use ambit_codec::{Forwarded, TraceParent};
+use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, TunnelError, tls};
+use ambit_model::{ArcStr, Identity, Reason};
+use ambit_route::HboneRoute;
+use ambit_sys::{
+    netns::Netns,
+    socket::{self, OutboundSpec, SocketError, Tuning},
+};
+use ambit_tls::{PeerRole, WorkloadCert};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::InvalidUri};
+use rand::Rng;
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::{local::Local, state::SharedState};
+
+pub use inner::{Inner, InnerError};
+
+/// How long connecting may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The far end could not be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The authority is no part of a request.
+    #[error("the authority {authority:?} cannot be sent")]
+    Authority {
+        /// As the mesh names it.
+        authority: String,
+        /// Why.
+        #[source]
+        source: InvalidUri,
+    },
+    /// No tunnel.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    /// No tunnel inside the tunnel.
+    #[error(transparent)]
+    Inner(#[from] InnerError),
+    /// No plain connection.
+    #[error("connection failed: {addr}")]
+    Plain {
+        /// The far end.
+        addr: SocketAddr,
+        /// Why.
+        #[source]
+        source: PlainError,
+    },
+}
+
+/// A plain connection that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PlainError {
+    /// No socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Refused, or not reachable.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Nobody answered.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+}
+
+impl ConnectError {
+    /// The low-cardinality cause.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Tunnel(error) => error.reason(),
+            Self::Inner(error) => error.reason(),
+            Self::Authority { .. } | Self::Plain { .. } => Reason::Connect,
+        }
+    }
+}
+
+/// Makes the connections of one instance.
+#[derive(Clone, Debug)]
+pub struct Dialer {
+    /// Whose certificate it shows.
+    pub identity: Identity,
+    /// Where that comes from.
+    pub certificates: Certificates,
+    /// Where its sockets are made; `None`: where this process lives.
+    pub netns: Option<Netns>,
+    /// Of its packets, so that they are not redirected.
+    pub mark: Option<u32>,
+    /// Of its sockets.
+    pub tuning: Tuning,
+    /// Of its tunnels.
+    pub http2: Arc<Settings>,
+    /// The node and network of this process, by which [`Self::is_near`] decides.
+    pub node: ArcStr,
+    /// See [`Self::node`].
+    pub network: ArcStr,
+    /// What is known of other workloads.
+    pub state: SharedState,
+}
+
+impl Dialer {
+    /// Whether an address is known to be a pod's of this node. Where the mesh's table takes everything for
+    /// local, because no node is named, nothing is.
+    pub fn is_near(&self, ip: IpAddr) -> bool {
+        let table = self.state.table();
+        let workload = table.workload_by_ip(&self.network, ip);
+        workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
+    }
+
+    /// What sockets of proxies' own connections to `destination` need.
+    fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
+        OutboundSpec {
+            mark: self.mark,
+            source: None,
+            tuning: Tuning {
+                near: self.is_near(destination),
+                ..self.tuning
+            },
+        }
+    }
+
+    /// What sockets of the application's own connections to `destination` need.
+    fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
+        let mut spec = self.tunnel_spec(destination);
+        spec.tuning.resets = true;
+        spec
+    }
+
+    /// Connects as the application would have.
+    ///
+    /// # Errors
+    /// When nobody answers in time, or it is refused.
+    pub async fn plain(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
+        let failed = |source| ConnectError::Plain { addr, source };
+        let socket = socket::outbound(self.netns.as_ref(), addr, &self.plain_spec(addr.ip()))
+            .map_err(|error| failed(error.into()))?;
+        match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(failed(error.into())),
+            Err(_elapsed) => Err(failed(PlainError::Timeout(CONNECT_TIMEOUT))),
+        }
+    }
+
+    /// A tunnel along `route`, on the worker's pool, for a connection of `source_ip`.
+    ///
+    /// # Errors
+    /// When no connection to the peer can be had, or it refuses the tunnel.
+    pub async fn tunnel(
+        &self,
+        pool: &Pool,
+        route: &HboneRoute,
+        source_ip: IpAddr,
+        headers: HeaderMap,
+    ) -> Result<Tunnel, ConnectError> {
+        let authority =
+            Uri::try_from(route.authority.as_str()).map_err(|source| ConnectError::Authority {
+                authority: route.authority.clone(),
+                source,
+            })?;
+        let key = Arc::new(PoolKey {
+            source: self.identity.clone(),
+            expected: route.expected.to_vec(),
+            destination: route.addr,
+            source_ip,
+        });
+        let dial = || self.mutual_tls(&key);
+        let (tunnel, _answer) = pool.tunnel(&key, authority, headers, dial).await?;
+        Ok(tunnel)
+    }
+
+    /// A connection with certificates on both ends, up to where HTTP/2 begins.
+    async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
+        let addr = key.destination;
+        let (certificate, config) = self.credentials(&key.expected).await?;
+        let spec = self.tunnel_spec(addr.ip());
+        let socket = socket::outbound(self.netns.as_ref(), addr, &spec).map_err(|error| {
+            DialError::Prepare {
+                text: "cannot make a socket in the pod",
+                reason: Reason::Connect,
+                source: Box::new(error),
+            }
+        })?;
+        let limit = self.http2.connect_timeout;
+        let stream = match timeout(limit, socket.connect(addr)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(source)) => return Err(DialError::Connect { addr, source }),
+            Err(_elapsed) => return Err(DialError::Timeout { addr, limit }),
+        };
+        let mut stream = tls::connect(stream, config, self.http2.handshake_timeout)
+            .await
+            .map_err(|source| DialError::Tls { addr, source })?;
+        let chain = tls::peer_certificates(&stream);
+        if let Some(revocation) = certificate.revocation(PeerRole::Server, chain) {
+            tls::end_when_revoked(&mut stream, revocation);
+        }
+        Ok(stream)
+    }
+
+    /// What a TLS client needs: the own certificate, and the configuration that accepts just the peers
+    /// expected.
+    async fn credentials(
+        &self,
+        expected: &[Identity],
+    ) -> Result<(Arc<WorkloadCert>, Arc<rustls::ClientConfig>), DialError> {
+        let got = self.certificates.get(&self.identity).await;
+        let certificate = got.map_err(|error| DialError::Prepare {
+            text: "no certificate",
+            reason: error.reason(),
+            source: Box::new(error),
+        })?;
+        let config = certificate
+            .client_config(expected)
+            .map_err(|error| DialError::Prepare {
+                text: "the certificate cannot be used",
+                reason: Reason::IdentityError,
+                source: Box::new(error),
+            })?;
+        Ok((certificate, config))
+    }
+}
+
+/// What a CONNECT says of who is calling.
+pub fn tunnel_headers(local: &Local, forwarded: &Forwarded) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(4);
+    if let Some(baggage) = &local.baggage {
+        headers.insert(BAGGAGE, baggage.clone());
+    }
+    if let Ok(forwarded) = HeaderValue::from_str(&forwarded.to_string()) {
+        headers.insert(http::header::FORWARDED, forwarded);
+    }
+    let mut rng = rand::rng();
+    let trace = TraceParent::from_random(rng.random(), rng.random());
+    if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
+        headers.insert(TRACEPARENT, trace);
+    }
+    headers
+}

@@ -1,0 +1,175 @@
+//! The identities that a proxy needs certificates for, and where those come from.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use ambit_certificates::{Certificates, CertificatesOptions, CsrClient, CsrClientOptions};
+use ambit_control_channel::{CallHeaders, channel};
+use ambit_model::{ArcStr, Identity};
+use ambit_rt::Env;
+use ambit_tls::{Crls, TlsSettings};
+use anyhow::Context as _;
+use tokio::time::sleep;
+
+use crate::{
+    control_plane::{Upstream, token},
+    state::{IdentityEvent, SharedState, follow_identities},
+    warm_start::WarmCertificates,
+};
+
+/// How long certificates that the CA refuses are waited for: it may not have heard of the workloads.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
+/// Where certificates come from.
+#[derive(Clone, Debug)]
+pub struct CertificateSettings {
+    /// The CA.
+    pub ca: Upstream,
+    /// A path or the token itself.
+    pub auth_token: Option<String>,
+    /// Whose token it is.
+    pub cluster_id: ArcStr,
+    /// What the CA is asked for.
+    pub ttl: Duration,
+    /// Certificate revocation lists.
+    pub crl_path: Option<PathBuf>,
+}
+
+/// Starts fetching certificates, from `cache` first. Headers and TLS parameters are the environment's.
+///
+/// # Errors
+/// When the settings cannot be used.
+pub fn start(
+    env: &Env,
+    settings: &CertificateSettings,
+    cache: Option<Arc<WarmCertificates>>,
+) -> anyhow::Result<Certificates> {
+    let mut tls = TlsSettings::from_env(env)?;
+    if let Some(path) = &settings.crl_path {
+        let lists = Crls::new();
+        if let Err(error) = lists.load(path) {
+            tracing::warn!(%error, "no certificate revocation lists yet");
+        }
+        ambit_rt::spawn_essential("revocation lists", lists.clone().follow(path.clone()));
+        tls = tls.with_crls(lists);
+    }
+    let upstream = settings
+        .ca
+        .channel(tls.clone())
+        .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
+    let token = token(settings.auth_token.as_deref());
+    let headers = CallHeaders::from_env(env, "CA_HEADER_", token, &settings.cluster_id)?;
+    let client = CsrClient::new(
+        channel(&upstream).context("CA_ADDRESS")?,
+        headers,
+        tls,
+        CsrClientOptions {
+            ttl: settings.ttl,
+            ..CsrClientOptions::default()
+        },
+    );
+    let client = match cache {
+        Some(cache) => client.with_cache(cache),
+        None => client,
+    };
+    Ok(Certificates::start(
+        Arc::new(client),
+        CertificatesOptions::default(),
+    ))
+}
+
+/// Fetches certificates of local workloads ahead of use, and forgets those of identities that left the node.
+/// Runs until the state is dropped.
+pub async fn follow(
+    state: SharedState,
+    certificates: Certificates,
+    cache: Option<Arc<WarmCertificates>>,
+) {
+    follow_identities(state, |event| match event {
+        IdentityEvent::Appeared(identity) => certificates.prefetch(&identity),
+        IdentityEvent::Gone(identity) => {
+            certificates.forget(&identity);
+            if let Some(cache) = &cache {
+                cache.forget(&identity);
+            }
+        }
+    })
+    .await;
+}
+
+/// Waits for certificates that were asked for. Trouble on the way to the CA is no reason to begin without: the
+/// old proxy has certificates. What the CA refuses it may refuse for ever.
+pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
+    let all = async {
+        for identity in identities {
+            certificates.obtained(identity).await;
+        }
+    };
+    let all_but_refused = async {
+        loop {
+            sleep(REFUSED_FOR).await;
+            let mut awaited = identities.iter();
+            if !awaited.any(|identity| certificates.is_awaited(identity)) {
+                return;
+            }
+            tracing::warn!("not taking over yet: certificates are missing");
+        }
+    };
+    tokio::select! {
+        () = all => {}
+        () = all_but_refused => {
+            tracing::warn!("taking over although the CA refuses certificates of some pods");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_testkit::{FakeCa, Pki, until};
+
+    use super::*;
+
+    fn start() -> (FakeCa, Certificates, [Identity; 2]) {
+        let ca = FakeCa::new(Arc::new(Pki::new()), Duration::from_secs(3600));
+        let certificates =
+            Certificates::start(Arc::new(ca.clone()), CertificatesOptions::default());
+        let identities = ["web", "db"].map(|name| Identity::new("td", "ns", name));
+        (ca, certificates, identities)
+    }
+
+    /// Whether it has come to an end within this time.
+    async fn within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
+        let limit = Duration::from_secs(seconds);
+        tokio::time::timeout(limit, waiting).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ca_that_cannot_be_reached_is_waited_for() {
+        let (ca, certificates, [web, db]) = start();
+        ca.fail(1_000);
+        for identity in [&web, &db] {
+            certificates.prefetch(identity);
+        }
+        let both = [web.clone(), db.clone()];
+        let waiting = obtained(&certificates, &both);
+        tokio::pin!(waiting);
+        assert!(!within(300, &mut waiting).await);
+        ca.recover();
+        assert!(within(200, &mut waiting).await);
+        for identity in [&web, &db] {
+            assert!(certificates.peek(identity).is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_identity_that_the_ca_refuses_does_not_hold_up_the_others() {
+        let (ca, certificates, [web, db]) = start();
+        certificates.prefetch(&web);
+        until("the one", || certificates.peek(&web).is_some()).await;
+        ca.refuse(1_000);
+        certificates.prefetch(&db);
+        let both = [web.clone(), db.clone()];
+        assert!(!within(9, obtained(&certificates, &both)).await);
+        assert!(within(11, obtained(&certificates, &both)).await);
+        assert!(certificates.peek(&db).is_none());
+    }
+}

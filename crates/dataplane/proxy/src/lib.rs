@@ -1,0 +1,44 @@
+//! What every proxy of the mesh is made of, whatever it stands in front of.
+//!
+//! - Threads and sockets: [`workers`] carry connections, [`listeners`] accept them.
+//! - One connection, from its opening to its report: [`connection`], [`dial`], [`report`].
+//! - All connections of one instance: [`connection_table`], [`recheck`] when policies change, [`in_flight`]
+//!   limits of set-up, and how it ends ([`lifecycle`]).
+//! - What is known of the mesh: [`state`], followed by [`control_plane`] or [`local_xds`]; the instance's own
+//!   record ([`local`]), the certificates of local [`identities`], and what the next process starts with ([`warm_start`]).
+//! - For people: [`admin`], [`config_dump`], [`policy_metrics`].
+//!
+//! Knows nothing of pods, redirection or enrolment.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod config_dump;
+pub mod connection;
+pub mod connection_table;
+pub mod control_plane;
+pub mod dial;
+pub mod identities;
+pub mod in_flight;
+pub mod lifecycle;
+pub mod listeners;
+pub mod local;
+pub mod local_xds;
+pub mod policy_metrics;
+pub mod recheck;
+pub mod report;
+mod resolve;
+pub mod state;
+pub mod warm_start;
+pub mod workers;
+
+pub use connection::{Established, Far, Opening};
+pub use connection_table::{Connections, Cut, Shown};
+pub use dial::Dialer;
+pub use in_flight::{InFlight, SetupLimits};
+pub use lifecycle::Lifecycle;
+pub use listeners::{Accepted, Listeners};
+pub use local::{Local, LocalWorkload};
+pub use report::Report;
+pub use resolve::{ResolveError, resolve};
+pub use state::SharedState;
+pub use workers::Workers;

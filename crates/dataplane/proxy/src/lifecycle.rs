@@ -1,0 +1,69 @@
+//! How a proxy instance ends: it takes nothing new, its connections finish, and what is left is cut.
+
+use std::time::Duration;
+
+use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
+use tokio::{sync::watch, time::Instant};
+
+use crate::connection_table::{Connections, Cut};
+
+/// "Until they end": the drain needs a date, and a century is never.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// One instance's open connections and its end.
+#[derive(Debug)]
+pub struct Lifecycle {
+    connections: Connections,
+    drain: Drain,
+    /// Closed with the instance, for tasks that must not keep it.
+    alive: watch::Sender<()>,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self {
+            connections: Connections::default(),
+            drain: drain::channel().0,
+            alive: watch::Sender::new(()),
+        }
+    }
+}
+
+impl Lifecycle {
+    /// What is open.
+    pub fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    /// Follows the end of the instance.
+    pub fn drain_watcher(&self) -> DrainWatcher {
+        self.drain.watcher()
+    }
+
+    /// Ends when nothing owns the instance any more.
+    pub fn gone(&self) -> impl Future<Output = ()> + use<> {
+        let mut alive = self.alive.subscribe();
+        async move { while alive.changed().await.is_ok() {} }
+    }
+
+    /// Takes nothing new from now on; what is open goes on until it ends, or is cut after `limit`.
+    /// Ends when nothing is open any more.
+    pub async fn finish(&self, limit: Option<Duration>) {
+        let deadline = Instant::now() + limit.unwrap_or(NEVER);
+        self.drain.start(DrainMode::Graceful { deadline });
+        let mut ended = self.drain.watcher();
+        let finish = self.drain.finish(DrainMode::Graceful { deadline });
+        tokio::select! {
+            _left = finish => {}
+            // A stricter announcement may follow.
+            () = ended.cut() => {}
+        }
+        self.connections.cut_all(Cut::Drain);
+    }
+
+    /// Cuts everything now.
+    pub fn stop_now(&self) {
+        self.drain.start(DrainMode::Immediate);
+        self.connections.cut_all(Cut::Drain);
+    }
+}

@@ -1,0 +1,117 @@
+//! The listeners of one instance on one worker, and the task that accepts from all of them.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ambit_handover::Gate;
+use ambit_model::PodName;
+use ambit_rt::{DrainWatcher, OpenWork};
+use tokio::net::{TcpListener, TcpStream};
+
+/// How long an accept that failed (for want of descriptors, mostly) waits before the next.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A connection just accepted.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Who called; canonical.
+    pub peer: SocketAddr,
+    /// Shutdown waits for it.
+    pub open: OpenWork,
+}
+
+/// Listeners polled by one task: with a task each, a node's idle pods would cost their proxy half as much
+/// memory again. `P` says what was connected to.
+#[derive(Debug)]
+pub struct Listeners<P> {
+    all: Vec<(TcpListener, P)>,
+    /// Who is asked first, in turn: none keeps the others waiting.
+    first: usize,
+}
+
+impl<P: Clone> Listeners<P> {
+    /// All listeners of the set.
+    pub fn new(all: Vec<(TcpListener, P)>) -> Self {
+        Self { all, first: 0 }
+    }
+
+    /// Gives connections to `handle` while the gate is open, until the drain begins; then, if
+    /// `empties_queues`, those that wait in the queues, as their callers would be refused otherwise.
+    /// `name` is for logs.
+    pub async fn accept(
+        &mut self,
+        name: &PodName,
+        gate: &mut Gate,
+        drain: &mut DrainWatcher,
+        empties_queues: impl Fn() -> bool,
+        handle: impl Fn(Accepted, P),
+    ) {
+        let mut last = false;
+        loop {
+            let (accepted, port) = if last {
+                match self.waiting().await {
+                    Some(accepted) => accepted,
+                    None => return,
+                }
+            } else {
+                tokio::select! {
+                    biased;
+                    _mode = drain.started() => {
+                        if !empties_queues() {
+                            return;
+                        }
+                        last = true;
+                        continue;
+                    }
+                    accepted = gate.pass(|context| self.poll_accept(context)) => accepted,
+                }
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let accepted = Accepted {
+                        stream,
+                        peer: ambit_model::canonical_socket(peer),
+                        open: drain.open_work(),
+                    };
+                    handle(accepted, port);
+                }
+                Err(_) if last => return,
+                Err(error) => {
+                    tracing::warn!(pod = %name, %error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn poll_accept(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<(io::Result<(TcpStream, SocketAddr)>, P)> {
+        let (before, from) = self.all.split_at(self.first.min(self.all.len()));
+        for (after, (listener, port)) in from.iter().chain(before).enumerate() {
+            if let Poll::Ready(accepted) = listener.poll_accept(context) {
+                let port = port.clone();
+                self.first = (self.first + after + 1) % self.all.len();
+                return Poll::Ready((accepted, port));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The next connection that is in a queue already.
+    async fn waiting(&mut self) -> Option<(io::Result<(TcpStream, SocketAddr)>, P)> {
+        let next = poll_fn(|context| match self.poll_accept(context) {
+            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        tokio::task::unconstrained(next).await
+    }
+}

@@ -1,0 +1,139 @@
+//! The workload that a proxy instance stands for, as known now.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ambit_codec::Baggage;
+use ambit_model::{PodName, Workload};
+use ambit_telemetry::Party;
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::state::{LOCAL_WORKLOAD_DEADLINE, SharedState};
+
+/// The record of the instance's own workload, and what follows from it.
+#[derive(Debug)]
+pub struct Local {
+    /// Its record.
+    pub workload: Arc<Workload>,
+    /// Its name in metrics.
+    pub party: Arc<Party>,
+    /// What it says of itself on tunnels.
+    pub baggage: Option<HeaderValue>,
+    /// Whether the record is the control plane's, with the policies that select the pod, or made
+    /// from the enrolment alone.
+    pub is_known: bool,
+}
+
+impl Local {
+    fn new(workload: Workload, is_known: bool) -> Self {
+        Self {
+            party: Arc::new(Party::destination(&workload)),
+            baggage: HeaderValue::from_str(&Baggage::of(&workload).encode()).ok(),
+            workload: Arc::new(workload),
+            is_known,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Cache {
+    changes: watch::Receiver<u64>,
+    addresses: Vec<IpAddr>,
+    local: Option<Arc<Local>>,
+}
+
+/// Gives the [`Local`] of one instance; all its workers share it. Its lock is held to look at the cache, and
+/// to fill it after a change.
+#[derive(Debug)]
+pub struct LocalWorkload {
+    state: SharedState,
+    name: PodName,
+    cache: Mutex<Cache>,
+}
+
+impl LocalWorkload {
+    /// Of the pod `name`, which has these addresses by its enrolment.
+    pub fn new(state: SharedState, name: PodName, addresses: Vec<IpAddr>) -> Self {
+        let cache = Cache {
+            changes: state.watch_pod(&name),
+            addresses,
+            local: None,
+        };
+        Self {
+            state,
+            name,
+            cache: Mutex::new(cache),
+        }
+    }
+
+    /// Whose it is.
+    pub fn name(&self) -> &PodName {
+        &self.name
+    }
+
+    /// Where it comes from.
+    pub fn state(&self) -> &SharedState {
+        &self.state
+    }
+
+    /// Changes of the record, and of the policies that apply to it, from when this was made.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.cache.lock().changes.clone()
+    }
+
+    /// The enrolment names other addresses.
+    pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
+        let mut cache = self.cache.lock();
+        cache.addresses = addresses;
+        cache.local = None;
+    }
+
+    /// Whether the enrolment names the address.
+    pub fn is_enrolled_with(&self, ip: IpAddr) -> bool {
+        let addresses = &self.cache.lock().addresses;
+        addresses.iter().any(|own| own.to_canonical() == ip)
+    }
+
+    /// The workload as known now: the control plane's record, or one made from the enrolment, with
+    /// `peer_ip` (the address the pod itself connects from) if the enrolment named none.
+    pub fn now(&self, peer_ip: Option<IpAddr>) -> Arc<Local> {
+        let mut cache = self.cache.lock();
+        if cache.changes.has_changed().unwrap_or(false) {
+            cache.changes.mark_unchanged();
+            cache.local = None;
+        }
+        if let Some(local) = &cache.local {
+            return local.clone();
+        }
+        let known = self.state.local_workload(&self.name);
+        let is_known = known.is_some();
+        let workload = known.map_or_else(
+            || {
+                let given = cache.addresses.iter().copied();
+                let addresses: Vec<IpAddr> = if cache.addresses.is_empty() {
+                    peer_ip.into_iter().collect()
+                } else {
+                    given.collect()
+                };
+                self.state.synthesize(&self.name, &addresses)
+            },
+            Arc::unwrap_or_clone,
+        );
+        let local = Arc::new(Local::new(workload, is_known));
+        cache.local = Some(local.clone());
+        local
+    }
+
+    /// The control plane's record, waiting for it at most [`LOCAL_WORKLOAD_DEADLINE`]: connections to
+    /// the workload are not decided without it.
+    pub async fn known(&self) -> Option<Arc<Local>> {
+        let local = self.now(None);
+        if local.is_known {
+            return Some(local);
+        }
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        self.state.wait_for_workload(&self.name, deadline).await?;
+        Some(self.now(None)).filter(|local| local.is_known)
+    }
+}

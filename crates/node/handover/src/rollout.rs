@@ -1,0 +1,86 @@
+//! One worker following another: when this one begins to take connections, and when it stops.
+//!
+//! Both hold the same sockets, so at any moment one of them takes the connections, or they wait in the kernel's
+//! queues: none is refused. The new one begins when it is prepared; that also makes it ready, and so lets the
+//! rollout end the old one. The old one, asked to end while it has no successor, serves on until it has one, and
+//! drains then; with its time almost over it drains all the same, so that its peers hear of the end before it
+//! comes.
+
+use std::time::{Duration, Instant};
+
+use ambit_rt::ReadyTask;
+use tokio::time::sleep;
+
+use crate::{Accept, GateControl, Supervisor};
+
+/// What of its time an old worker keeps for draining: a quarter, at most this.
+const DRAIN_RESERVE: Duration = Duration::from_secs(5);
+/// How often it checks whether anybody still needs it.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// Opens and closes the gate as the supervisor says.
+#[derive(Debug)]
+pub struct Turn {
+    /// Says whose turn it is.
+    pub supervisor: Supervisor,
+    /// What the accepting tasks pass through.
+    pub gate: GateControl,
+    /// Ready once connections are taken.
+    pub ready: ReadyTask,
+}
+
+impl Turn {
+    /// Runs for the life of the process. `prepared` gives a future that ends when connections can be
+    /// served; it is asked while a predecessor takes them.
+    pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
+        let mut accept = self.supervisor.accept();
+        loop {
+            let now = *accept.borrow_and_update();
+            match now {
+                Accept::Now => self.begin(),
+                Accept::Paused => {
+                    self.gate.set(false);
+                    tracing::info!("the successor takes the connections");
+                }
+                Accept::WhenReady => tokio::select! {
+                    () = prepared() => self.begin(),
+                    Ok(()) = accept.changed() => continue,
+                },
+            }
+            if accept.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    fn begin(&self) {
+        self.gate.set(true);
+        self.ready.ready();
+        self.supervisor.accepting();
+        tracing::info!("taking connections");
+    }
+}
+
+/// Waits until a successor takes the connections, nothing needs this worker any more, or `limit`, less what the
+/// drain needs, has passed. Does not wait without a supervisor: there is no successor then.
+pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl Fn() -> bool) {
+    if !supervisor.is_supervised() {
+        return;
+    }
+    let reserve = (limit / 4).min(DRAIN_RESERVE);
+    let until = Instant::now() + limit.saturating_sub(reserve);
+    let mut accept = supervisor.accept();
+    let idle = async {
+        while is_needed() {
+            sleep(CHECK_EVERY).await;
+        }
+    };
+    if *accept.borrow() != Accept::Paused && is_needed() {
+        tracing::info!("asked to end: serving on until a successor takes the connections");
+    }
+    tokio::select! {
+        _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}
+        () = idle => {}
+        () = tokio::time::sleep_until(until.into()) => {}
+    }
+}

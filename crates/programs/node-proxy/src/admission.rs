@@ -1,0 +1,102 @@
+//! What every connection to the pod goes through, with a tunnel or without: a slot to be set up in, and the
+//! pod's policies.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_authz::{Connection as Peer, Why};
+use ambit_model::Identity;
+use ambit_proxy::{
+    Local, Report,
+    in_flight::{Full, Slot},
+    report::chain,
+};
+use ambit_telemetry::{Direction, log_denied};
+
+use crate::pod::Pod;
+
+/// A connection that policies do not allow.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Denied {
+    #[error("connection closed due to policy rejection: explicitly denied by: {0}")]
+    By(String),
+    #[error("connection closed due to policy rejection: allow policies exist, but none allowed")]
+    NoneAllowed,
+    #[error("connection closed due to policy rejection: policy {0} of the workload is not known")]
+    Missing(String),
+    #[error("connection closed due to policy rejection: policy {policy} is not understood: {why}")]
+    NotUnderstood { policy: String, why: String },
+    #[error("the workload is gone")]
+    Gone,
+}
+
+impl Denied {
+    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names
+    /// policies too, is the one of now: a change before is seen here, and one after by the list. Returns
+    /// the record.
+    pub(crate) fn check(pod: &Pod, peer: &Peer) -> Result<Arc<Local>, Self> {
+        let local = pod.local.now(None);
+        if !local.is_known {
+            return Err(Self::Gone);
+        }
+        let decision = pod.state.authorize(&local.workload, peer);
+        for dry in &decision.dry_run {
+            tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
+        }
+        if pod.config.authz_policy_info_logging {
+            tracing::info!(
+                target: "rbac",
+                pod = %pod.name(),
+                allowed = decision.allowed,
+                policy = decision.decided_by.as_ref().map(ToString::to_string),
+                "decided"
+            );
+        }
+        if decision.allowed {
+            return Ok(local);
+        }
+        Err(match (decision.why, decision.decided_by) {
+            (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
+                policy: policy.to_string(),
+                why: why.to_string(),
+            },
+            (Why::MissingPolicy(name), _) => Self::Missing(name.to_string()),
+            (_, Some(policy)) => Self::By(policy.to_string()),
+            (_, None) => Self::NoneAllowed,
+        })
+    }
+}
+
+/// A slot for a connection from `peer`; without one, that is logged.
+pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
+    counted_slot(pod, peer)
+        .inspect_err(|full| log_denied(peer, local, Direction::Inbound, &chain(full)))
+        .ok()
+}
+
+/// A slot for a connection from `peer`; without one, that is counted.
+pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
+    pod.in_flight
+        .begin(peer.ip())
+        .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
+}
+
+/// Looks the caller up by its address.
+pub(crate) fn note_source(
+    report: &mut Report,
+    pod: &Pod,
+    local: &Local,
+    ip: IpAddr,
+    proven: Option<&Identity>,
+) {
+    let network = &local.workload.network;
+    let found = pod.state.table().workload_by_ip(network, ip).cloned();
+    if let Some(workload) = found {
+        report.source(&workload.to_model(), proven);
+    }
+}
+
+#[cfg(test)]
+mod tests;

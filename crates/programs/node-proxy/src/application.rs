@@ -1,0 +1,79 @@
+//! Connections to the pod's own application.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use ambit_codec::ProxyHeader;
+use ambit_proxy::dial::CONNECT_TIMEOUT;
+use ambit_sys::socket::{self, OutboundSpec, SocketError, Tuning};
+use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+
+use crate::pod::Pod;
+
+/// The application could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AppError {
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("connection failed: {addr}")]
+    Connect {
+        addr: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("connection failed: {addr} did not answer within {limit:?}")]
+    Timeout { addr: SocketAddr, limit: Duration },
+    #[error("cannot send the PROXY header to {addr}")]
+    ProxyHeader {
+        addr: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Connects to it from the client's own address, where that is given and possible.
+pub(crate) async fn connect(
+    pod: &Pod,
+    addr: SocketAddr,
+    client: Option<IpAddr>,
+) -> Result<TcpStream, AppError> {
+    let source = client.filter(|client| pod.spoofs && *client != addr.ip());
+    let spec = OutboundSpec {
+        mark: pod.config.packet_mark,
+        source,
+        // An application that dies is told by the kernel at once: no probes.
+        tuning: Tuning {
+            near: true,
+            resets: true,
+            ..Tuning::default()
+        },
+    };
+    let socket = socket::outbound(Some(&pod.netns), addr, &spec)?;
+    match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(source)) => Err(AppError::Connect { addr, source }),
+        Err(_elapsed) => Err(AppError::Timeout {
+            addr,
+            limit: CONNECT_TIMEOUT,
+        }),
+    }
+}
+
+/// Sends a PROXY header ahead of the client's bytes.
+pub(crate) async fn introduce(
+    app: &mut TcpStream,
+    addr: SocketAddr,
+    header: &ProxyHeader,
+) -> Result<(), AppError> {
+    match timeout(CONNECT_TIMEOUT, app.write_all(&header.encode())).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(source)) => Err(AppError::ProxyHeader { addr, source }),
+        Err(_elapsed) => Err(AppError::Timeout {
+            addr,
+            limit: CONNECT_TIMEOUT,
+        }),
+    }
+}

@@ -1,0 +1,176 @@
+//! The listeners of a pod: opened inside its namespace, or taken over from the process before.
+
+use std::{
+    collections::HashSet,
+    net::TcpListener,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use ambit_model::{HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
+use ambit_sys::{
+    netns::Netns,
+    socket::{self, ListenSpec, Listening, SocketError, SocketKind, Transparent, Tuning},
+};
+
+use crate::{config::Config, dns_capture::DnsSockets};
+
+/// The listeners of one pod for one worker.
+#[derive(Debug)]
+pub struct PodListeners {
+    /// 15001 and 15006, if the pod is captured.
+    pub captured: Option<Captured>,
+    /// 15008.
+    pub hbone: TcpListener,
+    /// 15053, in one of the sets.
+    pub(crate) dns: Option<DnsSockets>,
+}
+
+/// Where the pod's redirection leads.
+#[derive(Debug)]
+pub struct Captured {
+    /// 15001.
+    pub outbound: TcpListener,
+    /// 15006.
+    pub plaintext: TcpListener,
+}
+
+impl PodListeners {
+    /// Their descriptors.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let captured = self.captured.iter();
+        captured
+            .flat_map(|captured| [&captured.outbound, &captured.plaintext])
+            .chain([&self.hbone])
+            .map(AsFd::as_fd)
+            .chain(self.dns.iter().flat_map(DnsSockets::descriptors))
+    }
+}
+
+/// Listeners of a pod that were opened before this process, by port.
+#[derive(Debug, Default)]
+struct Inherited(Vec<(u16, TcpListener)>);
+
+impl Inherited {
+    fn sort(sockets: Vec<OwnedFd>) -> Self {
+        let listener = |socket: OwnedFd| match socket::kind_of(&socket) {
+            Ok(SocketKind::Listener(at)) => Some((at.port(), TcpListener::from(socket))),
+            Ok(SocketKind::Datagram(_)) => None,
+            Err(error) => {
+                tracing::warn!(%error, "a socket that was handed over cannot be used");
+                None
+            }
+        };
+        Self(sockets.into_iter().filter_map(listener).collect())
+    }
+
+    fn take(&mut self, port: u16) -> Option<TcpListener> {
+        let index = self.0.iter().position(|(of, _)| *of == port)?;
+        Some(self.0.swap_remove(index).1)
+    }
+
+    /// How many there are of the port that has most.
+    fn sets(&self) -> usize {
+        let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
+        [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
+            .map(of)
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+/// Opens the listeners of a captured pod, one set a worker, and says whether connections to its application
+/// may come from the client's address. Listeners among `inherited` are used as they are, also surplus ones:
+/// connections may wait in any of them.
+///
+/// # Errors
+/// When any listener cannot be opened; none is left open then.
+pub(super) fn open_captured(
+    config: &Config,
+    netns: &Netns,
+    mut inherited: Vec<OwnedFd>,
+    workers: usize,
+) -> Result<(Vec<PodListeners>, bool), SocketError> {
+    let dns = DnsSockets::open(config, netns, &mut inherited)?;
+    let mut spoofs = true;
+    let tuning_of = |port| Tuning {
+        near: port == OUTBOUND_PORT,
+        // Of the two that applications' connections come to.
+        resets: port != HBONE_PORT,
+        ..config.tuning
+    };
+    let spec_of = |port| ListenSpec {
+        ipv6: config.ipv6_enabled,
+        reuse_port: config.inpod_port_reuse || workers > 1,
+        transparent: config.original_source,
+        tuning: tuning_of(port),
+        ..ListenSpec::of_pod(port, config.packet_mark)
+    };
+    let mut inherited = Inherited::sort(inherited);
+    let sets = inherited.sets().max(workers.max(1));
+    let mut open = |port| {
+        let Listening {
+            listener,
+            transparent,
+        } = if let Some(listener) = inherited.take(port) {
+            socket::adopt(listener, &tuning_of(port))?
+        } else {
+            socket::listen(Some(netns), &spec_of(port))?
+        };
+        spoofs &= transparent;
+        Ok(listener)
+    };
+    let mut listeners = (0..sets)
+        .map(|_| {
+            Ok(PodListeners {
+                captured: Some(Captured {
+                    outbound: open(OUTBOUND_PORT)?,
+                    plaintext: open(INBOUND_PLAINTEXT_PORT)?,
+                }),
+                hbone: open(HBONE_PORT)?,
+                dns: None,
+            })
+        })
+        .collect::<Result<Vec<_>, SocketError>>()?;
+    // Pods differ in which worker has their DNS.
+    let turn = usize::try_from(netns.id().ino).unwrap_or_default() % sets;
+    if let Some(set) = listeners.get_mut(turn) {
+        set.dns = Some(dns);
+    }
+    Ok((listeners, spoofs))
+}
+
+/// Opens the listeners of the proxy's own pod, one a worker.
+///
+/// # Errors
+/// When a listener cannot be opened.
+pub(super) fn open_own(
+    config: &Config,
+    netns: &Netns,
+    workers: usize,
+) -> Result<Vec<PodListeners>, SocketError> {
+    let spec = ListenSpec {
+        ipv6: config.ipv6_enabled,
+        transparent: Transparent::Off,
+        tuning: config.tuning,
+        ..ListenSpec::of_pod(HBONE_PORT, config.packet_mark)
+    };
+    let open = |_| {
+        Ok(PodListeners {
+            captured: None,
+            hbone: socket::listen(Some(netns), &spec)?.listener,
+            dns: None,
+        })
+    };
+    (0..workers.max(1)).map(open).collect()
+}
+
+/// The numbers of their sockets, whichever process has them.
+pub(super) fn inodes(listeners: &[PodListeners]) -> HashSet<u64> {
+    let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
+    listeners
+        .iter()
+        .flat_map(PodListeners::descriptors)
+        .filter_map(|socket| inode(socket).ok())
+        .collect()
+}

@@ -1,0 +1,145 @@
+//! What ARCHITECTURE.md says that only one crate does.
+
+use super::{
+    layers::{self, DEVELOPMENT},
+    paths::{Code, Named, named},
+    source::Source,
+    workspace::Package,
+};
+
+/// Who names protobuf messages beside `wire`, whose code they are: the ends of gRPC streams, which hand
+/// messages over as they are sent.
+const MESSAGES: &[(&str, &str)] = &[
+    ("ambit-wire", "they are its own"),
+    ("ambit-xds", "the client's end of delta xDS"),
+    ("ambit-certificates", "the client's end of the CSR API"),
+    ("ambit-control", "the server's end of both"),
+];
+
+/// Modules of `wire` that are generated: its public names for them, and the crates that define messages.
+const GENERATED: &[&str] = &[
+    "ambit",
+    "discovery",
+    "security",
+    "citadel",
+    "workload",
+    "zds",
+];
+const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
+
+/// Who speaks netlink.
+const NETLINK: &[(&str, &str)] = &[
+    ("ambit-sys", "the kernel's side of everything"),
+    (
+        "ambit-netlab",
+        "makes namespaces and wires, for tests and the lab",
+    ),
+];
+
+/// Who starts tasks of tokio: a task is named, counted, and ends the program if it must not fail.
+const TASKS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
+
+pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+    // Nothing of it is shipped.
+    if layers::folder(package).is_none_or(|folder| folder == DEVELOPMENT) {
+        return Vec::new();
+    }
+    let mut broken = Vec::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        for path in named(&source.syntax, Code::Shipped) {
+            let what = [
+                (is_message(&path), MESSAGES, "names protobuf messages"),
+                (is_netlink(&path), NETLINK, "speaks netlink"),
+                (is_task(&path), TASKS, "starts tasks"),
+            ];
+            for (does, allowed, what) in what {
+                if does && !allowed.iter().any(|(name, _)| *name == package.name) {
+                    let allowed: Vec<_> = allowed.iter().map(|(name, _)| *name).collect();
+                    broken.push(format!(
+                        "{}: {} {what}; only {} may",
+                        source.path.display(),
+                        path.segments.join("::"),
+                        allowed.join(", ")
+                    ));
+                }
+            }
+        }
+    }
+    broken
+}
+
+fn is_message(path: &Named) -> bool {
+    match path.segments.as_slice() {
+        [first, second, ..] if first == "ambit_wire" => GENERATED.contains(&second.as_str()),
+        [first, ..] => PROTOBUF.contains(&first.as_str()),
+        [] => false,
+    }
+}
+
+fn is_netlink(path: &Named) -> bool {
+    let first = path.segments.first().map(String::as_str);
+    let last = path.segments.last().map(String::as_str);
+    first.is_some_and(|name| name.starts_with("netlink_") || name.starts_with("rtnetlink"))
+        || last.is_some_and(|name| name.starts_with("AF_NETLINK") || name == "NETLINK")
+}
+
+fn is_task(path: &Named) -> bool {
+    let names: Vec<_> = path.segments.iter().map(String::as_str).collect();
+    matches!(
+        names.as_slice(),
+        ["tokio", "spawn"]
+            | [
+                "tokio",
+                "task",
+                "spawn" | "spawn_blocking" | "spawn_local" | "JoinSet" | "LocalSet"
+            ]
+            | ["tokio_util", "task", "JoinMap" | "LocalPoolHandle"]
+            | ["task", "spawn" | "spawn_blocking" | "spawn_local"]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::source::made_up, *};
+    use crate::shell;
+
+    fn found(name: &str, text: &str) -> usize {
+        let package = Package {
+            name: name.to_owned(),
+            dir: shell::root().join("crates/programs/made-up"),
+            ..Package::default()
+        };
+        broken(&package, &[made_up("lib.rs", text)]).len()
+    }
+
+    #[test]
+    fn what_one_crate_alone_does_is_found_elsewhere() {
+        for (text, owner) in [
+            ("use ambit_wire::workload::Workload;", "ambit-wire"),
+            ("#[derive(prost::Message)] struct S;", "ambit-xds"),
+            (
+                "use netlink_packet_route::RouteNetlinkMessage;",
+                "ambit-sys",
+            ),
+            (
+                "const F: u32 = rustix::net::AddressFamily::NETLINK;",
+                "ambit-netlab",
+            ),
+            ("fn f() { tokio::spawn(async {}); }", "ambit-rt"),
+            ("use tokio::task::JoinSet;", "ambit-rt"),
+        ] {
+            assert_eq!(
+                (found("made-up", text), found(owner, text)),
+                (1, 0),
+                "{text}"
+            );
+        }
+        for fine in [
+            "use ambit_wire::decode::Decoded;",
+            "fn f() { ambit_rt::spawn(\"a\", async {}); }",
+            "#[cfg(test)] mod tests { fn g() { tokio::spawn(async {}); } }",
+        ] {
+            assert_eq!(found("made-up", fine), 0, "{fine}");
+        }
+    }
+}

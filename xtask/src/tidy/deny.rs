@@ -1,0 +1,195 @@
+//! `deny.toml`, in the format of cargo-deny: licences, banned crates, and where crates may come from.
+//! `cargo deny check licenses bans sources` reads the same file; nothing needs to be installed for this.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+use spdx::{Expression, ParseMode};
+
+use super::workspace::{Package, Workspace};
+use crate::shell;
+
+/// As much of the format as is read here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Deny {
+    licenses: Licenses,
+    bans: Bans,
+    sources: Sources,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Licenses {
+    /// SPDX names that may be used with everything.
+    allow: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Bans {
+    deny: Vec<Banned>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Banned {
+    #[serde(rename = "crate")]
+    name: String,
+    reason: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Sources {
+    #[serde(rename = "allow-registry")]
+    allow_registry: Vec<String>,
+}
+
+pub(super) fn broken(workspace: &Workspace) -> Result<Vec<String>> {
+    let path = shell::root().join("deny.toml");
+    let deny = parse(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
+    let mut broken = judge(&deny, workspace);
+    for banned in &deny.bans.deny {
+        broken.extend(is_built(banned)?);
+    }
+    Ok(broken)
+}
+
+fn parse(text: &str) -> Result<Deny> {
+    Ok(toml::from_str(text)?)
+}
+
+fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
+    let mut broken = Vec::new();
+    let packages: BTreeMap<_, _> = workspace.packages.iter().collect();
+    for package in packages.into_values().filter(|package| !package.is_ours()) {
+        let name = format!("{} {}", package.name, package.version);
+        if let Some(problem) = licence(deny, package) {
+            broken.push(format!("{name}: {problem}"));
+        }
+        let from = package.source.as_deref().unwrap_or_default();
+        let registry = from.trim_start_matches("registry+");
+        if !deny
+            .sources
+            .allow_registry
+            .iter()
+            .any(|allowed| allowed == registry)
+        {
+            broken.push(format!(
+                "{name} comes from {from}, which deny.toml does not allow"
+            ));
+        }
+    }
+    broken
+}
+
+/// What is wrong with a package's licence.
+fn licence(deny: &Deny, package: &Package) -> Option<String> {
+    let Some(text) = &package.licence else {
+        return Some("its manifest names no licence".to_owned());
+    };
+    // Older manifests write `MIT/Apache-2.0`.
+    let Ok(expression) = Expression::parse_mode(text, ParseMode::LAX) else {
+        return Some(format!("its licence {text:?} is no SPDX expression"));
+    };
+    let allowed = expression.evaluate(|requirement| {
+        let name = requirement.to_string();
+        deny.licenses.allow.contains(&name)
+    });
+    (!allowed).then(|| format!("deny.toml does not allow its licence {text:?}"))
+}
+
+/// `cargo metadata` also lists what optional features only might bring, so cargo itself is asked.
+fn is_built(banned: &Banned) -> Result<Option<String>> {
+    let args = [
+        "tree",
+        "--workspace",
+        "--target",
+        "all",
+        "--edges",
+        "all",
+        "--invert",
+        &banned.name,
+    ];
+    let output = shell::cargo(&args).output()?;
+    Ok((!output.stdout.is_empty()).then(|| {
+        let Banned { name, reason } = banned;
+        format!("{name} is built ({reason}); see `cargo {}`", args.join(" "))
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CRATES_IO: &str = "https://github.com/rust-lang/crates.io-index";
+
+    fn package(licence: Option<&str>, source: &str) -> Workspace {
+        Workspace::of([Package {
+            name: "thing".to_owned(),
+            version: "1.0.0".to_owned(),
+            licence: licence.map(ToOwned::to_owned),
+            source: Some(source.to_owned()),
+            ..Package::default()
+        }])
+    }
+
+    fn deny() -> Deny {
+        parse(&format!(
+            "[licenses]\nallow = [\"MIT\", \"Apache-2.0 WITH LLVM-exception\"]\n\
+             [bans]\ndeny = [{{ crate = \"ring\", reason = \"TLS is aws-lc's\" }}]\n\
+             [sources]\nallow-registry = [\"{CRATES_IO}\"]\n"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn licences_are_expressions_of_which_one_way_must_be_allowed() {
+        let from = format!("registry+{CRATES_IO}");
+        for (licence, fine) in [
+            (Some("MIT"), true),
+            (Some("MIT OR GPL-3.0-only"), true),
+            (Some("MIT/Apache-2.0"), true),
+            (Some("Apache-2.0 WITH LLVM-exception"), true),
+            (Some("Apache-2.0"), false),
+            (Some("MIT AND GPL-3.0-only"), false),
+            (Some("whatever"), false),
+            (None, false),
+        ] {
+            let broken = judge(&deny(), &package(licence, &from));
+            assert_eq!(broken.is_empty(), fine, "{licence:?} {broken:?}");
+        }
+    }
+
+    #[test]
+    fn crates_come_from_the_registries_that_are_listed() {
+        for (source, fine) in [
+            (format!("registry+{CRATES_IO}"), true),
+            ("registry+https://example.com/index".to_owned(), false),
+            ("git+https://example.com/thing#abc".to_owned(), false),
+        ] {
+            let broken = judge(&deny(), &package(Some("MIT"), &source));
+            assert_eq!(broken.is_empty(), fine, "{source} {broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_banned_crate_that_is_built_is_found() {
+        let banned = |name: &str| {
+            is_built(&Banned {
+                name: name.to_owned(),
+                reason: "why".to_owned(),
+            })
+            .unwrap()
+        };
+        assert!(banned("serde").is_some_and(|broken| broken.contains("(why)")));
+        assert_eq!(banned("no-such-crate-as-this"), None);
+    }
+
+    #[test]
+    fn every_ban_of_the_workspace_has_its_reason() {
+        let text = fs::read_to_string(shell::root().join("deny.toml")).unwrap();
+        assert!(parse(&text).unwrap().bans.deny.len() >= 4);
+    }
+}

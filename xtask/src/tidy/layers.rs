@@ -1,0 +1,99 @@
+//! The folders of `crates/` are the layers: who may use whom.
+
+use std::path::Path;
+
+use super::workspace::{Package, Workspace};
+use crate::shell;
+
+/// The folders of `crates/`, lowest first: a crate uses those of lower folders and its own.
+const FOLDERS: &[&str] = &[
+    "protocol",
+    "runtime",
+    "node",
+    "dataplane",
+    "control-plane",
+    "lab",
+    PROGRAMS,
+    DEVELOPMENT,
+];
+
+/// Its crates never use each other.
+const PROGRAMS: &str = "programs";
+
+/// Nothing shipped uses its crates; each may use all.
+pub(super) const DEVELOPMENT: &str = "development";
+
+/// This program: it uses what it likes, and nobody uses it.
+const XTASK: &str = "xtask";
+
+pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
+    let mut broken = Vec::new();
+    for package in workspace.ours().filter(|package| package.name != XTASK) {
+        let name = &package.name;
+        let Some((own, own_folder)) = rank(package) else {
+            broken.push(format!(
+                "{name} is in none of the folders of crates/ that xtask/src/tidy/layers.rs lists"
+            ));
+            continue;
+        };
+        let used = workspace.named(&package.normal);
+        for dependency in used.filter(|dependency| dependency.is_ours()) {
+            let allowed = rank(dependency)
+                .is_some_and(|(theirs, _)| theirs < own || theirs == own && own_folder != PROGRAMS);
+            if !allowed {
+                broken.push(format!(
+                    "{name} ({own_folder}) must not use {}",
+                    dependency.name
+                ));
+            }
+        }
+    }
+    broken
+}
+
+/// The folder of a crate below `crates/`; none for this program.
+pub(super) fn folder(package: &Package) -> Option<&'static str> {
+    Some(rank(package)?.1)
+}
+
+fn rank(package: &Package) -> Option<(usize, &'static str)> {
+    let path = package.dir.strip_prefix(shell::root()).ok()?;
+    let parent = path.strip_prefix("crates").ok()?.parent()?;
+    let mut folders = FOLDERS.iter().enumerate();
+    let (rank, folder) = folders.find(|(_, folder)| parent == Path::new(folder))?;
+    Some((rank, folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(path: &str, uses: &[&str]) -> Package {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        Package {
+            name: name.to_owned(),
+            dir: shell::root().join(path),
+            normal: uses.iter().map(ToString::to_string).collect(),
+            ..Package::default()
+        }
+    }
+
+    #[test]
+    fn a_crate_uses_lower_layers_and_its_own() {
+        let workspace = Workspace::of([
+            package("crates/protocol/model", &[]),
+            package("crates/protocol/wire", &["model"]),
+            package("crates/programs/agent", &["wire"]),
+        ]);
+        assert_eq!(broken(&workspace), Vec::<String>::new());
+        let workspace = Workspace::of([
+            package("crates/protocol/model", &["agent"]),
+            package("crates/programs/agent", &["cli"]),
+            package("crates/programs/cli", &["testkit"]),
+            package("crates/development/testkit", &[]),
+            package("crates/elsewhere", &[]),
+        ]);
+        let broken = broken(&workspace);
+        assert_eq!(broken.len(), 4, "{broken:?}");
+    }
+}

@@ -1,0 +1,80 @@
+//! What the tree of a crate's dependencies must never hold, as its manifest says
+//! (`package.metadata.tidy`).
+
+use std::collections::BTreeSet;
+
+use super::workspace::{Package, Workspace};
+
+/// What a pure crate never holds: whatever does IO.
+const IO: &[&str] = &["tokio", "prost", "rustix", "socket2"];
+
+pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
+    let mut broken = Vec::new();
+    for root in workspace.ours() {
+        let tree = tree(workspace, root);
+        let io = IO.iter().filter(|_| root.rules.pure);
+        let io = io.map(|name| (*name, "a pure crate does no IO"));
+        let never = root.rules.never.iter();
+        let never = never.map(|(name, why)| (name.as_str(), why.as_str()));
+        for (bad, why) in io.chain(never) {
+            if tree.contains(bad) {
+                broken.push(format!("{} reaches {bad}: {why}", root.name));
+            }
+        }
+    }
+    broken
+}
+
+/// The names of a package and of everything that it is built with.
+fn tree<'a>(workspace: &'a Workspace, root: &'a Package) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(package) = open.pop() {
+        // Two versions of one package may be built with different things.
+        if seen.insert((package.name.as_str(), package.version.as_str())) {
+            open.extend(workspace.named(&package.normal));
+        }
+    }
+    seen.into_iter().map(|(name, _)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workspace::Rules;
+    use super::*;
+
+    fn package(name: &str, uses: &[&str], rules: Rules) -> Package {
+        Package {
+            name: name.to_owned(),
+            normal: uses.iter().map(ToString::to_string).collect(),
+            rules,
+            ..Package::default()
+        }
+    }
+
+    #[test]
+    fn what_is_forbidden_is_found_however_far_away() {
+        let pure = Rules {
+            pure: true,
+            ..Rules::default()
+        };
+        let never = Rules {
+            never: [("kube".to_owned(), "why".to_owned())].into(),
+            ..Rules::default()
+        };
+        let workspace = Workspace::of([
+            package("model", &["between"], pure),
+            package("proxy", &["between"], never),
+            package("between", &["tokio", "kube"], Rules::default()),
+            package("tokio", &[], Rules::default()),
+            package("kube", &[], Rules::default()),
+        ]);
+        assert_eq!(
+            broken(&workspace),
+            [
+                "model reaches tokio: a pure crate does no IO",
+                "proxy reaches kube: why"
+            ]
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! Dependencies that a manifest declares and no code names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use super::{
+    paths::{Code, named},
+    source::Source,
+    workspace::{Package, Workspace},
+};
+
+pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+    let in_src = sources.iter().filter(|source| source.in_src.is_some());
+    let shipped = roots(in_src.filter(|source| !source.is_test()), Code::Shipped);
+    let build = sources.iter().filter(|source| source.name() == "build.rs");
+    let build = roots(build, Code::All);
+    let all = roots(sources.iter(), Code::All);
+    let mut broken = Vec::new();
+    for dependency in &package.declared {
+        let (used, table) = match dependency.kind.as_deref() {
+            Some("dev") => (&all, "dev-dependencies"),
+            Some("build") => (&build, "build-dependencies"),
+            _ => (&shipped, "dependencies"),
+        };
+        // What only another feature or platform brings is not judged.
+        let Some(name) = &dependency.called else {
+            continue;
+        };
+        if used.contains(name) {
+            continue;
+        }
+        let only_tests = table == "dependencies" && all.contains(name);
+        broken.push(format!(
+            "{}: {} of its {table} is {}",
+            package.name,
+            dependency.name,
+            if only_tests {
+                "used by tests only: it belongs to dev-dependencies"
+            } else {
+                "used nowhere"
+            }
+        ));
+    }
+    broken
+}
+
+/// Dependencies of the workspace's manifest that no member takes.
+pub(super) fn of_workspace(manifest: &str, workspace: &Workspace) -> Result<Vec<String>> {
+    let manifest: Manifest = toml::from_str(manifest)?;
+    let taken: BTreeSet<_> = workspace
+        .ours()
+        .flat_map(|package| &package.declared)
+        .map(|declared| declared.name.as_str())
+        .collect();
+    let names = manifest.workspace.dependencies.into_keys();
+    let unused = names.filter(|name| !taken.contains(name.as_str()));
+    let broken = unused.map(|name| format!("Cargo.toml: no crate of the workspace uses {name}"));
+    Ok(broken.collect())
+}
+
+#[derive(Deserialize)]
+struct Manifest {
+    workspace: Tables,
+}
+
+#[derive(Deserialize)]
+struct Tables {
+    dependencies: BTreeMap<String, toml::Value>,
+}
+
+/// The first parts of all paths.
+fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: Code) -> BTreeSet<String> {
+    let paths = sources.flat_map(|source| named(&source.syntax, code));
+    paths
+        .filter_map(|path| path.segments.into_iter().next())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{source::made_up, workspace::Declared},
+        *,
+    };
+
+    #[test]
+    fn what_no_crate_takes_of_the_workspace_is_found() {
+        let taker = Package {
+            declared: vec![Declared {
+                name: "taken".to_owned(),
+                ..Declared::default()
+            }],
+            ..Package::default()
+        };
+        let manifest = "[workspace.dependencies]\ntaken = \"1\"\nleft = { version = \"2\" }";
+        let broken = of_workspace(manifest, &Workspace::of([taker])).unwrap();
+        assert_eq!(broken, ["Cargo.toml: no crate of the workspace uses left"]);
+    }
+
+    #[test]
+    fn what_no_code_names_is_found() {
+        let dependency = |name: &str, kind: Option<&str>| Declared {
+            name: name.to_owned(),
+            kind: kind.map(ToOwned::to_owned),
+            called: Some(name.replace('-', "_")),
+        };
+        let package = Package {
+            name: "made-up".to_owned(),
+            declared: vec![
+                dependency("rt-tools", None),
+                dependency("bytes", None),
+                dependency("tempfile", None),
+                dependency("proptest", Some("dev")),
+                dependency("insta", Some("dev")),
+            ],
+            ..Package::default()
+        };
+        let text = "use rt_tools as rt; fn f(bytes: u8) -> u8 { bytes }\n\
+            #[cfg(test)] mod tests { fn g() { tempfile::tempdir(); proptest::proptest! {} } }";
+        let broken = broken(&package, &[made_up("lib.rs", text)]);
+        assert_eq!(
+            broken,
+            [
+                "made-up: bytes of its dependencies is used nowhere",
+                "made-up: tempfile of its dependencies is used by tests only: it belongs to \
+                 dev-dependencies",
+                "made-up: insta of its dev-dependencies is used nowhere",
+            ]
+        );
+    }
+}

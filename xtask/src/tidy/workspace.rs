@@ -1,0 +1,188 @@
+//! The packages of the workspace and of its dependencies, as `cargo metadata` lists them.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+
+use crate::shell;
+
+/// Everything that is built, by package id.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    pub(super) packages: BTreeMap<String, Package>,
+}
+
+/// A package.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Package {
+    pub(super) name: String,
+    pub(super) version: String,
+    /// Where its manifest is, below the workspace's root if it is ours.
+    pub(super) dir: PathBuf,
+    /// As an SPDX expression.
+    pub(super) licence: Option<String>,
+    /// The registry or repository that it comes from; none if it is ours.
+    pub(super) source: Option<String>,
+    /// What its manifest declares.
+    pub(super) declared: Vec<Declared>,
+    /// Ids of what it is built with, without what only its tests and build scripts use.
+    pub(super) normal: Vec<String>,
+    pub(super) rules: Rules,
+}
+
+/// A dependency in a manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Declared {
+    pub(super) name: String,
+    /// None, `dev` or `build`.
+    pub(super) kind: Option<String>,
+    /// What code calls it; none if it is not built.
+    #[serde(skip)]
+    pub(super) called: Option<String>,
+}
+
+/// `[package.metadata.tidy]` of a manifest.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Rules {
+    /// It does no IO.
+    pub(super) pure: bool,
+    /// What its tree of dependencies never holds, and why.
+    pub(super) never: BTreeMap<String, String>,
+}
+
+impl Package {
+    /// Whether it is a member of the workspace.
+    pub(super) fn is_ours(&self) -> bool {
+        self.source.is_none()
+    }
+}
+
+impl Workspace {
+    /// The members.
+    pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
+        self.packages.values().filter(|package| package.is_ours())
+    }
+
+    /// The packages with these ids.
+    pub(super) fn named<'a>(&'a self, ids: &'a [String]) -> impl Iterator<Item = &'a Package> {
+        ids.iter().filter_map(|id| self.packages.get(id))
+    }
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<MetadataPackage>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct MetadataPackage {
+    id: String,
+    name: String,
+    version: String,
+    manifest_path: PathBuf,
+    license: Option<String>,
+    source: Option<String>,
+    dependencies: Vec<Declared>,
+    metadata: Option<Own>,
+}
+
+#[derive(Default, Deserialize)]
+struct Own {
+    #[serde(default)]
+    tidy: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Edge>,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    /// What code calls it.
+    name: String,
+    pkg: String,
+    dep_kinds: Vec<EdgeKind>,
+}
+
+#[derive(Deserialize)]
+struct EdgeKind {
+    kind: Option<String>,
+}
+
+/// Asks cargo, for Linux on x86-64.
+pub(super) fn read() -> Result<Workspace> {
+    let target = "--filter-platform=x86_64-unknown-linux-gnu";
+    let output = shell::cargo(&["metadata", "--format-version", "1", target]).output()?;
+    ensure!(output.status.success(), "cargo metadata failed");
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let mut edges: BTreeMap<String, Vec<Edge>> = metadata
+        .resolve
+        .nodes
+        .into_iter()
+        .map(|node| (node.id, node.deps))
+        .collect();
+    let names: BTreeMap<_, _> = metadata
+        .packages
+        .iter()
+        .map(|package| (package.id.clone(), package.name.clone()))
+        .collect();
+    let mut packages = BTreeMap::new();
+    for mut package in metadata.packages {
+        let deps = edges.remove(&package.id).unwrap_or_default();
+        let normal = deps
+            .iter()
+            .filter(|edge| edge.dep_kinds.iter().any(|kind| kind.kind.is_none()));
+        for declared in &mut package.dependencies {
+            let edge = deps
+                .iter()
+                .find(|edge| names.get(&edge.pkg) == Some(&declared.name));
+            declared.called = edge.map(|edge| edge.name.clone());
+        }
+        let dir = package.manifest_path.parent();
+        let dir = dir.context("a manifest at the root")?.to_path_buf();
+        let name = package.name;
+        let rules = package.metadata.unwrap_or_default().tidy;
+        let ours = package.source.is_none() && !rules.is_null();
+        let rules = match ours {
+            true => serde_json::from_value(rules)
+                .with_context(|| format!("package.metadata.tidy of {name}"))?,
+            false => Rules::default(),
+        };
+        packages.insert(
+            package.id,
+            Package {
+                normal: normal.map(|edge| edge.pkg.clone()).collect(),
+                name,
+                version: package.version,
+                dir,
+                licence: package.license,
+                source: package.source,
+                declared: package.dependencies,
+                rules,
+            },
+        );
+    }
+    Ok(Workspace { packages })
+}
+
+#[cfg(test)]
+impl Workspace {
+    /// Of packages whose ids are their names.
+    pub(super) fn of(packages: impl IntoIterator<Item = Package>) -> Self {
+        let packages = packages.into_iter();
+        let packages = packages.map(|package| (package.name.clone(), package));
+        Self {
+            packages: packages.collect(),
+        }
+    }
+}

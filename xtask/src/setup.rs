@@ -262,7 +262,9 @@ mod tests {
 
     #[test]
     fn crates_that_make_namespaces_in_tests_are_known_to_need_root() {
-        for entry in fs::read_dir(shell::root().join("crates")).unwrap() {
+        let folders = fs::read_dir(shell::root().join("crates")).unwrap();
+        let crates = folders.flat_map(|folder| fs::read_dir(folder.unwrap().path()).unwrap());
+        for entry in crates {
             let path = entry.unwrap().path();
             let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
             let of_tests = manifest.split("[dev-dependencies]").nth(1);

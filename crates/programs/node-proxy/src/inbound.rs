@@ -179,9 +179,10 @@ async fn agree(
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
-    if let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await {
-        connection.relay().await;
-    }
+    let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await else {
+        return;
+    };
+    connection.relay().await;
 }
 
 async fn open_tunnel(

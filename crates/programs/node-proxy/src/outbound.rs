@@ -53,10 +53,11 @@ impl Failure for OutboundError {
 
 /// Serves one captured connection: [`original_dst`], [`decide`], [`dial`], and the relay.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    // Setting up takes much more room than relaying: the box gives it back.
-    if let Some(mut connection) = Box::pin(open(shard, accepted)).await {
-        connection.relay().await;
-    }
+    // Setting up takes much more room than relaying: the box, gone with this statement, gives it back.
+    let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
+        return;
+    };
+    connection.relay().await;
 }
 
 async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>> {

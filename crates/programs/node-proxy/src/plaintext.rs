@@ -62,9 +62,10 @@ enum Reached {
 
 /// Serves one captured connection.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    if let Some(mut connection) = Box::pin(open(shard, accepted)).await {
-        connection.relay().await;
-    }
+    let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
+        return;
+    };
+    connection.relay().await;
 }
 
 async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>> {

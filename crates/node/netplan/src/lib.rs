@@ -19,4 +19,7 @@ pub use plan::{host_ruleset, plan, plan_capturing, plan_released};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
 };
-pub use spec::{Backend, HostMember, HostSpec, RedirectionSpec, SpecError, marks, ports, probes};
+pub use spec::{
+    Backend, HostMember, HostSpec, RedirectionSpec, SpecError, is_interface_name, marks, ports,
+    probes,
+};

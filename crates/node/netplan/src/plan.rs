@@ -199,11 +199,12 @@ fn from(address: IpAddr, mut matches: Vec<Match>, action: Action) -> Rule {
 
 fn exempt_probes(spec: &RedirectionSpec) -> impl Iterator<Item = Rule> {
     let addresses: [IpAddr; 2] = [spec.probe_v4.into(), spec.probe_v6.into()];
-    let exempt = |address| from(address, vec![Match::Tcp], Action::Exempt);
-    addresses
-        .into_iter()
-        .map(exempt)
-        .filter(|_| spec.exempt_probes)
+    spec.probe_interfaces.iter().flat_map(move |name| {
+        addresses.map(|address| {
+            let matches = vec![Match::InInterface(name.clone()), Match::Tcp];
+            from(address, matches, Action::Exempt)
+        })
+    })
 }
 
 fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {

@@ -107,9 +107,10 @@ pub struct RedirectionSpec {
     /// `tcp_fwmark_accept`), where it can be set: answers then find their way without a second route
     /// lookup a packet. What it cannot do, connection marks do.
     pub mark_accepted_sockets: bool,
-    /// Let kubelet's probes pass by the proxy. Only where the node's rules ([`HostSpec`]) stand: they
-    /// give probes their address, and keep others from having it.
-    pub exempt_probes: bool,
+    /// Interfaces over which kubelet's probes pass by the proxy. Only where the node's rules
+    /// ([`HostSpec`]) stand and see every frame of the interface: they give probes their address, and
+    /// keep others from having it. Elsewhere probes arrive as plaintext like anybody's.
+    pub probe_interfaces: Vec<String>,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address of IPv6 probes.
@@ -127,7 +128,7 @@ impl Default for RedirectionSpec {
             ingress_bypass: false,
             virtual_interfaces: Vec::new(),
             mark_accepted_sockets: true,
-            exempt_probes: true,
+            probe_interfaces: Vec::new(),
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,
@@ -150,6 +151,7 @@ impl RedirectionSpec {
         match self
             .virtual_interfaces
             .iter()
+            .chain(&self.probe_interfaces)
             .find(|name| !is_interface_name(name))
         {
             Some(name) => Err(SpecError::InterfaceName(name.clone())),
@@ -161,8 +163,9 @@ impl RedirectionSpec {
 /// More than any real pod has; an annotation is somebody else's text.
 const MAX_VIRTUAL_INTERFACES: usize = 64;
 
-/// The kernel's own rule (`dev_valid_name`), narrowed to what iptables' text can carry unquoted.
-fn is_interface_name(name: &str) -> bool {
+/// Whether rules can name this interface: the kernel's own rule (`dev_valid_name`), narrowed to what
+/// iptables' text can carry unquoted.
+pub fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && name != "."
         && name != ".."
@@ -220,7 +223,7 @@ pub enum SpecError {
     #[error("redirection needs IPv4 or IPv6, and both are switched off")]
     NoFamily,
     /// The name cannot be that of a network interface.
-    #[error("virtual interface {0:?} is not an interface name (1 to 15 of A-Z a-z 0-9 . _ - @)")]
+    #[error("{0:?} is not an interface name (1 to 15 of A-Z a-z 0-9 . _ - @)")]
     InterfaceName(String),
     /// The list is longer than the limit.
     #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are taken")]

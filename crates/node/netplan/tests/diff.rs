@@ -24,6 +24,7 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
             ipv6: one != 2,
             dns_capture: dns,
             ingress_bypass: ingress,
+            probe_interfaces: (0..2 - n.min(2)).map(|i| format!("e{i}")).collect(),
             virtual_interfaces: (0..n).map(|i| format!("v{i}{}", u8::from(many))).collect(),
             ..RedirectionSpec::default()
         }

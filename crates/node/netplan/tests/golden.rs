@@ -12,11 +12,18 @@ use ambit_netplan::{
     nft_text, plan, plan_released,
 };
 
+fn ordinary() -> RedirectionSpec {
+    RedirectionSpec {
+        probe_interfaces: vec!["eth0".into()],
+        ..RedirectionSpec::default()
+    }
+}
+
 fn everything() -> RedirectionSpec {
     RedirectionSpec {
         dns_capture: true,
         virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
-        ..RedirectionSpec::default()
+        ..ordinary()
     }
 }
 
@@ -31,14 +38,17 @@ fn restore(spec: &RedirectionSpec, family: Family) -> String {
 
 #[test]
 fn an_ordinary_pod() {
-    insta::assert_snapshot!("ordinary", text(&RedirectionSpec::default()));
-    insta::assert_snapshot!(
-        "ordinary_iptables_v4",
-        restore(&RedirectionSpec::default(), Family::V4)
-    );
-    insta::assert_snapshot!(
-        "ordinary_iptables_v6",
-        restore(&RedirectionSpec::default(), Family::V6)
+    insta::assert_snapshot!("ordinary", text(&ordinary()));
+    insta::assert_snapshot!("ordinary_iptables_v4", restore(&ordinary(), Family::V4));
+    insta::assert_snapshot!("ordinary_iptables_v6", restore(&ordinary(), Family::V6));
+}
+
+#[test]
+fn a_pod_whose_frames_the_node_does_not_see_has_no_exemption_of_probes() {
+    let text = text(&RedirectionSpec::default());
+    assert!(
+        !text.contains("169.254.7.127") && !text.contains("fd16:"),
+        "{text}"
     );
 }
 
@@ -62,7 +72,7 @@ fn an_ingress_of_one_family() {
 #[test]
 fn a_released_pod() {
     insta::assert_snapshot!("released", nft_text::render("ambit", &plan_released()));
-    let (enrolled, released) = (plan(&RedirectionSpec::default()).unwrap(), plan_released());
+    let (enrolled, released) = (plan(&ordinary()).unwrap(), plan_released());
     let script = iptables::restore_script(
         &iptables::desired(&enrolled, Family::V4),
         &iptables::desired(&released, Family::V4),

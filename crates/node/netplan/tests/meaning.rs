@@ -200,7 +200,11 @@ fn packet() -> impl Strategy<Value = Packet> {
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
     (any::<[bool; 4]>(), 0..3u8).prop_map(|([dns, ingress, k6t, probes], one)| RedirectionSpec {
-        exempt_probes: probes,
+        probe_interfaces: if probes {
+            vec!["eth0".into()]
+        } else {
+            Vec::new()
+        },
         ipv4: one != 1,
         ipv6: one != 2,
         dns_capture: dns,
@@ -211,7 +215,8 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
 }
 
 fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
-    spec.exempt_probes
+    !spec.probe_interfaces.is_empty()
+        && p.input == Some("eth0")
         && (p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6))
 }
 

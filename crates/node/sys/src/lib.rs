@@ -8,6 +8,7 @@ pub mod addresses;
 pub mod conntrack;
 pub mod datagram;
 mod iptables;
+pub mod links;
 pub mod loopback;
 mod netlink;
 pub mod netns;

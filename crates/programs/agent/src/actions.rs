@@ -9,9 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, marks};
+use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, is_interface_name, marks};
 use ambit_sys::{
     addresses::addresses_in,
+    links::{self, Links},
     loopback,
     netns::Netns,
     procfs::{self, Attribution, WantedPod},
@@ -34,11 +35,13 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When there is none, or it is the node's own, or its loopback stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Makes redirection stand. Returns what of it stood before.
+    /// Makes redirection stand. Where kubelet's probes are exempt is decided here, by the pod's
+    /// interfaces as they are; `spec` does not say.
     ///
     /// # Errors
     /// When it does not.
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<Stood, ActionError>;
+    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec)
+    -> Result<Redirected, ActionError>;
     /// Closes the connections of a captured pod that its proxy does not carry: those from before its
     /// capture. Kubelet's probes, and what stays within the pod, go on.
     ///
@@ -75,6 +78,16 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When it is left.
     fn remove_host(&self) -> Result<(), ActionError>;
+}
+
+/// A pod's redirection stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirected {
+    /// What of it stood before.
+    pub before: Stood,
+    /// The pod's interfaces, if kubelet's probes arrive on all of them as plaintext like anybody's, because
+    /// the node does not see their frames. For people.
+    pub probed_in_plaintext: Vec<String>,
 }
 
 /// What of a pod's redirection was found.
@@ -142,6 +155,9 @@ pub enum ActionError {
         #[source]
         source: RedirectionError,
     },
+    /// A pod's interfaces.
+    #[error("cannot list the pod's network interfaces")]
+    Links(#[source] io::Error),
     /// A pod's connections.
     #[error("cannot list the pod's connections")]
     Connections(#[source] io::Error),
@@ -242,16 +258,37 @@ impl Actions for KernelActions {
         Ok(netns)
     }
 
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec) -> Result<Stood, ActionError> {
+    fn apply_rules(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<Redirected, ActionError> {
+        let links = match &self.host {
+            Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
+            None => Links::default(),
+        };
+        let names = links.seen.into_iter();
+        let spec = RedirectionSpec {
+            probe_interfaces: names.filter(|name| is_interface_name(name)).collect(),
+            ..spec.clone()
+        };
         let applied =
-            redirection::apply(netns, spec).map_err(|source| ActionError::Redirection {
+            redirection::apply(netns, &spec).map_err(|source| ActionError::Redirection {
                 what: "put in place",
                 source,
             })?;
-        Ok(match applied {
-            Applied::Unchanged => Stood::All,
-            Applied::Installed => Stood::Nothing,
-            Applied::Repaired { what } => Stood::InPart(what.to_string()),
+        // Kubelet asks at the pod's first interface; others in a pod are for other things.
+        let is_exempt = !spec.probe_interfaces.is_empty();
+        let unseen = links.unseen.into_iter().filter(|_| !is_exempt);
+        Ok(Redirected {
+            before: match applied {
+                Applied::Unchanged => Stood::All,
+                Applied::Installed => Stood::Nothing,
+                Applied::Repaired { what } => Stood::InPart(what.to_string()),
+            },
+            probed_in_plaintext: unseen
+                .map(|(name, kind)| format!("{name} ({kind})"))
+                .collect(),
         })
     }
 

@@ -162,7 +162,6 @@ impl Args {
             redirection: RedirectionSpec {
                 ipv6: self.ipv6,
                 dns_capture: self.dns_capture,
-                exempt_probes: self.host_probe_rule,
                 probe_v4: self.probe_v4,
                 probe_v6: self.probe_v6,
                 backend: self.backend,

@@ -20,6 +20,7 @@ spec: {mtls: {mode: STRICT}}
 
 struct Street {
     mesh: Mesh,
+    primary_cni: PrimaryCni,
     /// Of the victim's interface.
     mac: String,
 }
@@ -43,7 +44,11 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         let mesh = Mesh::up_with(&manifests, options);
         mesh.until_captured(VICTIM, true);
         let mac = mac(&mesh, VICTIM);
-        Self { mesh, mac }
+        Self {
+            mesh,
+            primary_cni,
+            mac,
+        }
     }
 
     /// The victim's addresses, each with one of nobody in the same network.
@@ -181,8 +186,11 @@ fn a_neighbours_frames_reach_nothing_but_the_proxy() {
 }
 
 #[test]
-fn the_address_of_probes_opens_no_way_on_a_bridge() {
-    let street = Street::new(PrimaryCni::Bridge);
+fn the_address_of_probes_opens_no_way() {
+    each_cni(pretend_to_be_kubelet);
+}
+
+fn pretend_to_be_kubelet(street: &Street) {
     street.mesh.apply("strict", STRICT);
     let (victim, _) = street.addresses()[0];
     street
@@ -214,22 +222,39 @@ fn the_address_of_probes_opens_no_way_on_a_bridge() {
             &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
         );
         street.get(victim, v4).refused();
-        // Nothing else is in its way.
-        until("the neighbour passes where the node lets it", || {
-            let delete = "nft delete table bridge ambit-probes";
-            let _restored = street
-                .mesh
-                .client()
-                .output("legacy/on-the-node", &["sh", "-c", delete]);
+        // Nothing else is in its way: not where the node lets it, or the victim's rules do.
+        let family = if v4 { "ip" } else { "ip6" };
+        let (pod, opened) = match street.primary_cni {
+            PrimaryCni::Macvlan => (
+                VICTIM,
+                format!(
+                    "nft 'insert rule inet ambit nat-prerouting {family} saddr {probe} accept; \
+                     insert rule inet ambit guard-input {family} saddr {probe} accept'"
+                ),
+            ),
+            _ => (
+                "legacy/on-the-node",
+                "nft delete table bridge ambit-probes".to_owned(),
+            ),
+        };
+        until("the neighbour passes where it is let", || {
+            let command = ["sh", "-c", &opened];
+            let _repaired = street.mesh.client().output(pod, &command);
             street.get(victim, v4).succeeded()
         });
         street.sh(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
         street.sh(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
-        // The agent finds the rules gone.
-        until("the node's rules stand again", || {
-            let list = ["nft", "list", "table", "bridge", "ambit-probes"];
-            let output = street.mesh.client().output("legacy/on-the-node", &list);
-            output.unwrap().code == 0
+        // The agent finds it.
+        until("the rules stand again", || {
+            let (pod, list) = match street.primary_cni {
+                PrimaryCni::Macvlan => (VICTIM, "nft list table inet ambit"),
+                _ => ("legacy/on-the-node", "nft list table bridge ambit-probes"),
+            };
+            let output = street.mesh.client().output(pod, &["sh", "-c", list]);
+            let output = output.unwrap();
+            // The bridge's names the address to drop it, the pod's does not at all.
+            let on_bridge = street.primary_cni == PrimaryCni::Bridge;
+            output.code == 0 && output.stdout.contains(probe) == on_bridge
         });
     }
 }

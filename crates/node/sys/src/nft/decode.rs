@@ -236,6 +236,7 @@ mod tests {
         let spec = RedirectionSpec {
             dns_capture: true,
             virtual_interfaces: vec!["k6t".into()],
+            probe_interfaces: vec!["eth0".into()],
             ..RedirectionSpec::default()
         };
         let mut all = vec![

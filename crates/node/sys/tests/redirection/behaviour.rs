@@ -89,7 +89,7 @@ fn inbound_plaintext_reaches_the_proxy_and_tunnels_are_untouched() {
 }
 
 #[test]
-fn probes_reach_the_application_directly() {
+fn probes_reach_the_application_directly_where_the_node_sees_the_interface() {
     each(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
@@ -110,6 +110,19 @@ fn probes_reach_the_application_directly() {
         assert_eq!(seen.ip(), probe, "{backend}");
         talk(&mut client, &mut served);
         nobody(&proxy.inbound);
+
+        for interfaces in [vec![], vec!["eth1".to_owned()]] {
+            let unseen = RedirectionSpec {
+                probe_interfaces: interfaces,
+                ..with(backend)
+            };
+            apply(&world.pod, &unseen).unwrap();
+            let from = SocketAddr::new(probe, 0);
+            let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
+            let (mut captured, _) = accept(&proxy.inbound);
+            talk(&mut client, &mut captured);
+            nobody(&app);
+        }
     });
 }
 

@@ -15,6 +15,7 @@ mod dns;
 mod foreign;
 mod host;
 mod hostile;
+mod links;
 mod packets;
 mod standing;
 mod world;
@@ -30,6 +31,7 @@ const BACKENDS: [Backend; 3] = [
 fn with(backend: Backend) -> RedirectionSpec {
     RedirectionSpec {
         backend,
+        probe_interfaces: vec!["eth0".into()],
         ..RedirectionSpec::default()
     }
 }

@@ -210,19 +210,30 @@ fn carry_out<A: Actions>(
             spec,
             close_earlier,
         } => {
-            return match actions.apply_rules(netns, spec) {
-                Ok(Stood::All) => Ok(Done::Simply),
-                Ok(Stood::Nothing) if *close_earlier => {
-                    Ok(if earlier::close(actions, metrics, uid, netns) {
+            let redirected = match actions.apply_rules(netns, spec) {
+                Ok(redirected) => redirected,
+                Err(error) => return Err(with_causes(&error)),
+            };
+            let interfaces = redirected.probed_in_plaintext.join(", ");
+            if redirected.before != Stood::All && !interfaces.is_empty() {
+                tracing::warn!(
+                    %uid, interfaces,
+                    "kubelet's probes of this pod count as plaintext on these interfaces: the node does \
+                     not see their frames, so a neighbour could pretend to be kubelet"
+                );
+            }
+            return Ok(match redirected.before {
+                Stood::All => Done::Simply,
+                Stood::Nothing if *close_earlier => {
+                    if earlier::close(actions, metrics, uid, netns) {
                         Done::ClosedEarlier(netns.clone())
                     } else {
                         Done::Simply
-                    })
+                    }
                 }
-                Ok(Stood::Nothing) => Ok(Done::Repaired("all of it was missing".to_owned())),
-                Ok(Stood::InPart(what)) => Ok(Done::Repaired(what)),
-                Err(error) => Err(with_causes(&error)),
-            };
+                Stood::Nothing => Done::Repaired("all of it was missing".to_owned()),
+                Stood::InPart(what) => Done::Repaired(what),
+            });
         }
         Step::ReleaseRules { netns } => actions.release_rules(netns),
         Step::UpsertProbes { addresses } => actions.upsert_probes(uid, addresses),

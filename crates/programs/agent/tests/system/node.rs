@@ -299,6 +299,7 @@ impl Pod {
     pub fn is_redirected(&self) -> bool {
         let usual = RedirectionSpec {
             dns_capture: true,
+            probe_interfaces: vec!["eth0".to_owned()],
             ..RedirectionSpec::default()
         };
         redirection::observe(self.namespace.netns(), &usual)

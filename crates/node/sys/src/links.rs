@@ -1,0 +1,159 @@
+//! Which of a pod's interfaces the node sees every frame of.
+//!
+//! Kubelet's probes pass by the proxy because of their source address, and the node's rules keep everybody
+//! else from having it. They do so only where frames come through the node's own network stack: over a veth
+//! pair whose other end is the node's, routed or on a bridge of Linux. Neighbours on a macvlan, an ipvlan, a
+//! device of hardware or a switch such as Open vSwitch meet none of the node's rules.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use crate::{
+    netlink::{Attrs, Socket, attr, text, u32_ne},
+    netns::Netns,
+};
+
+const GET_LINK: u16 = 18;
+const GET_NETNS_ID: u16 = 90;
+/// `struct ifinfomsg`: family, padding, type, index, flags, which of the flags.
+const HEADER: usize = 16;
+const INDEX: usize = 4;
+const FLAGS: usize = 8;
+const UP: u32 = 1;
+/// `struct rtgenmsg`, padded.
+const GENMSG: usize = 4;
+/// `NETNSA_*`.
+const NETNS_ID: u16 = 1;
+const NETNS_FD: u16 = 3;
+/// `IFLA_*`.
+const NAME: u16 = 3;
+const PEER: u16 = 5;
+const MASTER: u16 = 10;
+const INFO: u16 = 18;
+const PEER_NETNS_ID: u16 = 37;
+/// `IFLA_INFO_KIND`.
+const KIND: u16 = 1;
+/// Index of loopback: the same in every namespace.
+const LOOPBACK: u32 = 1;
+
+/// The interfaces of a pod, loopback aside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Links {
+    /// Names of those of which the node sees every frame.
+    pub seen: Vec<String>,
+    /// Those in use of which it does not: name and kind, as `ip -d link` shows it.
+    pub unseen: Vec<(String, String)>,
+}
+
+/// Looks at the interfaces of `pod`, a pod of the node whose namespace is `node`.
+///
+/// # Errors
+/// When one of the namespaces cannot be entered or the kernel does not answer.
+pub fn links(pod: &Netns, node: &Netns) -> io::Result<Links> {
+    let (all, node_id) = pod.run(|| {
+        let mut socket = Socket::open(None)?;
+        let mut all = Vec::new();
+        socket.dump(GET_LINK, &[&[0; HEADER]], |link| all.extend(read(link)))?;
+        // After the links: the kernel gives a namespace its number when it first has to name it.
+        Ok::<_, io::Error>((all, netns_id(&mut socket, node)?))
+    })??;
+    let mut found = Links::default();
+    for link in all.into_iter().filter(|link| link.index != LOOPBACK) {
+        let peer = link.peer_in(node_id);
+        if peer.map(|index| is_guarded(node, index)).transpose()? == Some(true) {
+            found.seen.push(link.name);
+        } else if link.flags & UP != 0 {
+            found.unseen.push((link.name, link.kind));
+        }
+    }
+    Ok(found)
+}
+
+struct Link {
+    index: u32,
+    flags: u32,
+    name: String,
+    /// Empty for hardware.
+    kind: String,
+    peer: Option<u32>,
+    peer_netns_id: Option<u32>,
+    master: Option<u32>,
+}
+
+impl Link {
+    /// The index of the other end of a veth pair, if that is in the namespace of this number.
+    fn peer_in(&self, netns_id: Option<u32>) -> Option<u32> {
+        let is_there = netns_id.is_some() && self.peer_netns_id == netns_id;
+        self.peer.filter(|_| is_there && self.kind == "veth")
+    }
+}
+
+fn read(link: &[u8]) -> Option<Link> {
+    let attributes = link.get(HEADER..)?;
+    let number = |kind| attr(attributes, kind).and_then(u32_ne);
+    let kind = attr(attributes, INFO).and_then(|info| attr(info, KIND));
+    Some(Link {
+        index: u32_ne(link.get(INDEX..)?)?,
+        flags: u32_ne(link.get(FLAGS..)?)?,
+        name: attr(attributes, NAME).and_then(text)?.to_owned(),
+        kind: kind.and_then(text).unwrap_or_default().to_owned(),
+        peer: number(PEER),
+        peer_netns_id: number(PEER_NETNS_ID),
+        master: number(MASTER),
+    })
+}
+
+/// The number that `netns` has in the calling thread's namespace; `None` if it has none.
+fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
+    let fd = u32::try_from(netns.as_fd().as_raw_fd()).unwrap_or_default();
+    let request = Attrs::new().u32(NETNS_FD, fd).into_bytes();
+    let answer = socket.get(GET_NETNS_ID, &[&[0; GENMSG], &request])?;
+    let number = answer.and_then(|answer| attr(answer.get(GENMSG..)?, NETNS_ID).and_then(u32_ne));
+    // Minus one: not assigned.
+    Ok(number.filter(|number| *number != u32::MAX))
+}
+
+/// Whether frames from the node's interface meet the node's rules: it is not the port of something that
+/// forwards them by itself.
+fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
+    node.run(|| {
+        let mut socket = Socket::open(None)?;
+        let Some(link) = get(&mut socket, index)? else {
+            return Ok(false);
+        };
+        let Some(master) = link.master else {
+            return Ok(true);
+        };
+        let master = get(&mut socket, master)?;
+        Ok(master.is_some_and(|master| ["bridge", "vrf"].contains(&master.kind.as_str())))
+    })?
+}
+
+fn get(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
+    let mut header = [0; HEADER];
+    if let Some(bytes) = header.get_mut(INDEX..INDEX + 4) {
+        bytes.copy_from_slice(&index.to_ne_bytes());
+    }
+    match socket.get(GET_LINK, &[&header]) {
+        Ok(link) => Ok(link.and_then(|link| read(&link))),
+        // It has just gone.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn no_answer_makes_the_reader_panic(bytes: Vec<u8>) {
+            drop(read(&bytes));
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Which of a pod's interfaces the node sees, and so may exempt probes on.
+
+use ambit_sys::{
+    links::{Links, links},
+    netns::Netns,
+};
+use std::os::fd::AsRawFd;
+
+use super::world::*;
+
+fn in_pod(node: &Netns, pod: &Netns, command: &str) {
+    let open = rustix::io::fcntl_dupfd_cloexec(pod, 0).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd());
+    sh(node, &command.replace("POD", &path));
+}
+
+#[test]
+fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
+    let (node, pod, other) = (new_netns(), new_netns(), new_netns());
+    sh(
+        &node,
+        "ip link set lo up; ip link add br0 type bridge; ip link add up0 type veth peer name up1; ip link set up0 up",
+    );
+    assert_eq!(links(&pod, &node).unwrap(), Links::default());
+    for wiring in [
+        "ip link add ptp0 type veth peer name routed netns POD",
+        "ip link add port0 type veth peer name bridged netns POD; ip link set port0 master br0",
+        "ip link add sub0 link up0 type macvlan mode bridge; ip link set sub0 netns POD",
+    ] {
+        in_pod(&node, &pod, wiring);
+    }
+    // Of another namespace, and of the pod itself; the numbers of ends may be those of the node's.
+    in_pod(
+        &other,
+        &pod,
+        "ip link add far0 type veth peer name far netns POD",
+    );
+    sh(
+        &pod,
+        "ip link add own0 type veth peer name own1; ip link add docker0 type bridge; \
+         for link in routed bridged sub0 far own0 docker0; do ip link set $link up; done",
+    );
+    let mut found = links(&pod, &node).unwrap();
+    found.seen.sort();
+    assert_eq!(found.seen, ["bridged", "routed"]);
+    let unseen: Vec<_> = found
+        .unseen
+        .iter()
+        .map(|(name, kind)| format!("{name}={kind}"))
+        .collect();
+    for link in ["sub0=macvlan", "far=veth", "own0=veth", "docker0=bridge"] {
+        assert!(unseen.contains(&link.to_owned()), "{unseen:?}");
+    }
+    // From where the peers are not, none is.
+    assert_eq!(links(&pod, &other).unwrap().seen, ["far"]);
+    assert!(links(&pod, &pod).unwrap().seen.is_empty());
+}

@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::status::{self, Status};
+
 macro_rules! custom_resource {
-    ($(#[$doc:meta])* $name:ident, $spec:ident) => {
+    ($(#[$doc:meta])* $name:ident, $spec:ident, $group:literal, $plural:literal) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -31,24 +33,55 @@ macro_rules! custom_resource {
             #[serde(default, skip_serializing_if = "Value::is_null")]
             pub status: Value,
         }
+
+        impl k8s_openapi::Resource for $name {
+            const API_VERSION: &'static str = concat!($group, "/v1");
+            const GROUP: &'static str = $group;
+            const KIND: &'static str = stringify!($name);
+            const VERSION: &'static str = "v1";
+            const URL_PATH_SEGMENT: &'static str = $plural;
+            type Scope = NamespaceResourceScope;
+        }
+
+        impl k8s_openapi::Metadata for $name {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+
+        impl Status for $name {
+            fn api_version(&self) -> &str {
+                &self.api_version
+            }
+
+            fn conditions(&self) -> Vec<Value> {
+                status::conditions(&self.status)
+            }
+        }
     };
 }
 
 custom_resource! {
     /// Who may call whom.
-    AuthorizationPolicy, AuthorizationPolicySpec
+    AuthorizationPolicy, AuthorizationPolicySpec, "security.istio.io", "authorizationpolicies"
 }
 custom_resource! {
     /// Whether plaintext is accepted.
-    PeerAuthentication, PeerAuthenticationSpec
+    PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications"
 }
 custom_resource! {
     /// A service outside Kubernetes.
-    ServiceEntry, ServiceEntrySpec
+    ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries"
 }
 custom_resource! {
     /// A workload outside Kubernetes.
-    WorkloadEntry, WorkloadEntrySpec
+    WorkloadEntry, WorkloadEntrySpec, "networking.istio.io", "workloadentries"
 }
 
 /// Which workloads a policy concerns, by labels that must all be equal.

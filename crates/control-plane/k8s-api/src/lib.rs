@@ -1,14 +1,18 @@
 //! Kubernetes and Istio API types, labels and annotations as Ambit reads them.
 //!
 //! Core kinds are k8s-openapi's; Istio kinds are ours ([`istio`]), strict about unknown fields because
-//! a misspelt field of a policy must not silently widen it. Knows no files, clients or tasks.
+//! a misspelt field of a policy must not silently widen it. The list of kinds is [`for_each_kind`]. Knows
+//! no files, clients or tasks.
 #![forbid(unsafe_code)]
 
 pub mod enablement;
+mod event;
 pub mod istio;
 pub mod labels;
 mod object;
+pub mod status;
 
+pub use event::{ObjectEvent, Origin};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{
@@ -18,4 +22,8 @@ pub use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-pub use object::{InvalidObject, Kind, Object, ObjectKey, ReadKeyError, is_dns_name};
+pub use object::{
+    Definition, InvalidObject, Kind, Object, ObjectKey, ObjectType, ReadKeyError, created,
+    is_dns_name,
+};
+pub use status::Status;

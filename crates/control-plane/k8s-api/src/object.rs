@@ -3,20 +3,69 @@
 use std::{fmt, sync::Arc};
 
 use arcstr::ArcStr;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{Resource, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
     AuthorizationPolicy, Deployment, EndpointSlice, Namespace, Node, PeerAuthentication, Pod,
-    Service, ServiceAccount, ServiceEntry, WorkloadEntry,
+    Service, ServiceAccount, ServiceEntry, Status, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
+/// Every kind of object that the mesh reads, in the order in which a fresh reader wants them. Calls the
+/// macro that it is given with the list: type, whether its objects live in a namespace, whether its
+/// definition is a custom one, and what it is. All that goes by kind is made from this list.
+#[macro_export]
+macro_rules! for_each_kind {
+    ($then:ident) => {
+        $then! {
+            Namespace, false, BuiltIn, "A namespace.";
+            Node, false, BuiltIn, "A node.";
+            ServiceAccount, true, BuiltIn, "A service account.";
+            Pod, true, BuiltIn, "A pod.";
+            Deployment, true, BuiltIn, "A deployment (expanded to pods by the lab or by Kubernetes).";
+            Service, true, BuiltIn, "A service.";
+            EndpointSlice, true, BuiltIn, "Endpoints of a service.";
+            ServiceEntry, true, Custom, "A service outside Kubernetes.";
+            WorkloadEntry, true, Custom, "A workload outside Kubernetes.";
+            AuthorizationPolicy, true, Custom, "Who may call whom.";
+            PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
+        }
+    };
+}
+
+/// Where the definition of a kind comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Definition {
+    /// Kubernetes itself: it is always there.
+    BuiltIn,
+    /// A CustomResourceDefinition, which may be missing, come later, or go.
+    Custom,
+}
+
+/// The type of one kind of object.
+pub trait ObjectType:
+    Status
+    + k8s_openapi::Resource
+    + k8s_openapi::Metadata<Ty = ObjectMeta>
+    + Into<Object>
+    + Clone
+    + fmt::Debug
+    + Default
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+    /// The kind.
+    const OBJECT_KIND: Kind;
+}
+
 macro_rules! kinds {
-    ($($kind:ident, $group:literal, $namespaced:literal, $doc:literal;)*) => {
+    ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
         /// A kind of object that the mesh reads.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Kind { $(#[doc = $doc] $kind,)* }
@@ -32,7 +81,17 @@ macro_rules! kinds {
 
             /// Its API group; empty for the core group.
             pub fn group(self) -> &'static str {
-                match self { $(Self::$kind => $group,)* }
+                match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
+            }
+
+            /// Its name in paths.
+            pub fn plural(self) -> &'static str {
+                match self { $(Self::$kind => <$kind as Resource>::URL_PATH_SEGMENT,)* }
+            }
+
+            /// Where its definition comes from.
+            pub fn definition(self) -> Definition {
+                match self { $(Self::$kind => Definition::$definition,)* }
             }
 
             /// Whether its objects live in a namespace.
@@ -56,6 +115,11 @@ macro_rules! kinds {
                 match self { $(Self::$kind(object) => &object.metadata,)* }
             }
 
+            /// What it says of its own state.
+            pub fn status(&self) -> &dyn Status {
+                match self { $(Self::$kind(object) => &**object,)* }
+            }
+
             /// Reads an object of `kind` from its JSON form; the error names the field.
             pub fn from_value(kind: Kind, value: &Value) -> Result<Self, InvalidObject> {
                 check_nulls(kind, value)?;
@@ -67,23 +131,15 @@ macro_rules! kinds {
             fn from(object: $kind) -> Self {
                 Self::$kind(Arc::new(object))
             }
+        }
+
+        impl ObjectType for $kind {
+            const OBJECT_KIND: Kind = Kind::$kind;
         })*
     };
 }
 
-kinds! {
-    Namespace, "", false, "A namespace.";
-    Node, "", false, "A node.";
-    ServiceAccount, "", true, "A service account.";
-    Pod, "", true, "A pod.";
-    Deployment, "apps", true, "A deployment (expanded to pods by the lab or by Kubernetes).";
-    Service, "", true, "A service.";
-    EndpointSlice, "discovery.k8s.io", true, "Endpoints of a service.";
-    ServiceEntry, "networking.istio.io", true, "A service outside Kubernetes.";
-    WorkloadEntry, "networking.istio.io", true, "A workload outside Kubernetes.";
-    AuthorizationPolicy, "security.istio.io", true, "Who may call whom.";
-    PeerAuthentication, "security.istio.io", true, "Whether plaintext is accepted.";
-}
+for_each_kind!(kinds);
 
 impl Kind {
     /// The kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A manifest
@@ -94,6 +150,11 @@ impl Kind {
         Self::ALL.iter().copied().find(|known| {
             known.as_str() == kind && group.is_none_or(|group| group == known.group())
         })
+    }
+
+    /// Whether it is one of Istio's, which have conventions of their own.
+    pub fn is_istio(self) -> bool {
+        self.group().ends_with(".istio.io")
     }
 }
 
@@ -270,12 +331,10 @@ fn null_path(value: &Value, path: &mut String) -> bool {
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
-        Some(spec) if kind.group().ends_with(".istio.io") && null_path(spec, &mut path) => {
-            Err(InvalidObject {
-                field: path,
-                message: "is null; give a value, or leave it out".to_owned(),
-            })
-        }
+        Some(spec) if kind.is_istio() && null_path(spec, &mut path) => Err(InvalidObject {
+            field: path,
+            message: "is null; give a value, or leave it out".to_owned(),
+        }),
         _ => Ok(()),
     }
 }
@@ -285,6 +344,12 @@ fn read<T: DeserializeOwned>(value: &Value) -> Result<T, InvalidObject> {
         field: error.path().to_string(),
         message: error.into_inner().to_string(),
     })
+}
+
+/// When an object was made, as text that sorts by time; objects without such a time come first.
+pub fn created(metadata: &ObjectMeta) -> String {
+    let time = metadata.creation_timestamp.as_ref();
+    time.map(|time| time.0.to_string()).unwrap_or_default()
 }
 
 /// Whether a text is a name as Kubernetes allows it (RFC 1123), at most `max` bytes long.

@@ -13,51 +13,13 @@ mod merge;
 mod scan;
 mod tree;
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use ambit_k8s_api::{InvalidObject, Object, ObjectKey};
-use serde_json::Value;
+use ambit_k8s_api::{Object, ObjectKey};
 
+pub use ambit_k8s_api::{ObjectEvent, Origin};
 pub use follow::{ManifestDirs, OpenError, read};
 pub use merge::merge_patch;
-
-/// Where an object is written.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin {
-    /// The file.
-    pub file: Arc<Path>,
-    /// First line of the document, or the line of a fault; counted from 1.
-    pub line: u64,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file.display(), self.line)
-    }
-}
-
-/// What happened to an object.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ObjectEvent {
-    /// It is new or changed.
-    Applied {
-        /// The object, all layers merged.
-        object: Object,
-        /// Where its first layer is written.
-        origin: Origin,
-    },
-    /// It is there, but cannot be read, and no readable form of it is known.
-    Refused {
-        /// Which.
-        key: ObjectKey,
-        /// Why.
-        error: InvalidObject,
-        /// All of it.
-        value: Box<Value>,
-    },
-    /// It is gone.
-    Deleted(ObjectKey),
-}
 
 /// Something that could not be read. It stands until it is mended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

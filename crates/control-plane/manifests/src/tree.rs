@@ -247,9 +247,10 @@ impl Tree {
         let (value, origin, mut problem) = self.lay(&key);
         let event = match (value, origin) {
             (Some(value), Some(origin)) => match Object::from_value(key.kind, &value) {
-                Ok(object) => self
-                    .is_news(&key, &value)
-                    .then_some(ObjectEvent::Applied { object, origin }),
+                Ok(object) => self.is_news(&key, &value).then_some(ObjectEvent::Applied {
+                    object,
+                    origin: Some(origin),
+                }),
                 Err(error) => {
                     problem = Some(Problem {
                         origin,

@@ -1,9 +1,8 @@
 //! The Kubernetes API as the source of objects.
 //!
-//! One watch a kind, each in a task of its own; [`Informers`] gathers what they tell. An object is cut
-//! down to what the mesh reads before anything else sees it. Endpoint slices that Kubernetes itself
-//! keeps for services with a selector are not watched: their pods are known by the selector. Kinds of
-//! Istio may have no definition in the cluster, now or later: see [`custom`].
+//! One watch a kind, each in a task of its own; [`Informers`] gathers their updates. Which kinds are watched,
+//! and how, is what `ambit_derive` says of each. An object is cut down to what the mesh reads before
+//! anything else sees it. Custom kinds may have no definition in the cluster, now or later: see [`custom`].
 //!
 //! What the service account needs:
 //!
@@ -30,143 +29,69 @@ mod slim;
 
 use std::{collections::BTreeSet, fmt};
 
-use ambit_k8s_api::{EndpointSlice, Kind, Namespace, Node, Object, ObjectKey, Service};
+use ambit_derive::{Extent, Followed, KindVisitor, visit_kinds};
+use ambit_k8s_api::{Definition, Kind, Object, ObjectEvent, ObjectKey};
 use ambit_kube_kit::watch::{self, ObjectId, Watch, WatchEvent};
 use ambit_rt::DrainWatcher;
-use kube::{Api, Client, Resource, core::PartialObjectMeta};
+use kube::{Api, Client, Resource, core::PartialObjectMeta, runtime::watcher};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as signal};
 
-use crate::source::{Change, Event};
-use slim::SlimPod;
+use crate::source::Change;
+use slim::Slim;
 
-/// Events that wait for the index; then the watches wait.
+/// Updates that wait for the index; then the watches wait.
 const QUEUE: usize = 1024;
-/// Most events taken at once.
+/// Most updates taken at once.
 const BATCH: usize = 512;
-/// Label of endpoint slices that Kubernetes keeps for services with a selector.
-const NOT_FROM_SELECTORS: &str =
-    "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
 
-/// What a watch tells the index.
+/// What a watch reports.
 #[derive(Debug)]
-enum Told {
-    Event(Event),
-    /// Every object of the kind that existed at the start was told.
+enum Update {
+    Object(ObjectEvent),
+    /// Every object of the kind that existed at the start was reported.
     Listed(Kind),
 }
 
 /// Everything that is watched.
 #[derive(Debug)]
 pub struct Informers {
-    told: mpsc::Receiver<Told>,
+    updates: mpsc::Receiver<Update>,
+    /// Kinds that are not listed yet.
     waiting: BTreeSet<Kind>,
 }
 
 impl Informers {
     /// Begins to watch; ends with the drain.
     pub fn start(client: &Client, drain: &DrainWatcher) -> Self {
-        let (sender, told) = mpsc::channel(QUEUE);
-        let teller = Teller {
-            sender,
-            drain: drain.clone(),
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let mut start = Start {
+            client: client.clone(),
+            updates: Updates {
+                sender,
+                drain: drain.clone(),
+            },
+            definitions: definitions::follow(client, drain),
+            waiting: BTreeSet::new(),
         };
-        let mut waiting = BTreeSet::new();
-        let mut kind = |kind| {
-            waiting.insert(kind);
-            kind
-        };
-        let all = watch::config();
-        teller.follow(
-            kind(Kind::Namespace),
-            Api::<PartialObjectMeta<Namespace>>::all(client.clone()),
-            all.clone(),
-            |namespace| {
-                let metadata = slim::metadata(&namespace.metadata);
-                Namespace {
-                    metadata,
-                    ..Namespace::default()
-                }
-                .into()
-            },
-        );
-        teller.follow(
-            kind(Kind::Node),
-            Api::<PartialObjectMeta<Node>>::all(client.clone()),
-            all.clone(),
-            |node| {
-                let metadata = slim::metadata(&node.metadata);
-                Node {
-                    metadata,
-                    ..Node::default()
-                }
-                .into()
-            },
-        );
-        teller.follow(
-            kind(Kind::Pod),
-            Api::<SlimPod>::all(client.clone()),
-            all.clone(),
-            |pod| pod.0.clone().into(),
-        );
-        teller.follow(
-            kind(Kind::Service),
-            Api::<Service>::all(client.clone()),
-            all.clone(),
-            |service| {
-                let metadata = slim::metadata(&service.metadata);
-                Service {
-                    metadata,
-                    spec: service.spec.clone(),
-                    status: service.status.clone(),
-                }
-                .into()
-            },
-        );
-        teller.follow(
-            kind(Kind::EndpointSlice),
-            Api::<EndpointSlice>::all(client.clone()),
-            all.labels(NOT_FROM_SELECTORS),
-            |slice| {
-                let metadata = slim::metadata(&slice.metadata);
-                EndpointSlice {
-                    metadata,
-                    ..slice.clone()
-                }
-                .into()
-            },
-        );
-        let changed = definitions::follow(client, drain);
-        for (of, plural) in custom::KINDS {
-            let follower = custom::Follower {
-                client: client.clone(),
-                kind: kind(*of),
-                plural,
-                teller: teller.clone(),
-                definitions: changed.clone(),
-            };
-            let mut drain = drain.clone();
-            ambit_rt::spawn("informer", async move {
-                tokio::select! {
-                    () = follower.run() => {}
-                    _ = drain.started() => {}
-                }
-            });
+        visit_kinds(&mut start);
+        Self {
+            updates,
+            waiting: start.waiting,
         }
-        Self { told, waiting }
     }
 
     /// Waits for what happened next; `None` if nothing can happen any more.
     pub async fn changed(&mut self) -> Option<Change> {
         let mut batch = Vec::new();
-        if self.told.recv_many(&mut batch, BATCH).await == 0 {
+        if self.updates.recv_many(&mut batch, BATCH).await == 0 {
             return None;
         }
         let mut change = Change::default();
-        for told in batch {
-            match told {
-                Told::Event(event) => change.events.push(event),
-                Told::Listed(kind) => {
+        for update in batch {
+            match update {
+                Update::Object(event) => change.events.push(event),
+                Update::Listed(kind) => {
                     if self.waiting.remove(&kind) && self.waiting.is_empty() {
                         tracing::info!("every object of the cluster is read");
                     }
@@ -178,61 +103,118 @@ impl Informers {
     }
 }
 
-/// The watches' way to the index.
-#[derive(Clone)]
-struct Teller {
-    sender: mpsc::Sender<Told>,
-    drain: DrainWatcher,
+/// Starts a watch a kind.
+struct Start {
+    client: Client,
+    updates: Updates,
+    /// See [`definitions`].
+    definitions: signal::Receiver<u64>,
+    waiting: BTreeSet<Kind>,
 }
 
-impl fmt::Debug for Teller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Teller")
+impl KindVisitor for Start {
+    fn visit<K: Followed>(&mut self) {
+        let kind = K::OBJECT_KIND;
+        let config = match K::EXTENT {
+            Extent::Nothing => return,
+            Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
+            Extent::Whole {
+                labels: Some(labels),
+            } => watch::config().labels(labels),
+        };
+        self.waiting.insert(kind);
+        let client = self.client.clone();
+        match (kind.definition(), K::EXTENT) {
+            (Definition::Custom, _) => self.follow_custom(kind, config),
+            (Definition::BuiltIn, Extent::Metadata) => {
+                let api = Api::<PartialObjectMeta<K>>::all(client);
+                self.updates.follow(kind, api, config, slim::metadata_only);
+            }
+            (Definition::BuiltIn, _) => {
+                let api = Api::<Slim<K>>::all(client);
+                let read = |slim: &Slim<K>| slim.0.clone().into();
+                self.updates.follow(kind, api, config, read);
+            }
+        }
     }
 }
 
-impl Teller {
+impl Start {
+    fn follow_custom(&self, kind: Kind, config: watcher::Config) {
+        let follower = custom::Follower {
+            client: self.client.clone(),
+            kind,
+            config,
+            updates: self.updates.clone(),
+            definitions: self.definitions.clone(),
+        };
+        let mut drain = self.updates.drain.clone();
+        ambit_rt::spawn("informer", async move {
+            tokio::select! {
+                () = follower.run() => {}
+                _ = drain.started() => {}
+            }
+        });
+    }
+}
+
+/// The watches' way to the index.
+#[derive(Clone)]
+struct Updates {
+    sender: mpsc::Sender<Update>,
+    drain: DrainWatcher,
+}
+
+impl fmt::Debug for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Updates")
+    }
+}
+
+impl Updates {
     /// Follows all objects of a kind in a task of its own.
     fn follow<K>(
         &self,
         kind: Kind,
         api: Api<K>,
-        config: kube::runtime::watcher::Config,
+        config: watcher::Config,
         read: impl Fn(&K) -> Object + Send + Sync + 'static,
     ) where
         K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
     {
-        let teller = self.clone();
+        let updates = self.clone();
         let mut drain = self.drain.clone();
         ambit_rt::spawn("informer", async move {
             let mut watch =
                 Watch::new(kind.as_str(), api, config, move |object| Some(read(object)));
-            let tell = async {
+            let follow = async {
                 loop {
-                    let told = match watch.next().await {
-                        WatchEvent::Object(_, object) => Told::Event(Event::Applied {
+                    let update = match watch.next().await {
+                        WatchEvent::Object(_, object) => Update::Object(ObjectEvent::Applied {
                             object,
                             origin: None,
                         }),
-                        WatchEvent::Gone(id) => Told::Event(Event::Deleted(key(kind, &id))),
-                        WatchEvent::Listed => Told::Listed(kind),
+                        WatchEvent::Gone(id) => {
+                            Update::Object(ObjectEvent::Deleted(key(kind, &id)))
+                        }
+                        WatchEvent::Listed => Update::Listed(kind),
                         WatchEvent::Listing | WatchEvent::Away(_) => continue,
                     };
-                    if !teller.tell(told).await {
+                    if !updates.send(update).await {
                         return;
                     }
                 }
             };
             tokio::select! {
-                () = tell => {}
+                () = follow => {}
                 _ = drain.started() => {}
             }
         });
     }
 
     /// False when nobody listens any more.
-    async fn tell(&self, told: Told) -> bool {
-        self.sender.send(told).await.is_ok()
+    async fn send(&self, update: Update) -> bool {
+        self.sender.send(update).await.is_ok()
     }
 }
 

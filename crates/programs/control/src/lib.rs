@@ -1,15 +1,16 @@
 //! The control plane: derives the mesh from Kubernetes objects, serves delta xDS, is the CA.
 //!
-//! [`source`] tells of objects, from files or from [`kubernetes`]; [`derive`] is pure; [`mesh`] feeds it
-//! and publishes; [`xds`] and [`ca`] serve over one gRPC port ([`grpc`]); [`auth`] and [`access`] say who
-//! may call; [`status`] tells operators, [`startup_taint`] the scheduler; [`environment`] is what all of it is built on; [`run`] puts it together.
+//! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
+//! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and [`ca`] serve over one gRPC port
+//! ([`grpc`]); [`auth`] and [`access`] say who may call; [`status`] writes conditions for operators,
+//! [`startup_taint`] lifts the taint for the scheduler; [`environment`] is what all of it is built on;
+//! [`run`] puts it together.
 #![forbid(unsafe_code)]
 
 pub mod access;
 pub mod args;
 pub mod auth;
 pub mod ca;
-pub mod derive;
 pub mod environment;
 pub mod grpc;
 pub mod kubernetes;
@@ -17,7 +18,6 @@ mod leading;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
-pub mod problems;
 pub mod run;
 pub mod serving;
 pub mod source;

@@ -1,10 +1,12 @@
 //! From the source of objects to the store that clients are served from.
 //!
 //! One task owns the index. Pods reach the directory of pods at once (a certificate may be asked for
-//! in the same moment); records are published after a short quiet, so that a burst is one push.
+//! in the same moment); publication is debounced, so that a burst is one push.
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_derive::{Index, MeshConfig, PodDirectory, Problem, Severity};
+use ambit_k8s_api::ObjectEvent;
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
@@ -13,18 +15,16 @@ use tokio::{
 };
 
 use crate::{
-    derive::{Index, MeshConfig, PodDirectory},
     metrics::Metrics,
-    problems::{Problem, Severity},
-    source::{Change, Event, Source},
+    source::{Change, Source},
     status::{self, Facts, Report, Seen},
     xds::{Store, store::Collection},
 };
 
-/// How long objects must be quiet before records are published.
-const QUIET: Duration = Duration::from_millis(10);
-/// How long publishing may be put off.
-const LONGEST: Duration = Duration::from_millis(100);
+/// How long no object may have changed before records are published.
+const DEBOUNCE: Duration = Duration::from_millis(10);
+/// How long publication may be put off.
+const MAX_DELAY: Duration = Duration::from_millis(100);
 
 /// What other parts see of the mesh.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Follower {
         // When the oldest and the newest unpublished change came.
         let mut waiting: Option<(Instant, Instant)> = None;
         loop {
-            let due = waiting.map(|(first, last)| (last + QUIET).min(first + LONGEST));
+            let due = waiting.map(|(first, last)| (last + DEBOUNCE).min(first + MAX_DELAY));
             tokio::select! {
                 change = source.changed() => match change {
                     Some(change) => {
@@ -122,15 +122,7 @@ impl Follower {
     fn take(&mut self, change: &Change) {
         let mut pods = self.mesh.pods.write();
         for event in &change.events {
-            match event {
-                Event::Applied { object, origin } => {
-                    self.index.apply(object, origin.clone(), &mut pods);
-                }
-                Event::Refused { key, error, value } => {
-                    self.index.refuse(key, error, value, &mut pods);
-                }
-                Event::Deleted(key) => self.index.delete(key, &mut pods),
-            }
+            self.index.handle(event, &mut pods);
             if let Some(reports) = &self.reports {
                 // Fails only at the end.
                 report(&self.index, event).map(|report| reports.send(report).ok());
@@ -160,6 +152,14 @@ impl Follower {
                 tracing::error!(problem, "a manifest cannot be used as it is written");
             }
             problems.manifests.clone_from(manifests);
+        }
+        for problem in changed.iter().flat_map(|key| self.index.problems_of(key)) {
+            match problem.severity {
+                Severity::Error => tracing::error!(%problem, "an object cannot be used"),
+                Severity::Warning => {
+                    tracing::warn!(%problem, "an object has less effect than it says");
+                }
+            }
         }
         if !changed.is_empty() {
             problems.objects = self.index.problems().cloned().collect();
@@ -204,17 +204,17 @@ impl Follower {
 }
 
 /// What became of an object, if it is of interest.
-fn report(index: &Index, event: &Event) -> Option<Report> {
+fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
-        Event::Applied { object, .. } => {
+        ObjectEvent::Applied { object, .. } => {
             let key = object.key();
             if !status::concerns(key.kind) && !index.has_new_problems(&key) {
                 return None;
             }
             (key, Facts::of(object))
         }
-        Event::Refused { key, value, .. } => (key.clone(), Facts::of_unreadable(value)),
-        Event::Deleted(key) => {
+        ObjectEvent::Refused { key, value, .. } => (key.clone(), Facts::of_unreadable(value)),
+        ObjectEvent::Deleted(key) => {
             return status::concerns(key.kind).then(|| Report::Gone(key.clone()));
         }
     };

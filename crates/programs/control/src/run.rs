@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_derive::MeshConfig;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
@@ -17,7 +18,6 @@ use crate::{
     access::{Access, parse_accounts},
     args::Args,
     ca::{self, CertificateService, TrustKeeper, write_root},
-    derive::MeshConfig,
     environment::{Cluster, Environment},
     grpc,
     leading::while_leading,

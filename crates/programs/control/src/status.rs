@@ -1,7 +1,7 @@
 //! What operators see on their objects: status conditions and events. Written by the leader only.
 //!
-//! [`judge`] says what should stand on an object; [`book`] compares with what stands there. Nothing is
-//! written on pods or namespaces.
+//! `ambit_derive` says which conditions should stand on an object; [`book`] compares with what stands there.
+//! Nothing is written on pods or namespaces.
 //!
 //! | object | condition | reasons |
 //! |---|---|---|
@@ -13,23 +13,21 @@
 
 pub mod addresses;
 mod book;
-mod judge;
 
-use ambit_k8s_api::{Kind, Object, ObjectKey};
+use ambit_derive::{Problem, condition};
+use ambit_k8s_api::{Kind, Object, ObjectKey, status::conditions};
 use ambit_kube_kit::{apply, events};
 use ambit_rt::DrainWatcher;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::{environment::Cluster, problems::Problem};
+use crate::environment::Cluster;
 pub(crate) use book::Book;
 
-/// The condition of policies.
-const ACCEPTED: &str = "ZtunnelAccepted";
-/// The name under which events are told.
+/// The name under which events are written.
 const CONTROLLER: &str = "ambit-control";
 
-/// What the index tells about objects.
+/// What became of objects, for who writes conditions.
 #[derive(Clone, Debug)]
 pub enum Report {
     /// An object was taken in, or could not be.
@@ -78,54 +76,20 @@ pub struct Facts {
 
 /// Whether objects of a kind are of interest here.
 pub(crate) fn concerns(kind: Kind) -> bool {
-    judge::plural(kind).is_some() || kind == Kind::Namespace
+    !ambit_derive::conditions(kind).is_empty() || kind == Kind::Namespace
 }
 
 impl Facts {
     /// Those of an object.
     pub fn of(object: &Object) -> Self {
         let metadata = object.metadata();
-        let (api_version, conditions, is_attached) = match object {
-            Object::AuthorizationPolicy(policy) => (
-                policy.api_version.clone(),
-                judge::conditions(&policy.status),
-                policy.spec.is_attached(),
-            ),
-            Object::PeerAuthentication(policy) => (
-                policy.api_version.clone(),
-                judge::conditions(&policy.status),
-                false,
-            ),
-            Object::ServiceEntry(entry) => (
-                entry.api_version.clone(),
-                judge::conditions(&entry.status),
-                false,
-            ),
-            Object::WorkloadEntry(entry) => (
-                entry.api_version.clone(),
-                judge::conditions(&entry.status),
-                false,
-            ),
-            Object::Service(service) => {
-                let conditions = service
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.conditions.as_ref())
-                    .into_iter()
-                    .flatten()
-                    .filter_map(|condition| serde_json::to_value(condition).ok())
-                    .collect();
-                ("v1".to_owned(), conditions, false)
-            }
-            _ => ("v1".to_owned(), Vec::new(), false),
-        };
         Self {
-            api_version,
+            api_version: object.status().api_version().to_owned(),
             uid: metadata.uid.clone().unwrap_or_default(),
             generation: metadata.generation,
-            waypoint: judge::waypoint(metadata.labels.as_ref()),
-            is_attached,
-            conditions,
+            waypoint: condition::waypoint(metadata.labels.as_ref()),
+            is_attached: ambit_derive::is_attached(object),
+            conditions: object.status().conditions(),
             addresses: match object {
                 Object::ServiceEntry(entry) => addresses::Addresses::of(entry),
                 _ => addresses::Addresses::default(),
@@ -145,10 +109,7 @@ impl Facts {
             generation: value
                 .pointer("/metadata/generation")
                 .and_then(Value::as_i64),
-            conditions: value
-                .get("status")
-                .map(judge::conditions)
-                .unwrap_or_default(),
+            conditions: value.get("status").map(conditions).unwrap_or_default(),
             ..Self::default()
         }
     }

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
+use ambit_derive::MeshConfig;
 use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
 use ambit_testkit::ApiServer;
@@ -15,7 +16,6 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{
-    derive::MeshConfig,
     kubernetes::Informers,
     mesh::{self, Mesh},
     metrics::Metrics,

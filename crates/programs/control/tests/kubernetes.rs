@@ -303,7 +303,7 @@ async fn kinds_that_are_defined_later_are_followed_then() {
 }
 
 #[tokio::test]
-async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_mended() {
+async fn a_policy_from_before_that_cannot_be_read_refuses_until_it_is_corrected() {
     let cluster = Cluster::start();
     cluster.policy(
         "p",

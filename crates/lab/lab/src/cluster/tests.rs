@@ -33,7 +33,10 @@ fn applied(value: Value) -> ObjectEvent {
         file: std::path::Path::new("a.yaml").into(),
         line: 1,
     };
-    ObjectEvent::Applied { object, origin }
+    ObjectEvent::Applied {
+        object,
+        origin: Some(origin),
+    }
 }
 
 fn deployment(replicas: i32, label: &str) -> Value {

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_derive::PodDirectory;
 use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::citadel::{
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::Trust;
-use crate::{access::Access, auth::Caller, derive::PodDirectory, metrics::Metrics};
+use crate::{access::Access, auth::Caller, metrics::Metrics};
 
 /// Life of a certificate for which none is asked.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);

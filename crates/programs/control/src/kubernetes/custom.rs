@@ -1,26 +1,17 @@
-//! Istio's kinds, whose definitions may be missing, come later, go, or be of an older version.
+//! Custom kinds, whose definitions may be missing, come later, go, or be of an older version.
 //!
 //! They are read as plain JSON, so that one object that cannot be read never hides the others.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectKey};
-use ambit_kube_kit::watch::{self, Watch, WatchEvent};
+use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_kube_kit::watch::{Watch, WatchEvent};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client, core::DynamicObject, discovery::ApiResource};
+use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::watcher};
 use serde_json::{Value, json};
 use tokio::sync::watch as signal;
 
-use super::{Teller, Told, key, slim};
-use crate::source::Event;
-
-/// The kinds and their names in paths.
-pub(super) const KINDS: &[(Kind, &str)] = &[
-    (Kind::ServiceEntry, "serviceentries"),
-    (Kind::WorkloadEntry, "workloadentries"),
-    (Kind::AuthorizationPolicy, "authorizationpolicies"),
-    (Kind::PeerAuthentication, "peerauthentications"),
-];
+use super::{Update, Updates, key, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
 const VERSIONS: &[&str] = &["v1", "v1beta1"];
@@ -34,8 +25,8 @@ const CONFIRM: Duration = Duration::from_secs(1);
 pub(super) struct Follower {
     pub(super) client: Client,
     pub(super) kind: Kind,
-    pub(super) plural: &'static str,
-    pub(super) teller: Teller,
+    pub(super) config: watcher::Config,
+    pub(super) updates: Updates,
     /// Changes with the definitions of the cluster.
     pub(super) definitions: signal::Receiver<u64>,
 }
@@ -57,7 +48,7 @@ impl Follower {
     /// Runs until nobody listens.
     pub(super) async fn run(mut self) {
         let mut pause = PAUSE.0;
-        let mut absent_told = false;
+        let mut absence_is_logged = false;
         let mut there = BTreeSet::new();
         loop {
             self.definitions.mark_unchanged();
@@ -66,20 +57,20 @@ impl Follower {
                     if !self.follow(version, &mut there).await {
                         return;
                     }
-                    (pause, absent_told) = (PAUSE.0, false);
+                    (pause, absence_is_logged) = (PAUSE.0, false);
                 }
                 Ok(Definition::Unreadable) => {
                     tracing::error!(kind = %self.kind, versions = ?VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
                 }
                 Ok(Definition::Absent) => {
-                    if !absent_told {
+                    if !absence_is_logged {
                         tracing::info!(kind = %self.kind, "the cluster has no such kind; waiting for its definition");
-                        absent_told = true;
+                        absence_is_logged = true;
                     }
                     // A kind that is gone took its objects with it.
                     let gone = std::mem::take(&mut there);
-                    if !self.tell_gone(gone).await
-                        || !self.teller.tell(Told::Listed(self.kind)).await
+                    if !self.send_gone(gone).await
+                        || !self.updates.send(Update::Listed(self.kind)).await
                     {
                         return;
                     }
@@ -110,7 +101,7 @@ impl Follower {
     async fn look(&self) -> Result<Definition, kube::Error> {
         let resource = ApiResource::erase::<CustomResourceDefinition>(&());
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
-        let name = format!("{}.{}", self.plural, self.kind.group());
+        let name = definition_name(self.kind);
         let Some(definition) = api.get_opt(&name).await? else {
             return Ok(Definition::Absent);
         };
@@ -137,12 +128,12 @@ impl Follower {
             version: version.to_owned(),
             api_version: format!("{}/{version}", kind.group()),
             kind: kind.as_str().to_owned(),
-            plural: self.plural.to_owned(),
+            plural: kind.plural().to_owned(),
         };
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let api_version = resource.api_version.clone();
         let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));
-        let mut watch = Watch::new(kind.as_str(), api, watch::config(), read);
+        let mut watch = Watch::new(kind.as_str(), api, self.config.clone(), read);
         // Known from a watch before this one, and not met again yet.
         let mut unseen = there.clone();
         let mut definitions = self.definitions.clone();
@@ -151,26 +142,26 @@ impl Follower {
                 event = watch.next() => Some(event),
                 Ok(()) = definitions.changed() => None,
             };
-            let told = match next {
+            let update = match next {
                 Some(WatchEvent::Object(id, read)) => {
                     let key = key(kind, &id);
                     unseen.remove(&key);
                     there.insert(key.clone());
-                    Told::Event(event(key, read))
+                    Update::Object(event(key, read))
                 }
                 Some(WatchEvent::Gone(id)) => {
                     let key = key(kind, &id);
                     unseen.remove(&key);
                     there.remove(&key);
-                    Told::Event(Event::Deleted(key))
+                    Update::Object(ObjectEvent::Deleted(key))
                 }
                 Some(WatchEvent::Listed) => {
                     let gone = std::mem::take(&mut unseen);
                     there.retain(|key| !gone.contains(key));
-                    if !self.tell_gone(gone).await {
+                    if !self.send_gone(gone).await {
                         return false;
                     }
-                    Told::Listed(kind)
+                    Update::Listed(kind)
                 }
                 Some(WatchEvent::Listing) => continue,
                 Some(WatchEvent::Away(_)) | None => match self.definition().await {
@@ -180,16 +171,20 @@ impl Follower {
                     Ok(_) => return true,
                 },
             };
-            if !self.teller.tell(told).await {
+            if !self.updates.send(update).await {
                 return false;
             }
         }
     }
 
     /// False when nobody listens any more.
-    async fn tell_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
+    async fn send_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
         for key in gone {
-            if !self.teller.tell(Told::Event(Event::Deleted(key))).await {
+            if !self
+                .updates
+                .send(Update::Object(ObjectEvent::Deleted(key)))
+                .await
+            {
                 return false;
             }
         }
@@ -197,13 +192,18 @@ impl Follower {
     }
 }
 
-fn event(key: ObjectKey, read: Read) -> Event {
+/// Name of the definition of a kind.
+pub(super) fn definition_name(kind: Kind) -> String {
+    format!("{}.{}", kind.plural(), kind.group())
+}
+
+fn event(key: ObjectKey, read: Read) -> ObjectEvent {
     match read {
-        Ok(object) => Event::Applied {
+        Ok(object) => ObjectEvent::Applied {
             object,
             origin: None,
         },
-        Err((error, value)) => Event::Refused { key, error, value },
+        Err((error, value)) => ObjectEvent::Refused { key, error, value },
     }
 }
 
@@ -213,10 +213,9 @@ fn read(kind: Kind, api_version: &str, object: &DynamicObject) -> Read {
         // Items of a listing do not carry them.
         fields.insert("apiVersion".to_owned(), api_version.into());
         fields.insert("kind".to_owned(), kind.as_str().into());
-        fields.insert(
-            "metadata".to_owned(),
-            json!(slim::metadata(&object.metadata)),
-        );
+        let mut metadata = object.metadata.clone();
+        slim::cut_metadata(&mut metadata);
+        fields.insert("metadata".to_owned(), json!(metadata));
     }
     Object::from_value(kind, &value).map_err(|error| (error, Box::new(value)))
 }

@@ -1,18 +1,24 @@
-//! Tells when a definition of ours appears or goes, so that nobody must ask often.
+//! When a definition of a custom kind appears or goes, so that nobody must ask often.
 
+use ambit_k8s_api::{Definition, Kind};
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
 use ambit_rt::DrainWatcher;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::PartialObjectMeta};
 use tokio::sync::watch;
 
-/// A number that changes whenever a definition of Istio's kinds did.
+use super::custom::definition_name;
+
+/// A number that changes whenever the definition of a kind that the mesh reads did.
 pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u64> {
     let (sender, receiver) = watch::channel(0);
     let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
-    let ours = |definition: &PartialObjectMeta<CustomResourceDefinition>| {
+    let custom = Kind::ALL.iter().copied();
+    let custom = custom.filter(|kind| kind.definition() == Definition::Custom);
+    let names: Vec<_> = custom.map(definition_name).collect();
+    let ours = move |definition: &PartialObjectMeta<CustomResourceDefinition>| {
         let name = definition.metadata.name.as_deref().unwrap_or_default();
-        name.ends_with(".istio.io").then_some(())
+        names.iter().any(|ours| ours == name).then_some(())
     };
     let mut drain = drain.clone();
     ambit_rt::spawn("definitions", async move {

@@ -10,7 +10,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use ambit_k8s_api::{ObjectKey, ServiceEntry, istio::Resolution, labels};
+use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels};
 use serde_json::{Value, json};
 
 /// Numbers that are given: both families' addresses end in them.
@@ -60,7 +60,7 @@ impl Addresses {
             text.unwrap_or_default().to_owned()
         };
         Self {
-            created: crate::derive::created(&entry.metadata),
+            created: created(&entry.metadata),
             wanted,
             own,
             given: given

@@ -6,6 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ambit_derive::{
+    condition::{self, ConditionType, Subject, Verdict},
+    conditions,
+};
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_kube_kit::{
     apply::{Part, Wish},
@@ -15,17 +19,10 @@ use ambit_model::ArcStr;
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use serde_json::{Value, json};
 
-use super::{
-    Report, Seen,
-    addresses::Pool,
-    judge::{self, Slot, Verdict},
-};
+use super::{Report, Seen, addresses::Pool};
 
 /// Under which manager addresses are written.
-const ADDRESSES: Slot = Slot {
-    condition: "",
-    manager: "ambit-addresses",
-};
+const ADDRESSES: &str = "ambit-addresses";
 
 /// What leaves the book.
 #[derive(Debug, Default)]
@@ -50,8 +47,8 @@ pub(crate) struct Book {
 #[derive(Debug)]
 struct Entry {
     seen: Seen,
-    /// What was asked to be written and is not seen yet.
-    asked: BTreeMap<Slot, Option<Verdict>>,
+    /// What was asked to be written and is not seen yet, by the condition's type.
+    asked: BTreeMap<&'static str, Option<Verdict>>,
     /// The addresses that were asked to be written and are not seen yet.
     asked_addresses: Option<Value>,
 }
@@ -85,9 +82,7 @@ impl Book {
             Report::Gone(key) => {
                 self.pool.forget(&key);
                 if let Some(entry) = self.entries.remove(&key) {
-                    let parts = judge::slots(key.kind).iter();
-                    let parts = parts.filter_map(|slot| part(&entry.seen, *slot));
-                    out.wishes.extend(parts.map(Wish::Forget));
+                    out.wishes.extend(forget(&entry.seen));
                 }
             }
         }
@@ -104,9 +99,7 @@ impl Book {
             if leads {
                 compare(entry, &self.waypoints, &mut out);
             } else {
-                let parts = judge::slots(entry.seen.key.kind).iter();
-                let parts = parts.filter_map(|slot| part(&entry.seen, *slot));
-                out.wishes.extend(parts.map(Wish::Forget));
+                out.wishes.extend(forget(&entry.seen));
             }
         }
         let all: Vec<_> = self.entries.keys().cloned().collect();
@@ -130,16 +123,15 @@ impl Book {
             let Some(status) = self.pool.give(&key, &entry.seen.facts.addresses) else {
                 continue;
             };
-            if let Some(part) = part(&entry.seen, ADDRESSES) {
-                out.wishes.push(Wish::Status(part, status.clone()));
-                entry.asked_addresses = Some(status);
-            }
+            let part = part(&entry.seen, ADDRESSES);
+            out.wishes.push(Wish::Status(part, status.clone()));
+            entry.asked_addresses = Some(status);
         }
     }
 
     fn see(&mut self, seen: Seen, out: &mut Out) {
         let key = seen.key.clone();
-        if judge::slots(key.kind).is_empty() {
+        if conditions(key.kind).is_empty() {
             self.remark_news(&seen, out);
             return;
         }
@@ -160,7 +152,7 @@ impl Book {
                 asked = old.asked;
             }
         }
-        if self.leads && !judges_problems(key.kind) {
+        if self.leads && !reports_problems(key.kind) {
             self.remark_news(&seen, out);
         }
         let mut affected = BTreeSet::new();
@@ -182,7 +174,7 @@ impl Book {
 
     fn remark_news(&self, seen: &Seen, out: &mut Out) {
         if self.leads && seen.is_news && !seen.problems.is_empty() {
-            let text = judge::text(&seen.problems);
+            let text = condition::text(&seen.problems);
             out.remarks.push(remark(seen, "Unusable", text));
         }
     }
@@ -195,56 +187,59 @@ impl Book {
         if old == waypoint || !self.leads {
             return;
         }
-        let bound: BTreeSet<_> = [Kind::Service, Kind::ServiceEntry, Kind::WorkloadEntry].into();
+        let inherits = |kind| conditions(kind).iter().any(|one| one.inherits_waypoint);
         let inside = self.entries.iter_mut();
-        for (_, entry) in
-            inside.filter(|(key, _)| key.namespace == *namespace && bound.contains(&key.kind))
-        {
+        let inside = inside.filter(|(key, _)| key.namespace == *namespace && inherits(key.kind));
+        for (_, entry) in inside {
             compare(entry, &self.waypoints, out);
         }
     }
 }
 
-/// Whether a condition of this kind tells its problems, so that they need no event of their own.
-fn judges_problems(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::AuthorizationPolicy
-            | Kind::PeerAuthentication
-            | Kind::ServiceEntry
-            | Kind::WorkloadEntry
-    )
+/// Whether a condition of this kind reports its problems, so that they need no event of their own.
+fn reports_problems(kind: Kind) -> bool {
+    conditions(kind).iter().any(|one| one.reports_problems)
+}
+
+/// That nothing of an object is to be written any more.
+fn forget(seen: &Seen) -> impl Iterator<Item = Wish> {
+    let conditions = conditions(seen.key.kind).iter();
+    conditions.map(|one| Wish::Forget(part(seen, one.manager)))
 }
 
 /// Asks for what differs.
 fn compare(entry: &mut Entry, waypoints: &BTreeMap<ArcStr, String>, out: &mut Out) {
     let seen = &entry.seen;
-    let inherited = waypoints.get(&seen.key.namespace).map(String::as_str);
-    for slot in judge::slots(seen.key.kind) {
-        let wanted = judge::verdict(*slot, seen, inherited);
-        let there = seen.facts.conditions.iter().find(|condition| {
-            condition.get("type").and_then(Value::as_str) == Some(slot.condition)
-        });
+    let subject = Subject {
+        problems: &seen.problems,
+        in_force: seen.in_force,
+        is_attached: seen.facts.is_attached,
+        waypoint: seen.facts.waypoint.as_deref(),
+        inherited_waypoint: waypoints.get(&seen.key.namespace).map(String::as_str),
+    };
+    for of in conditions(seen.key.kind) {
+        let wanted = (of.verdict)(&subject);
+        let there = seen.facts.conditions.iter();
+        let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
+        let there = there.clone().find(is_it);
         if says(there, wanted.as_ref(), seen.facts.generation) {
-            entry.asked.remove(slot);
+            entry.asked.remove(of.name);
             continue;
         }
-        if entry.asked.get(slot) == Some(&wanted) {
+        if entry.asked.get(of.name) == Some(&wanted) {
             continue;
         }
-        let Some(part) = part(seen, *slot) else {
-            continue;
-        };
         let status = wanted.as_ref().map_or_else(
             || json!({}),
-            |verdict| json!({"conditions": [condition(*slot, verdict, there, seen)]}),
+            |verdict| json!({"conditions": [condition(of, verdict, there, seen)]}),
         );
-        out.wishes.push(Wish::Status(part, status));
+        out.wishes
+            .push(Wish::Status(part(seen, of.manager), status));
         if let Some(verdict) = wanted.as_ref().filter(|verdict| verdict.is_trouble) {
             out.remarks
                 .push(remark(seen, verdict.reason, verdict.message.clone()));
         }
-        entry.asked.insert(*slot, wanted);
+        entry.asked.insert(of.name, wanted);
     }
 }
 
@@ -268,7 +263,7 @@ fn truth(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-fn condition(slot: Slot, verdict: &Verdict, there: Option<&Value>, seen: &Seen) -> Value {
+fn condition(of: &ConditionType, verdict: &Verdict, there: Option<&Value>, seen: &Seen) -> Value {
     let status = truth(verdict.is_true);
     let text = |field: &str| {
         there
@@ -279,7 +274,7 @@ fn condition(slot: Slot, verdict: &Verdict, there: Option<&Value>, seen: &Seen) 
         .filter(|_| text("status") == Some(status))
         .map_or_else(now, str::to_owned);
     let mut condition = json!({
-        "type": slot.condition,
+        "type": of.name,
         "status": status,
         "reason": verdict.reason,
         "message": verdict.message,
@@ -287,9 +282,10 @@ fn condition(slot: Slot, verdict: &Verdict, there: Option<&Value>, seen: &Seen) 
     });
     if let (Some(generation), Some(fields)) = (seen.facts.generation, condition.as_object_mut()) {
         // Istio's own conditions have it as text, Kubernetes' as a number.
-        let generation = match seen.key.kind {
-            Kind::Service => Value::from(generation),
-            _ => generation.to_string().into(),
+        let generation = if seen.key.kind.is_istio() {
+            generation.to_string().into()
+        } else {
+            Value::from(generation)
         };
         fields.insert("observedGeneration".to_owned(), generation);
     }
@@ -304,15 +300,15 @@ fn now() -> String {
         .to_string()
 }
 
-fn part(seen: &Seen, slot: Slot) -> Option<Part> {
-    Some(Part {
+fn part(seen: &Seen, manager: &'static str) -> Part {
+    Part {
         api_version: seen.facts.api_version.clone(),
         kind: seen.key.kind.as_str(),
-        plural: judge::plural(seen.key.kind)?,
+        plural: seen.key.kind.plural(),
         namespace: seen.key.namespace.to_string(),
         name: seen.key.name.to_string(),
-        manager: slot.manager,
-    })
+        manager,
+    }
 }
 
 fn remark(seen: &Seen, reason: &'static str, text: String) -> Remark {

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use ambit_derive::{AppProtocol, Delta, ServiceRecord};
 use ambit_model::{ArcStr, Authorization, NetworkMode, Workload};
 use ambit_wire::{security, workload};
 use bytes::Bytes;
@@ -12,7 +13,6 @@ use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
 use super::batch::Batches;
-use crate::derive::{Delta, ServiceRecord};
 
 /// Removed names that are remembered; a client that was away longer has to reconnect.
 const MAX_REMOVED: usize = 100_000;
@@ -82,7 +82,7 @@ impl Entry {
     fn service(from: &ServiceRecord) -> Self {
         let mut sent = workload::Service::from(&from.service);
         for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
-            port.app_protocol = (*protocol).into();
+            port.app_protocol = app_protocol(*protocol).into();
         }
         let sent: workload::Address = sent.into();
         let vips = from
@@ -115,6 +115,17 @@ impl Entry {
             Vec::new(),
             EntryKind::Policy,
         )
+    }
+}
+
+fn app_protocol(protocol: AppProtocol) -> workload::AppProtocol {
+    match protocol {
+        AppProtocol::Unknown => workload::AppProtocol::Unknown,
+        AppProtocol::Http11 => workload::AppProtocol::Http11,
+        AppProtocol::Http2 => workload::AppProtocol::Http2,
+        AppProtocol::Grpc => workload::AppProtocol::Grpc,
+        AppProtocol::Tls => workload::AppProtocol::Tls,
+        AppProtocol::Tcp => workload::AppProtocol::Tcp,
     }
 }
 

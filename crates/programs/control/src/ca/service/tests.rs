@@ -1,12 +1,12 @@
 //! Who gets which certificate, and why not.
 
+use ambit_derive::{Index, MeshConfig};
 use ambit_model::Identity;
 
 use super::*;
 use crate::{
     access::parse_accounts,
     auth::{BoundPod, NoKeys},
-    derive::{Index, MeshConfig},
 };
 
 /// ztunnel on n1 and n2, a web pod on n1, an ended one and an unscheduled one.

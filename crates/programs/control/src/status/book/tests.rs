@@ -1,10 +1,9 @@
 //! Reports in, writes out; [`Server`] plays the API server and shows what was written.
 
+use ambit_derive::{Problem, Severity};
+
 use super::*;
-use crate::{
-    problems::{Problem, Severity},
-    status::Facts,
-};
+use crate::status::Facts;
 
 #[derive(Default)]
 struct Server {
@@ -104,11 +103,11 @@ impl Server {
                 .values_mut()
                 .find(|seen| seen.key.name == part.name && seen.key.kind.as_str() == part.kind)
                 .unwrap();
-            let slots = judge::slots(seen.key.kind).iter();
-            let owned: Vec<_> = slots.filter(|slot| slot.manager == part.manager).collect();
+            let types = conditions(seen.key.kind).iter();
+            let owned: Vec<_> = types.filter(|of| of.manager == part.manager).collect();
             let conditions = &mut seen.facts.conditions;
-            conditions.retain(|one| owned.iter().all(|slot| one["type"] != slot.condition));
-            conditions.extend(judge::conditions(&status));
+            conditions.retain(|one| owned.iter().all(|of| one["type"] != of.name));
+            conditions.extend(ambit_k8s_api::status::conditions(&status));
         }
         writes
     }

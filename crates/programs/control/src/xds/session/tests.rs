@@ -2,16 +2,14 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
+use ambit_derive::{Delta, ServiceRecord};
 use ambit_model::{Authorization, NamespacedHostname, NetworkAddress, Service, Workload};
 use ambit_wire::discovery::{DeltaDiscoveryResponse, Status};
 use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::{
-    derive::{Delta, ServiceRecord},
-    xds::wire_form,
-};
+use crate::xds::wire_form;
 
 const NODE: &str = "n1";
 

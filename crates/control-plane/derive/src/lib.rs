@@ -1,30 +1,30 @@
-//! From Kubernetes objects to the records of the mesh.
+//! From Kubernetes objects to the records of the mesh, and to the conditions that should stand on objects.
 //!
 //! Pure and incremental: [`Index`] is fed with objects, remembers what it understood of each, and
-//! tells on [`Index::flush`] which records changed. Work follows the change, not the size of the
+//! says on [`Index::flush`] which records changed. Work follows the change, not the size of the
 //! mesh. An object that cannot be used is refused as a whole, with a [`Problem`] that names the field;
 //! what it said before stays in force and nothing else is touched.
+//!
+//! What is peculiar to one kind of object is in its file in `index/kinds`; `index/kind.rs` is what such a file
+//! says. Of what stands in objects' status only what is input is read: the state of pods and nodes, and addresses of
+//! ServiceEntries. Conditions that this control plane writes are never read here.
+#![forbid(unsafe_code)]
 
-mod entries;
+pub mod condition;
 mod index;
-mod peer_auth;
-mod pods;
-mod policies;
-mod render;
-mod rules;
-mod services;
-mod slices;
+mod pod_directory;
+pub mod problem;
 
 use std::sync::Arc;
 
 use ambit_model::{ArcStr, Authorization, NamespacedHostname, PolicyKey, Workload, WorkloadUid};
 
-pub use index::Index;
-#[cfg(test)]
-pub(crate) use pods::PodInput;
-pub use pods::{PodDirectory, PodFacts};
-pub use services::ServiceRecord;
-pub(crate) use services::created;
+pub use index::{
+    AppProtocol, Extent, Followed, Index, KindVisitor, ServiceRecord, conditions, is_attached,
+    visit_kinds,
+};
+pub use pod_directory::{PodDirectory, PodFacts};
+pub use problem::{FieldError, Problem, Severity};
 
 /// What holds for the whole mesh.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! What is wrong with objects, for the log and `/debug/problems`.
+//! What is wrong with objects.
 
 use std::fmt;
 

@@ -8,18 +8,109 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{
-    PeerAuthentication,
-    istio::{MtlsMode, selected_labels},
+    Kind, ObjectKey, ObjectMeta, PeerAuthentication, created,
+    istio::{MtlsMode, PeerAuthenticationSpec, selected_labels},
 };
 use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
+use serde_json::Value;
 
-use super::{Labels, MeshConfig, services::created};
-use crate::problems::{FieldError, Note};
+use super::Objects;
+use crate::{
+    Labels, MeshConfig, PodDirectory,
+    condition::{ACCEPTED, ConditionType},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+    },
+    problem::{FieldError, Note},
+    selects,
+};
+
+impl Followed for PeerAuthentication {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl MeshKind for PeerAuthentication {
+    type Input = PeerAuthInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[ACCEPTED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<PeerAuthInput>, FieldError> {
+        let (input, notes) = PeerAuthInput::read(self, config)?;
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn substitute(&self, _: &MeshConfig) -> Option<PeerAuthInput> {
+        Some(PeerAuthInput::substitute(self))
+    }
+
+    /// Its scope. One that cannot be read either is the whole namespace.
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: PeerAuthenticationSpec {
+                selector: field(spec, "selector"),
+                ..PeerAuthenticationSpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, PeerAuthInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        index.mark_static_strict();
+        index.mark(key.clone());
+        let for_all = change.both().any(|policy| policy.selector.is_none());
+        if !for_all {
+            for policy in change.both() {
+                index.mark_selected(&key.namespace, policy.selector.as_ref());
+            }
+            index.mark_endpoints_of_entries(&key.namespace);
+            return;
+        }
+        let is_mesh = key.namespace == index.config.root_namespace;
+        if is_mesh {
+            index.mark_workloads();
+        } else {
+            index.mark_namespace(&key.namespace);
+        }
+        // What they inherit may be another mode.
+        let heirs: Vec<_> = index
+            .all_objects()
+            .filter(|(namespace, _)| is_mesh || **namespace == key.namespace)
+            .flat_map(|(namespace, objects)| {
+                let names = objects.all::<Self>().keys();
+                names.map(|name| {
+                    ObjectKey::new(Kind::PeerAuthentication, namespace.clone(), name.clone())
+                })
+            })
+            .collect();
+        for heir in heirs {
+            index.mark(heir);
+        }
+    }
+
+    fn render(index: &Index, key: &ObjectKey, policy: &PeerAuthInput) -> Rendered {
+        let is_effective = key.namespace != index.config.root_namespace;
+        let objects = index.objects(&key.namespace).filter(|_| is_effective);
+        Rendered {
+            policies: objects
+                .and_then(|objects| policy.converted(inherited(index, objects)))
+                .into_iter()
+                .collect(),
+            ..Rendered::default()
+        }
+    }
+
+    fn is_in_force(_: &PeerAuthInput) -> bool {
+        true
+    }
+}
 
 /// Name of the policy that refuses all plaintext, in the root namespace.
 const STATIC_STRICT: ArcStr = arcstr::literal!("istio_converted_static_strict");
 /// Beginning of the names of policies made for one PeerAuthentication.
-pub(crate) const CONVERTED: &str = "converted_peer_authentication_";
+const CONVERTED: &str = "converted_peer_authentication_";
 
 /// A PeerAuthentication as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +126,7 @@ pub(crate) struct PeerAuthInput {
 
 /// Whether plaintext is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Mode {
+enum Mode {
     #[default]
     Permissive,
     Strict,
@@ -50,7 +141,7 @@ fn mode(mode: MtlsMode) -> Option<Mode> {
 }
 
 impl PeerAuthInput {
-    pub(crate) fn read(
+    fn read(
         policy: &PeerAuthentication,
         config: &MeshConfig,
     ) -> Result<(Self, Vec<Note>), FieldError> {
@@ -102,8 +193,8 @@ impl PeerAuthInput {
         ))
     }
 
-    /// What stands in for one that was never readable since the start: no plaintext.
-    pub(crate) fn stand_in(policy: &PeerAuthentication) -> Self {
+    /// The fail-closed substitute: no plaintext.
+    fn substitute(policy: &PeerAuthentication) -> Self {
         Self {
             name: policy.metadata.name.as_deref().unwrap_or_default().into(),
             namespace: policy
@@ -131,7 +222,7 @@ impl PeerAuthInput {
     }
 
     /// The policy for its ports, if some differ from the rest.
-    pub(crate) fn converted(&self, inherited: Mode) -> Option<Authorization> {
+    fn converted(&self, inherited: Mode) -> Option<Authorization> {
         self.selector.as_ref()?;
         let whole = self.mode.unwrap_or(inherited);
         let different: Vec<u16> = self
@@ -203,36 +294,45 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
     }
 }
 
+/// Whether the static policy is needed.
+pub(crate) fn any_plaintext_refused(index: &Index) -> bool {
+    let mut all = index.all_objects();
+    all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
+}
+
 /// The oldest of those without selector.
-pub(crate) fn of_namespace<'a>(
-    policies: impl Iterator<Item = &'a PeerAuthInput>,
-) -> Option<&'a PeerAuthInput> {
+fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
+    let policies = objects.all::<PeerAuthentication>().values();
     policies
         .filter(|policy| policy.selector.is_none())
         .min_by(|a, b| a.age().cmp(&b.age()))
 }
 
 /// The mode of a namespace, before workloads' own.
-pub(crate) fn inherited(mesh: Option<&PeerAuthInput>, namespace: Option<&PeerAuthInput>) -> Mode {
-    let mode = |policy: Option<&PeerAuthInput>| policy.and_then(|policy| policy.mode);
-    mode(namespace).or_else(|| mode(mesh)).unwrap_or_default()
+fn inherited(index: &Index, objects: &Objects) -> Mode {
+    let own = of_namespace(objects).and_then(|policy| policy.mode);
+    let of_mesh = || {
+        let root = index.objects(&index.config.root_namespace)?;
+        of_namespace(root)?.mode
+    };
+    own.or_else(of_mesh).unwrap_or_default()
 }
 
 /// The policy that a workload lists, if it refuses any plaintext.
-pub(crate) fn for_workload<'a>(
-    policies: impl Iterator<Item = &'a PeerAuthInput>,
-    inherited: Mode,
+pub(crate) fn policy_for(
+    index: &Index,
     namespace: &ArcStr,
+    objects: &Objects,
     labels: &Labels,
-    root_namespace: &ArcStr,
 ) -> Option<PolicyKey> {
+    let root_namespace = &index.config.root_namespace;
+    let inherited = inherited(index, objects);
+    let policies = objects.all::<PeerAuthentication>().values();
     let selected = policies
         .filter(|_| namespace != root_namespace)
         .filter(|policy| {
-            policy
-                .selector
-                .as_ref()
-                .is_some_and(|selector| super::selects(selector, labels))
+            let selector = policy.selector.as_ref();
+            selector.is_some_and(|selector| selects(selector, labels))
         })
         .min_by(|a, b| a.age().cmp(&b.age()));
     if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {

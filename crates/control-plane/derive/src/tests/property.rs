@@ -84,7 +84,7 @@ proptest! {
                     mesh.index.apply(&object, None, &mut mesh.pods);
                     let key = object.key();
                     let refused = mesh.index.problems().any(|problem| {
-                        problem.object == key && problem.severity == crate::problems::Severity::Error
+                        problem.object == key && problem.severity == crate::problem::Severity::Error
                     });
                     if !refused {
                         usable.insert(key.clone());

@@ -1,15 +1,88 @@
-//! What the mesh reads from a Service.
+//! Kubernetes services: each is the record of a host.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use ambit_k8s_api::{Service, labels};
+use ambit_k8s_api::{Service, created, labels};
 use ambit_model as model;
 use ambit_model::{ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, PortMap};
-use ambit_wire::workload::AppProtocol;
 use k8s_openapi::{api::core::v1::ServiceSpec, apimachinery::pkg::util::intstr::IntOrString};
 
-use super::{Labels, pods::PodInput};
-use crate::problems::{FieldError, Note};
+use super::{endpoint_slice, namespace, pod::PodInput};
+use crate::{
+    Labels, MeshConfig, PodDirectory,
+    condition::{BOUND, ConditionType},
+    index::{
+        Index,
+        kind::{Change, Claim, Extent, Followed, MeshKind, Read},
+    },
+    problem::{FieldError, Note},
+};
+
+impl Followed for Service {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl MeshKind for Service {
+    type Input = ServiceInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[BOUND];
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<ServiceInput>, FieldError> {
+        let (input, notes) = ServiceInput::read(self)?;
+        Ok(Read::of(input, notes))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, ServiceInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        let vips = |service: Option<&ServiceInput>| -> Vec<IpAddr> {
+            service.map(|one| one.vips.clone()).unwrap_or_default()
+        };
+        let named_by = index
+            .addresses
+            .own(key, &vips(change.old), &vips(change.new));
+        index.mark_entries(named_by);
+        let domain = index.config.cluster_domain.clone();
+        let host = |service: &ServiceInput| service.hostname(&domain);
+        let hosts = |service: Option<&ServiceInput>| service.map(host).into_iter().collect();
+        index.declare(key, hosts(change.old), hosts(change.new));
+        for service in change.both() {
+            index.mark_selected(&key.namespace, service.selector.as_ref());
+        }
+        endpoint_slice::mark_of_service(index, key);
+    }
+
+    fn claim<'a>(service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
+        Some(Claim {
+            is_kubernetes: true,
+            created: &service.created,
+            is_public: true,
+        })
+    }
+
+    fn service(index: &Index, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {
+        let distribution = namespace::distribution(index, &service.namespace);
+        let domain = &index.config.cluster_domain;
+        Some(service.record(domain, &index.network, distribution))
+    }
+}
+
+/// What a port speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AppProtocol {
+    /// Not said.
+    #[default]
+    Unknown,
+    /// HTTP/1.1.
+    Http11,
+    /// HTTP/2.
+    Http2,
+    /// gRPC.
+    Grpc,
+    /// TLS of the application's own.
+    Tls,
+    /// Anything over TCP.
+    Tcp,
+}
 
 /// A service as it is sent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -36,7 +109,7 @@ pub(crate) struct ServicePort {
     pub(crate) app_protocol: AppProtocol,
 }
 
-/// A Kubernetes service as the mesh sees it. `None` from [`ServiceInput::read`]: not in the mesh.
+/// A Kubernetes service as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ServiceInput {
     pub(crate) name: ArcStr,
@@ -53,7 +126,8 @@ pub(crate) struct ServiceInput {
 }
 
 impl ServiceInput {
-    pub(crate) fn read(service: &Service) -> Result<(Option<Self>, Vec<Note>), FieldError> {
+    /// `None`: not in the mesh.
+    fn read(service: &Service) -> Result<(Option<Self>, Vec<Note>), FieldError> {
         let mut notes = Vec::new();
         let empty = ServiceSpec::default();
         let spec = service.spec.as_ref().unwrap_or(&empty);
@@ -191,15 +265,6 @@ impl ServiceInput {
             },
         }
     }
-}
-
-/// When an object was made, as text that sorts by time; objects without come first.
-pub(crate) fn created(metadata: &ambit_k8s_api::ObjectMeta) -> String {
-    metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|time| time.0.to_string())
-        .unwrap_or_default()
 }
 
 /// The scopes of a traffic distribution; `None` if it is unknown.

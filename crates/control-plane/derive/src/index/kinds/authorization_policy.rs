@@ -1,14 +1,134 @@
-//! What the mesh reads from an AuthorizationPolicy.
+//! Authorization policies: each is a policy of the workloads that it selects.
+
+mod rules;
 
 use ambit_k8s_api::{
-    AuthorizationPolicy,
-    istio::{PolicyAction, selected_labels},
+    AuthorizationPolicy, ObjectKey, ObjectMeta,
+    istio::{AuthorizationPolicySpec, PolicyAction, selected_labels},
     labels,
 };
 use ambit_model::{Action, ArcStr, Authorization, Scope};
+use serde_json::Value;
 
-use super::{Labels, MeshConfig, rules};
-use crate::problems::{FieldError, Note};
+use super::{Objects, peer_authentication};
+use crate::{
+    Labels, MeshConfig, PodDirectory,
+    condition::{ACCEPTED, ConditionType, WAYPOINT_ACCEPTED},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+    },
+    problem::{FieldError, Note},
+    selects,
+};
+
+impl Followed for AuthorizationPolicy {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl MeshKind for AuthorizationPolicy {
+    type Input = PolicyInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[ACCEPTED, WAYPOINT_ACCEPTED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<PolicyInput>, FieldError> {
+        let (input, notes) = PolicyInput::read(self, config)?;
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn substitute(&self, config: &MeshConfig) -> Option<PolicyInput> {
+        PolicyInput::substitute(self, config)
+    }
+
+    /// Its scope. One that cannot be read either is the whole namespace.
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: AuthorizationPolicySpec {
+                selector: field(spec, "selector"),
+                target_ref: field(spec, "targetRef"),
+                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                ..AuthorizationPolicySpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        index.mark(key.clone());
+        let listed = |policy: Option<&PolicyInput>| {
+            let sent = policy.filter(|policy| policy.sent.is_some());
+            sent.and_then(|policy| policy.selector.clone())
+        };
+        let (old, new) = (listed(change.old), listed(change.new));
+        if old == new {
+            return;
+        }
+        let namespaces: Vec<_> = if key.namespace == index.config.root_namespace {
+            index.all_objects().map(|(name, _)| name.clone()).collect()
+        } else {
+            vec![key.namespace.clone()]
+        };
+        for namespace in namespaces {
+            for selector in [old.as_ref(), new.as_ref()] {
+                index.mark_selected(&namespace, selector);
+                if selector.is_some() {
+                    index.mark_endpoints_of_entries(&namespace);
+                }
+            }
+        }
+    }
+
+    fn render(_: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
+        Rendered {
+            policies: policy.sent.clone().into_iter().collect(),
+            ..Rendered::default()
+        }
+    }
+
+    fn is_in_force(policy: &PolicyInput) -> bool {
+        policy.sent.is_some()
+    }
+
+    fn is_attached(&self) -> bool {
+        self.spec.is_attached()
+    }
+}
+
+/// The policies that a workload with these labels lists.
+pub(super) fn policies_for(
+    index: &Index,
+    namespace: &ArcStr,
+    objects: &Objects,
+    labels: &Labels,
+) -> Vec<ArcStr> {
+    let root_namespace = &index.config.root_namespace;
+    let root = index
+        .objects(root_namespace)
+        .filter(|_| namespace != root_namespace);
+    let candidates = [(namespace, Some(objects)), (root_namespace, root)];
+    let mut names: Vec<ArcStr> = candidates
+        .into_iter()
+        .filter_map(|(namespace, objects)| Some((namespace, objects?)))
+        .flat_map(|(namespace, objects)| {
+            let policies = objects.all::<AuthorizationPolicy>().iter();
+            policies.map(move |entry| (namespace, entry))
+        })
+        .filter(|(_, (_, policy))| {
+            let selected = policy
+                .selector
+                .as_ref()
+                .is_some_and(|selector| selects(selector, labels));
+            policy.sent.is_some() && selected
+        })
+        .map(|(namespace, (name, _))| arcstr::format!("{namespace}/{name}"))
+        .collect();
+    names.sort_unstable();
+    let of_peers = peer_authentication::policy_for(index, namespace, objects, labels);
+    names.extend(of_peers.map(|key| ArcStr::from(key.to_string())));
+    names
+}
 
 /// A policy as node proxies see it.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +140,7 @@ pub(crate) struct PolicyInput {
 }
 
 impl PolicyInput {
-    pub(crate) fn read(
+    fn read(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,
     ) -> Result<(Self, Vec<Note>), FieldError> {
@@ -107,9 +227,9 @@ impl PolicyInput {
         ))
     }
 
-    /// What stands in for a policy of which no readable form is known: everything in its scope is
-    /// refused until it is mended. Nothing for one that would not be enforced here anyway.
-    pub(crate) fn stand_in(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
+    /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
+    /// be enforced here anyway.
+    fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         let spec = &policy.spec;
         if spec.is_attached() || is_dry_run(policy) == Ok(true) {
             return None;

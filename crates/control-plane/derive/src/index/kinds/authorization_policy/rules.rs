@@ -17,7 +17,7 @@ use ambit_k8s_api::{
 use ambit_model::{Action, ArcStr, Clause, Match, Rule, ServiceAccountMatch, StringMatch};
 use ipnet::IpNet;
 
-use crate::problems::{FieldError, Note};
+use crate::problem::{FieldError, Note};
 
 /// What a rule became: usually one rule, several where sources had to be taken apart, none where the
 /// rule is about requests.

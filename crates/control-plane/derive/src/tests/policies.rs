@@ -409,7 +409,8 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
         assert_eq!(mesh.policy("shop/p").action, Action::Deny);
         assert_eq!(mesh.policy("shop/p").rules, [Rule::new()]);
         assert!(
-            mesh.problems()[0].ends_with("; everything in its scope is refused until it is mended"),
+            mesh.problems()[0]
+                .ends_with("; everything in its scope is refused until it is corrected"),
             "{:?}",
             mesh.problems()
         );
@@ -417,19 +418,19 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
 }
 
 #[test]
-fn a_policy_that_never_was_usable_refuses_everything_until_it_is_mended() {
+fn a_policy_that_never_was_usable_refuses_everything_until_it_is_corrected() {
     let broken = policy(
         "{selector: {matchLabels: {app: cart}}, rules: [{to: [{operation: {ports: [http]}}]}]}",
     );
     let mut mesh = TestMesh::of(&all(&[CART, &broken]));
-    let stand_in = mesh.policy("shop/p");
+    let substitute = mesh.policy("shop/p");
     assert_eq!(
-        (stand_in.action, stand_in.scope, &stand_in.rules),
+        (substitute.action, substitute.scope, &substitute.rules),
         (Action::Deny, Scope::WorkloadSelector, &vec![Rule::new()])
     );
     assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
     assert!(
-        mesh.problems()[0].contains("refused until it is mended"),
+        mesh.problems()[0].contains("refused until it is corrected"),
         "{:?}",
         mesh.problems()
     );

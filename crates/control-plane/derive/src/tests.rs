@@ -13,7 +13,7 @@ use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{Authorization, Service, Workload};
 
 use super::*;
-use crate::problems::Problem;
+use crate::problem::Problem;
 
 /// An index with the records as somebody who reads its deltas knows them.
 pub(crate) struct TestMesh {

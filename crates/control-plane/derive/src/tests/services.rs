@@ -2,10 +2,9 @@
 
 use ambit_k8s_api::Kind;
 use ambit_model::{HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
-use ambit_wire::workload::AppProtocol;
 
 use super::*;
-use crate::derive::services::app_protocol;
+use crate::index::app_protocol;
 
 const NAME: &str = "shop/cart.shop.svc.cluster.local";
 

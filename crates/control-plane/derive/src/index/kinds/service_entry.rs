@@ -1,156 +1,170 @@
-//! What the mesh reads from a ServiceEntry and a WorkloadEntry.
+//! Service entries: each is the record of its hosts, and their endpoints are workloads.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use ambit_k8s_api::{
-    ServiceEntry, WorkloadEntry, is_dns_name,
-    istio::{Resolution, WorkloadEntrySpec},
-    labels,
-};
+use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
 use ambit_model as model;
-use ambit_model::{ArcStr, HealthPolicy, LbMode, LoadBalancing, Locality, PortMap, Visibility};
+use ambit_model::{
+    ArcStr, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname, PortMap, Visibility, Workload,
+};
 use ipnet::IpNet;
 
 use super::{
-    Labels, MeshConfig,
-    pods::PodInput,
-    services::{ServiceRecord, app_protocol, created, load_balancing},
+    namespace,
+    pod::PodInput,
+    service::{ServiceRecord, app_protocol, load_balancing},
+    workload_entry::{self, EndpointInput, port_number, workload_of_endpoint},
 };
-use crate::problems::{FieldError, Note};
+use crate::{
+    Labels, MeshConfig, PodDirectory,
+    condition::{BOUND, ConditionType, USED},
+    index::{
+        Index,
+        kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
+    },
+    problem::{FieldError, Note},
+};
 
-/// Where an entry can be reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    Ip(IpAddr),
-    Host(ArcStr),
+impl Followed for ServiceEntry {
+    const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// One workload outside Kubernetes.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct EntryInput {
-    pub(crate) address: Address,
-    /// The address as written, part of the uid.
-    pub(crate) text: String,
-    pub(crate) ports: BTreeMap<String, u16>,
-    pub(crate) labels: Labels,
-    pub(crate) network: Option<ArcStr>,
-    pub(crate) locality: Locality,
-    pub(crate) capacity: u32,
-    pub(crate) service_account: ArcStr,
-    pub(crate) native_tunnel: bool,
-}
+impl MeshKind for ServiceEntry {
+    type Input = ServiceEntryInput;
 
-impl EntryInput {
-    /// The address that it names.
-    pub(crate) fn ip(&self) -> Option<IpAddr> {
-        match self.address {
-            Address::Ip(ip) => Some(ip),
-            Address::Host(_) => None,
-        }
+    const CONDITIONS: &'static [ConditionType] = &[BOUND, USED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<ServiceEntryInput>, FieldError> {
+        let (input, notes) = ServiceEntryInput::read(self, config)?;
+        Ok(Read::of(Some(input), notes))
     }
 
-    fn read(
-        spec: &WorkloadEntrySpec,
-        more_labels: Option<&Labels>,
-        at: &str,
-    ) -> Result<Self, FieldError> {
-        let field = |name: &str| format!("{at}.{name}");
-        let address = match spec.address.parse::<IpAddr>() {
-            Ok(ip) => Address::Ip(ip.to_canonical()),
-            Err(_) if is_dns_name(&spec.address.to_ascii_lowercase(), 253) => {
-                Address::Host(spec.address.to_ascii_lowercase().into())
-            }
-            Err(_) => {
-                let message = format!(
-                    "{:?} is neither an IP address nor a host name",
-                    spec.address
-                );
-                return Err(FieldError::new(field("address"), message));
-            }
+    fn changed(index: &mut Index, change: &Change<'_, ServiceEntryInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        let named = |entry: Option<&ServiceEntryInput>| -> Vec<IpNet> {
+            entry.into_iter().flat_map(|entry| entry.named()).collect()
         };
-        let mut ports = BTreeMap::new();
-        for (name, number) in &spec.ports {
-            let number = port_number(*number)
-                .map_err(|message| FieldError::new(field(&format!("ports.{name}")), message))?;
-            ports.insert(name.clone(), number);
+        index
+            .addresses
+            .name(key, &named(change.old), &named(change.new));
+        let hosts = |entry: Option<&ServiceEntryInput>| -> Vec<ArcStr> {
+            entry.map(|entry| entry.hosts.clone()).unwrap_or_default()
+        };
+        index.declare(key, hosts(change.old), hosts(change.new));
+        index.mark(key.clone());
+        for entry in change.both() {
+            index.mark_selected(&key.namespace, entry.selector.as_ref());
         }
-        // Without one it has no identity: nothing that it could be called by is made up for it.
-        let account = spec.service_account.as_deref().unwrap_or_default();
-        if !account.is_empty() && !is_dns_name(account, 253) {
-            return Err(FieldError::new(
-                field("serviceAccount"),
-                format!("{account:?} is not a valid name"),
-            ));
+    }
+
+    fn render(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
+        Rendered {
+            workloads: workloads(index, key, entry),
+            conflicts: conflicts(index, entry),
+            ..Rendered::default()
         }
-        let mut labels = spec.labels.clone();
-        labels.extend(
-            more_labels
-                .into_iter()
-                .flatten()
-                .map(|(name, value)| (name.clone(), value.clone())),
-        );
-        let native_tunnel = labels
-            .get(labels::TUNNEL)
-            .is_some_and(|value| value == "http");
-        Ok(Self {
-            address,
-            text: spec.address.clone(),
-            ports,
-            network: spec
-                .network
-                .as_deref()
-                .filter(|network| !network.is_empty())
-                .map(ArcStr::from),
-            locality: locality(spec.locality.as_deref()),
-            capacity: spec.weight.unwrap_or(1),
-            service_account: account.into(),
-            native_tunnel,
-            labels,
+    }
+
+    fn claim<'a>(entry: &'a ServiceEntryInput, host: &ArcStr) -> Option<Claim<'a>> {
+        entry.is_exported().then(|| Claim {
+            is_kubernetes: false,
+            created: &entry.created,
+            is_public: entry.visibility(host) == Visibility::Public,
         })
     }
-}
 
-fn locality(text: Option<&str>) -> Locality {
-    let mut parts = text.unwrap_or_default().splitn(3, '/').map(ArcStr::from);
-    let mut next = || parts.next().unwrap_or_default();
-    Locality {
-        region: next(),
-        zone: next(),
-        subzone: next(),
+    fn service(index: &Index, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
+        let distribution = namespace::distribution(index, &entry.namespace);
+        let is_free =
+            |entry: &ServiceEntryInput, net: &IpNet| owner_elsewhere(index, entry, net).is_none();
+        Some(entry.record(host, &index.network, distribution, is_free))
     }
 }
 
-fn port_number(port: u32) -> Result<u16, String> {
-    u16::try_from(port)
-        .ok()
-        .filter(|port| *port != 0)
-        .ok_or_else(|| format!("{port} is not a port, 1 to 65535"))
+/// Who of another namespace owns a virtual address that an entry names.
+fn owner_elsewhere<'a>(
+    index: &'a Index,
+    entry: &ServiceEntryInput,
+    net: &IpNet,
+) -> Option<&'a ObjectKey> {
+    // Without load balancing, what is known inside a prefix is reached as itindex.
+    let is_prefix = net.prefix_len() != net.max_prefix_len();
+    let passes_by = is_prefix && entry.resolution == Resolution::None;
+    let owner = index.addresses.owner_elsewhere(net, &entry.namespace);
+    owner.filter(|_| !passes_by)
 }
 
-/// A WorkloadEntry.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct WorkloadEntryInput {
-    pub(crate) name: ArcStr,
-    pub(crate) namespace: ArcStr,
-    pub(crate) entry: EntryInput,
+/// Which addresses of an entry are somebody else's.
+fn conflicts(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
+    let endpoints = entry.endpoints.iter().enumerate();
+    let endpoints = endpoints.filter_map(|(number, endpoint)| {
+        let field = format!("spec.endpoints[{number}].address");
+        workload_entry::conflict(index, &field, endpoint)
+    });
+    let taken = entry.addresses().filter_map(|(field, net)| {
+        let owner = owner_elsewhere(index, entry, net)?;
+        let message = if net.prefix_len() == net.max_prefix_len() {
+            format!("{} belongs to {owner}: it is not published", net.addr())
+        } else {
+            format!("{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published")
+        };
+        Some(Note::new(field.clone(), message))
+    });
+    endpoints.chain(taken).collect()
 }
 
-impl WorkloadEntryInput {
-    pub(crate) fn read(entry: &WorkloadEntry) -> Result<Self, FieldError> {
-        Ok(Self {
-            name: entry.metadata.name.as_deref().unwrap_or_default().into(),
-            namespace: entry
-                .metadata
-                .namespace
-                .as_deref()
-                .unwrap_or("default")
-                .into(),
-            entry: EntryInput::read(&entry.spec, entry.metadata.labels.as_ref(), "spec")?,
+fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Workload> {
+    let Some(objects) = index.objects(&key.namespace) else {
+        return Vec::new();
+    };
+    let hosts: BTreeSet<&ArcStr> = index.hosts_won(entry).collect();
+    let uid = |address: &str| {
+        index.uid(&format!(
+            "networking.istio.io/ServiceEntry/{}/{}/{address}",
+            key.namespace, key.name
+        ))
+    };
+    if entry.resolves_hosts() {
+        // A wildcard names nothing that could be resolved.
+        return hosts
+            .into_iter()
+            .filter(|host| !host.starts_with('*'))
+            .map(|host| {
+                let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
+                Workload {
+                    uid: uid(host),
+                    hostname: host.clone(),
+                    workload_name: key.name.clone(),
+                    canonical_name: key.name.clone(),
+                    canonical_revision: "latest".into(),
+                    services: [(name, entry.targets(&BTreeMap::new()))].into(),
+                    ..index.base(&key.namespace, &key.name)
+                }
+            })
+            .collect();
+    }
+    if hosts.is_empty() {
+        return Vec::new();
+    }
+    let endpoints = entry.endpoints.iter();
+    endpoints
+        .map(|endpoint| {
+            let name = |host: &ArcStr| NamespacedHostname::new(key.namespace.clone(), host.clone());
+            let services = hosts
+                .iter()
+                .map(|host| (name(host), entry.targets(&endpoint.ports)))
+                .collect();
+            workload_of_endpoint(
+                index,
+                objects,
+                (&key.namespace, &key.name),
+                uid(&endpoint.text),
+                endpoint,
+                services,
+            )
         })
-    }
+        .collect()
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -172,7 +186,7 @@ pub(crate) struct ServiceEntryInput {
     /// By host, with their field; the empty host stands for all.
     addresses: Vec<(ArcStr, IpNet, String)>,
     ports: Vec<EntryPort>,
-    pub(crate) endpoints: Vec<EntryInput>,
+    pub(crate) endpoints: Vec<EndpointInput>,
     pub(crate) selector: Option<Labels>,
     pub(crate) resolution: Resolution,
     subject_alt_names: Vec<ArcStr>,
@@ -190,10 +204,7 @@ enum Export {
 }
 
 impl ServiceEntryInput {
-    pub(crate) fn read(
-        entry: &ServiceEntry,
-        config: &MeshConfig,
-    ) -> Result<(Self, Vec<Note>), FieldError> {
+    fn read(entry: &ServiceEntry, config: &MeshConfig) -> Result<(Self, Vec<Note>), FieldError> {
         let spec = &entry.spec;
         let namespace = entry.metadata.namespace.as_deref().unwrap_or("default");
         let mut notes = Vec::new();
@@ -208,7 +219,7 @@ impl ServiceEntryInput {
         let mut seen = BTreeSet::new();
         for (index, endpoint) in spec.endpoints.iter().enumerate() {
             let at = format!("spec.endpoints[{index}]");
-            let endpoint = EntryInput::read(endpoint, None, &at)?;
+            let endpoint = EndpointInput::read(endpoint, None, &at)?;
             if !seen.insert(endpoint.text.clone()) {
                 return Err(FieldError::new(
                     format!("{at}.address"),
@@ -272,7 +283,7 @@ impl ServiceEntryInput {
 
     /// Every address that it names, of its own or of endpoints.
     pub(crate) fn named(&self) -> impl Iterator<Item = IpNet> {
-        let endpoints = self.endpoints.iter().filter_map(EntryInput::ip);
+        let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);
         own.chain(endpoints.map(IpNet::from))
     }

@@ -1,7 +1,7 @@
 //! Every manifest in `bad/` gives the message that its first line promises, and nothing else suffers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-use ambit_control::derive::{Index, MeshConfig, PodDirectory};
+use ambit_derive::{Index, MeshConfig, PodDirectory};
 
 const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: good, namespace: shop}\nstatus: {phase: Running, podIP: 10.0.0.1}\n";
 
@@ -44,7 +44,7 @@ fn problems(name: &str, text: &str) -> Vec<String> {
     let mut index = Index::new(MeshConfig::default());
     let mut pods = PodDirectory::default();
     for (object, origin) in snapshot.objects.values() {
-        index.apply(object, Some(origin.to_string()), &mut pods);
+        index.apply(object, Some(&origin.to_string()), &mut pods);
     }
     let published = index.flush().workloads;
     assert!(

@@ -1,11 +1,101 @@
-//! What the mesh reads from an EndpointSlice.
+//! Endpoint slices made by hand or by other controllers: each address that is no pod is a workload.
+//!
+//! Those that Kubernetes itself keeps for services with a selector are not followed: their pods are known by
+//! the selector.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use ambit_k8s_api::{EndpointSlice, labels};
-use ambit_model::ArcStr;
+use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Service, labels};
+use ambit_model::{
+    ArcStr, NamespacedHostname, NetworkMode, Workload, WorkloadKind, WorkloadStatus,
+};
 
-use crate::problems::FieldError;
+use crate::{
+    MeshConfig, PodDirectory,
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+    },
+    problem::FieldError,
+};
+
+impl Followed for EndpointSlice {
+    const EXTENT: Extent = Extent::Whole {
+        labels: Some("endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"),
+    };
+}
+
+impl MeshKind for EndpointSlice {
+    type Input = SliceInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<SliceInput>, FieldError> {
+        Ok(Read::of(SliceInput::read(self)?, Vec::new()))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, SliceInput>, _: &mut PodDirectory) {
+        index.mark(change.key.clone());
+        for pod in change.both().flat_map(|slice| &slice.pods) {
+            index.mark(pod.key());
+        }
+    }
+
+    fn render(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Rendered {
+        Rendered {
+            workloads: workloads(index, key, slice).unwrap_or_default(),
+            ..Rendered::default()
+        }
+    }
+}
+
+/// Marks the slices of a service and the pods they name.
+pub(super) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
+    let objects = index.objects(&service.namespace);
+    let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());
+    let of_service = slices.into_iter().flatten();
+    let of_service = of_service.filter(|slice| slice.service == service.name);
+    let keys: Vec<_> = of_service
+        .flat_map(|slice| {
+            let own = ObjectKey::new(
+                Kind::EndpointSlice,
+                slice.namespace.clone(),
+                slice.name.clone(),
+            );
+            std::iter::once(own).chain(slice.pods.iter().map(PodEndpoint::key))
+        })
+        .collect();
+    for key in keys {
+        index.mark(key);
+    }
+}
+
+fn workloads(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
+    let objects = index.objects(&key.namespace)?;
+    let service = objects.all::<Service>().get(&slice.service)?;
+    let host = NamespacedHostname::new(
+        key.namespace.clone(),
+        service.hostname(&index.config.cluster_domain),
+    );
+    let ports = service.targets_elsewhere(&slice.ports);
+    let workload = |(ip, ready): &(IpAddr, bool)| Workload {
+        uid: index.uid(&format!(
+            "discovery.k8s.io/EndpointSlice/{}/{}/{ip}",
+            key.namespace, key.name
+        )),
+        workload_ips: vec![*ip],
+        // The address may belong to something else as well: never claim it.
+        network_mode: NetworkMode::HostNetwork,
+        service_account: ArcStr::new(),
+        workload_type: WorkloadKind::Deployment,
+        status: if *ready {
+            WorkloadStatus::Healthy
+        } else {
+            WorkloadStatus::Unhealthy
+        },
+        services: [(host.clone(), ports.clone())].into(),
+        ..index.base(&key.namespace, &key.name)
+    };
+    Some(slice.addresses.iter().map(workload).collect())
+}
 
 /// An endpoint that is a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +104,12 @@ pub(crate) struct PodEndpoint {
     pub(crate) pod: ArcStr,
     /// Empty if the slice names none.
     pub(crate) uid: String,
+}
+
+impl PodEndpoint {
+    fn key(&self) -> ObjectKey {
+        ObjectKey::new(Kind::Pod, self.namespace.clone(), self.pod.clone())
+    }
 }
 
 /// Endpoints of one service, given by hand or by another controller.

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 
 /// See the module above.
 #[derive(Debug, Default)]
-pub(in crate::derive) struct Addresses {
+pub(crate) struct Addresses {
     owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
     /// Entries that name an address.
     named: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
@@ -24,7 +24,7 @@ pub(in crate::derive) struct Addresses {
 
 impl Addresses {
     /// A pod or Service has other addresses than before. Returns the entries that name one of them.
-    pub(super) fn own(
+    pub(crate) fn own(
         &mut self,
         key: &ObjectKey,
         old: &[IpAddr],
@@ -49,7 +49,7 @@ impl Addresses {
     }
 
     /// An entry names other addresses than before.
-    pub(super) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
+    pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
         for net in old.iter().filter(is_one) {
             remove(&mut self.named, &net.addr(), key);
@@ -70,11 +70,7 @@ impl Addresses {
 
     /// Who of another namespace owns an address, or one of a prefix. Of a prefix only pods count:
     /// Services' own addresses come before any prefix.
-    pub(in crate::derive) fn owner_elsewhere(
-        &self,
-        net: &IpNet,
-        namespace: &str,
-    ) -> Option<&ObjectKey> {
+    pub(crate) fn owner_elsewhere(&self, net: &IpNet, namespace: &str) -> Option<&ObjectKey> {
         let is_one = net.prefix_len() == net.max_prefix_len();
         let inside = self.owners.range(net.network()..=net.broadcast());
         inside
@@ -83,7 +79,7 @@ impl Addresses {
     }
 
     /// The pod that has an address.
-    pub(in crate::derive) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
+    pub(crate) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
         let mut owners = self.owners.get(ip).into_iter().flatten();
         owners.find(|owner| owner.kind == Kind::Pod)
     }

@@ -277,7 +277,7 @@ fn what_cannot_work_is_refused_or_noted() {
             "{problem}"
         );
         assert!(
-            problem.ends_with("; everything in its scope is refused until it is mended"),
+            problem.ends_with("; everything in its scope is refused until it is corrected"),
             "{problem}"
         );
         // Its scope is the namespace without a selector.

@@ -1,0 +1,337 @@
+//! The objects as understood, what is wrong with them, and what must be rendered anew when one changes.
+//!
+//! Knows no kind by name but for where objects of several kinds meet: [`hosts`], [`marks`].
+
+mod addresses;
+mod hosts;
+mod kind;
+mod kinds;
+mod marks;
+mod published;
+mod workloads;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use crate::{
+    Delta, MeshConfig, PodDirectory,
+    problem::{FieldError, Note, Problem, Severity},
+};
+use addresses::Addresses;
+use kind::{Change, Read, Rendered};
+pub use kind::{Extent, Followed};
+#[cfg(test)]
+pub(crate) use kinds::app_protocol;
+pub use kinds::{AppProtocol, KindVisitor, ServiceRecord, conditions, is_attached, visit_kinds};
+use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
+use published::Published;
+pub(crate) use workloads::{Services, canonical};
+
+/// What records are made from: the unit in which they are marked as stale and rendered anew.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Maker {
+    /// A host, with all objects that declare it.
+    Host(ArcStr),
+    /// One object.
+    Object(ObjectKey),
+    /// The mesh: the policy that refuses all plaintext.
+    StaticStrict,
+}
+
+/// See the module above.
+#[derive(Debug)]
+pub struct Index {
+    pub(crate) config: MeshConfig,
+    /// The cluster's network.
+    pub(crate) network: ArcStr,
+    namespaces: HashMap<ArcStr, Objects>,
+    /// Pods by node.
+    pub(crate) on_node: HashMap<ArcStr, BTreeSet<ObjectKey>>,
+    /// Objects that declare a host.
+    declares: HashMap<ArcStr, BTreeSet<ObjectKey>>,
+    pub(crate) addresses: Addresses,
+    /// Objects in whose place is a substitute, because no usable form of them is known.
+    substitutes: BTreeSet<ObjectKey>,
+    problems: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// What of an object has no effect because of other objects.
+    conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// Objects whose conflicts changed since they were last asked for.
+    conflicts_changed: BTreeSet<ObjectKey>,
+    /// Objects whose problems changed since they were last asked for.
+    problems_changed: BTreeSet<ObjectKey>,
+    /// What must be rendered anew.
+    stale: BTreeSet<Maker>,
+    published: Published,
+}
+
+impl Index {
+    /// An index without objects.
+    pub fn new(config: MeshConfig) -> Self {
+        Self {
+            config,
+            network: ArcStr::new(),
+            namespaces: HashMap::new(),
+            on_node: HashMap::new(),
+            declares: HashMap::new(),
+            addresses: Addresses::default(),
+            substitutes: BTreeSet::new(),
+            problems: BTreeMap::new(),
+            conflicts: BTreeMap::new(),
+            conflicts_changed: BTreeSet::new(),
+            problems_changed: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            published: Published::default(),
+        }
+    }
+
+    /// Takes what happened to an object. `pods` follows at once, records at the next flush.
+    pub fn handle(&mut self, event: &ObjectEvent, pods: &mut PodDirectory) {
+        match event {
+            ObjectEvent::Applied { object, origin } => {
+                let origin = origin.as_ref().map(ToString::to_string);
+                self.apply(object, origin.as_deref(), pods);
+            }
+            ObjectEvent::Refused { key, error, value } => self.refuse(key, error, value, pods),
+            ObjectEvent::Deleted(key) => self.delete(key, pods),
+        }
+    }
+
+    /// An object is there, or is as it is now; `origin` is where it is written, for its problems.
+    pub fn apply(&mut self, object: &Object, origin: Option<&str>, pods: &mut PodDirectory) {
+        self.take(object, &object.key(), origin, pods);
+    }
+
+    /// [`Self::apply`], of a known type.
+    pub(crate) fn apply_as<K: Stored>(
+        &mut self,
+        object: &K,
+        key: &ObjectKey,
+        origin: Option<&str>,
+        pods: &mut PodDirectory,
+    ) {
+        let problem = |severity, error: FieldError| Problem {
+            severity,
+            object: key.clone(),
+            field: error.field,
+            message: error.message,
+            origin: origin.map(str::to_owned),
+        };
+        match K::read(object, &self.config) {
+            Ok(Read { input, notes }) => {
+                let notes = notes.into_iter();
+                let notes = notes.map(|note| problem(Severity::Warning, note));
+                self.substitutes.remove(key);
+                self.set_problems(key, notes.collect());
+                self.put::<K>(key, input, pods);
+            }
+            Err(mut error) => {
+                error.message += self.put_substitute(Some(object), key, pods);
+                self.set_problems(key, vec![problem(Severity::Error, error)]);
+            }
+        }
+    }
+
+    /// An object is there, but cannot be read at all.
+    pub fn refuse(
+        &mut self,
+        key: &ObjectKey,
+        error: &InvalidObject,
+        value: &Value,
+        pods: &mut PodDirectory,
+    ) {
+        let consequence = (functions(key.kind).refuse)(self, key, value, pods);
+        let problem = Problem {
+            severity: Severity::Error,
+            object: key.clone(),
+            field: error.field.clone(),
+            message: format!("{}{consequence}", error.message),
+            origin: None,
+        };
+        self.set_problems(key, vec![problem]);
+    }
+
+    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the
+    /// object is known; there may be none. Returns what that leads to, as the end of a sentence.
+    pub(crate) fn put_substitute<K: Stored>(
+        &mut self,
+        object: Option<&K>,
+        key: &ObjectKey,
+        pods: &mut PodDirectory,
+    ) -> &'static str {
+        let is_known = self.get::<K>(key).is_some();
+        let was_substituted = self.substitutes.contains(key);
+        let substitute = object
+            .filter(|_| !is_known || was_substituted)
+            .and_then(|object| object.substitute(&self.config));
+        if substitute.is_some() {
+            self.substitutes.insert(key.clone());
+            self.put::<K>(key, substitute, pods);
+            return "; everything in its scope is refused until it is corrected";
+        }
+        if self.substitutes.remove(key) {
+            self.put::<K>(key, None, pods);
+            return "; the object has no effect";
+        }
+        if is_known {
+            "; what it said before stays in force"
+        } else {
+            "; the object has no effect"
+        }
+    }
+
+    /// An object is gone.
+    pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
+        self.substitutes.remove(key);
+        self.set_problems(key, Vec::new());
+        (functions(key.kind).remove)(self, key, pods);
+    }
+
+    /// Replaces what an object was understood to be, and marks what depends on it.
+    pub(crate) fn put<K: Stored>(
+        &mut self,
+        key: &ObjectKey,
+        new: Option<K::Input>,
+        pods: &mut PodDirectory,
+    ) {
+        let objects = K::of_mut(self.namespaces.entry(key.namespace.clone()).or_default());
+        let old = match new.clone() {
+            Some(input) => objects.insert(key.name.clone(), input),
+            None => objects.remove(&key.name),
+        };
+        if new.is_none() {
+            self.set_conflicts(key, Vec::new());
+        }
+        if old != new {
+            let (old, new) = (old.as_ref(), new.as_ref());
+            K::changed(self, &Change { key, old, new }, pods);
+        }
+    }
+
+    // === what is known ===
+
+    /// What an object was understood to be.
+    pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
+        self.objects(&key.namespace)?.all::<K>().get(&key.name)
+    }
+
+    /// The objects of a namespace.
+    pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
+        self.namespaces.get(namespace)
+    }
+
+    /// All objects, by namespace.
+    pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
+        self.namespaces.iter()
+    }
+
+    /// Whether anything of a policy is in force.
+    pub fn is_in_force(&self, key: &ObjectKey) -> bool {
+        (functions(key.kind).is_in_force)(self, key)
+    }
+
+    // === what is wrong ===
+
+    /// What is wrong with objects now.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        let own = self.problems.values().flatten();
+        own.chain(self.conflicts.values().flatten())
+    }
+
+    /// The problems of one object.
+    pub fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
+        let own = self.problems.get(key).into_iter().flatten();
+        let conflicts = self.conflicts.get(key).into_iter().flatten();
+        own.chain(conflicts).cloned().collect()
+    }
+
+    /// Objects of which other parts have an effect since the last call, because of other objects.
+    pub fn take_changed_conflicts(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.conflicts_changed)
+    }
+
+    /// Whether the problems of an object changed since they were last taken.
+    pub fn has_new_problems(&self, key: &ObjectKey) -> bool {
+        self.problems_changed.contains(key)
+    }
+
+    /// Objects whose problems changed since the last call.
+    pub fn take_changed_problems(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.problems_changed)
+    }
+
+    fn set_conflicts(&mut self, key: &ObjectKey, conflicts: Vec<Note>) {
+        let problem = |note: Note| Problem {
+            severity: Severity::Warning,
+            object: key.clone(),
+            field: note.field,
+            message: note.message,
+            origin: None,
+        };
+        let conflicts: Vec<_> = conflicts.into_iter().map(problem).collect();
+        if replace(&mut self.conflicts, key, conflicts) {
+            self.problems_changed.insert(key.clone());
+            self.conflicts_changed.insert(key.clone());
+        }
+    }
+
+    fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
+        if replace(&mut self.problems, key, problems) {
+            self.problems_changed.insert(key.clone());
+        }
+    }
+
+    // === records ===
+
+    /// Renders what is stale; returns the records that changed.
+    pub fn flush(&mut self) -> Delta {
+        let mut delta = Delta::default();
+        for maker in std::mem::take(&mut self.stale) {
+            let mut rendered = self.render(&maker);
+            if let Maker::Object(key) = &maker {
+                self.set_conflicts(key, std::mem::take(&mut rendered.conflicts));
+            }
+            self.published.replace(&maker, rendered, &mut delta);
+        }
+        delta.workloads.sort_by(|a, b| a.0.cmp(&b.0));
+        delta.services.sort_by(|a, b| a.0.cmp(&b.0));
+        delta.policies.sort_by(|a, b| a.0.cmp(&b.0));
+        delta
+    }
+
+    fn render(&self, maker: &Maker) -> Rendered {
+        match maker {
+            Maker::Object(key) => (functions(key.kind).render)(self, key),
+            Maker::Host(host) => Rendered {
+                services: self.render_host(host),
+                ..Rendered::default()
+            },
+            Maker::StaticStrict => Rendered {
+                policies: any_plaintext_refused(self)
+                    .then(|| static_strict(&self.config.root_namespace))
+                    .into_iter()
+                    .collect(),
+                ..Rendered::default()
+            },
+        }
+    }
+}
+
+/// Sets the problems of an object; whether they differ from before.
+fn replace(
+    all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
+    key: &ObjectKey,
+    problems: Vec<Problem>,
+) -> bool {
+    if problems.is_empty() {
+        return all.remove(key).is_some();
+    }
+    let old = all.get(key);
+    let differs = old != Some(&problems);
+    if differs {
+        all.insert(key.clone(), problems);
+    }
+    differs
+}

@@ -1,0 +1,109 @@
+//! The hosts that services and service entries declare: which object makes the record of each, in each
+//! namespace, and which record is canonical.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
+use ambit_model::ArcStr;
+
+use super::Index;
+use crate::{
+    ServiceRecord,
+    index::kind::{Claim, MeshKind},
+    index::kinds::functions,
+};
+
+/// A service entry as understood.
+type Entry = <ServiceEntry as MeshKind>::Input;
+
+/// How the objects that declare one host are ordered: Kubernetes' own services, then by age, then by name.
+type Rank<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
+
+fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
+    (
+        !claim.is_kubernetes,
+        claim.created,
+        &key.namespace,
+        &key.name,
+    )
+}
+
+impl Index {
+    /// An object declares other hosts than before: every record of them may change, and with it the
+    /// endpoints of all that declare them.
+    pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
+        for host in &old {
+            if let Some(declarers) = self.declares.get_mut(host) {
+                declarers.remove(key);
+                if declarers.is_empty() {
+                    self.declares.remove(host);
+                }
+            }
+        }
+        for host in &new {
+            self.declares
+                .entry(host.clone())
+                .or_default()
+                .insert(key.clone());
+        }
+        for host in old.into_iter().chain(new) {
+            let declarers = self.declares.get(&host).into_iter().flatten();
+            let is_rival = |other: &&ObjectKey| *other != key && other.kind == Kind::ServiceEntry;
+            let rivals: Vec<_> = declarers.filter(is_rival).cloned().collect();
+            for rival in rivals {
+                let entry = self.get::<ServiceEntry>(&rival);
+                let selector = entry.and_then(|entry| entry.selector.clone());
+                self.mark_selected(&rival.namespace, selector.as_ref());
+                self.mark(rival);
+            }
+            self.mark_host(host);
+        }
+    }
+
+    fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
+        (functions(key.kind).claim)(self, key, host)
+    }
+
+    /// The records of a host: one a namespace, a Kubernetes service before service entries, older
+    /// before newer; one of them canonical, by the same order.
+    pub(super) fn render_host(&self, host: &ArcStr) -> Vec<ServiceRecord> {
+        let mut winners: BTreeMap<&ArcStr, (Rank<'_>, bool, &ObjectKey)> = BTreeMap::new();
+        for key in self.declares.get(host).into_iter().flatten() {
+            let Some(claim) = self.claim(key, host) else {
+                continue;
+            };
+            let one = (rank(key, &claim), claim.is_public, key);
+            let winner = winners.entry(&key.namespace).or_insert(one);
+            if one.0 < winner.0 {
+                *winner = one;
+            }
+        }
+        let public = winners.values().filter(|(_, is_public, _)| *is_public);
+        let canonical = public.min().map(|(.., key)| *key);
+        winners
+            .values()
+            .filter_map(|(.., key)| {
+                let mut record = (functions(key.kind).service)(self, key, host)?;
+                record.service.canonical = canonical == Some(*key);
+                Some(record)
+            })
+            .collect()
+    }
+
+    /// The hosts of an entry whose record it makes.
+    pub(crate) fn hosts_won<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a ArcStr> {
+        let own = ObjectKey::new(
+            Kind::ServiceEntry,
+            entry.namespace.clone(),
+            entry.name.clone(),
+        );
+        entry.hosts.iter().filter(move |host| {
+            let rivals = self.declares.get(*host).into_iter().flatten();
+            let first = rivals
+                .filter(|key| key.namespace == entry.namespace)
+                .filter_map(|key| Some((rank(key, &self.claim(key, host)?), key)))
+                .min();
+            first.is_some_and(|(_, key)| *key == own)
+        })
+    }
+}

@@ -1,0 +1,159 @@
+//! Everything that the mesh knows of one kind of object: the two traits that the kinds implement, one file a
+//! kind ([`super::kinds`]).
+//!
+//! [`Followed`] is for whoever fetches objects; [`MeshKind`] says what is read of one, what depends on it,
+//! which records it makes, and which conditions should stand on it.
+
+use std::fmt;
+
+use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
+use ambit_model::{ArcStr, Authorization, Workload};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{
+    MeshConfig, PodDirectory, ServiceRecord,
+    condition::ConditionType,
+    index::Index,
+    problem::{FieldError, Note},
+};
+
+/// What of the objects of a kind the control plane asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Nothing.
+    Nothing,
+    /// Labels and annotations of all.
+    Metadata,
+    /// All that [`Followed::cut`] leaves.
+    Whole {
+        /// Of those objects only whose labels match; of all if `None`.
+        labels: Option<&'static str>,
+    },
+}
+
+/// How objects of a kind come to the control plane.
+pub trait Followed: ObjectType {
+    /// What is asked for.
+    const EXTENT: Extent;
+
+    /// The object without what the mesh does not read, so that tens of thousands need little memory while
+    /// they are fetched. Metadata is cut by who fetches.
+    #[must_use]
+    fn cut(self) -> Self {
+        self
+    }
+}
+
+/// What was understood of an object.
+#[derive(Debug)]
+pub(crate) struct Read<I> {
+    /// `None`: it says nothing to the mesh.
+    pub(crate) input: Option<I>,
+    /// Parts that have not the effect one might expect.
+    pub(crate) notes: Vec<Note>,
+}
+
+impl<I> Read<I> {
+    /// Understood without a remark.
+    pub(crate) fn plain(input: I) -> Self {
+        Self::of(Some(input), Vec::new())
+    }
+
+    pub(crate) fn of(input: Option<I>, notes: Vec<Note>) -> Self {
+        Self { input, notes }
+    }
+}
+
+/// An object is understood in another way than before; `None` is one that is not there.
+#[derive(Debug)]
+pub(crate) struct Change<'a, I> {
+    pub(crate) key: &'a ObjectKey,
+    pub(crate) old: Option<&'a I>,
+    pub(crate) new: Option<&'a I>,
+}
+
+impl<'a, I> Change<'a, I> {
+    /// Both forms, those that exist.
+    pub(crate) fn both(&self) -> impl Iterator<Item = &'a I> {
+        self.old.into_iter().chain(self.new)
+    }
+}
+
+/// What an object, a host or the mesh makes.
+#[derive(Debug, Default)]
+pub(crate) struct Rendered {
+    pub(crate) workloads: Vec<Workload>,
+    pub(crate) services: Vec<ServiceRecord>,
+    pub(crate) policies: Vec<Authorization>,
+    /// What of an object has no effect because of other objects.
+    pub(crate) conflicts: Vec<Note>,
+}
+
+/// How an object that declares a host stands among others that do.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    /// Kubernetes' own services come first.
+    pub(crate) is_kubernetes: bool,
+    /// See [`ambit_k8s_api::created`].
+    pub(crate) created: &'a str,
+    /// Whether every namespace sees it.
+    pub(crate) is_public: bool,
+}
+
+/// What the mesh makes of the objects of a kind.
+pub(crate) trait MeshKind: Followed {
+    /// What is understood of an object, and all that is kept of it.
+    type Input: Clone + fmt::Debug + PartialEq;
+
+    /// Conditions that this control plane writes on objects of the kind.
+    const CONDITIONS: &'static [ConditionType] = &[];
+
+    /// Reads an object. One that cannot be used as it is written is refused as a whole.
+    fn read(&self, config: &MeshConfig) -> Result<Read<Self::Input>, FieldError>;
+
+    /// What takes the place of an object that cannot be used and of which no usable form is known, because
+    /// it was written like that or because it was usable before this process began. Of a policy this is the
+    /// refusal of everything in its scope.
+    fn substitute(&self, _config: &MeshConfig) -> Option<Self::Input> {
+        None
+    }
+
+    /// What can be read of an object that cannot be read as a whole, for [`MeshKind::substitute`].
+    fn readable_part(_metadata: ObjectMeta, _spec: Option<&Value>) -> Option<Self> {
+        None
+    }
+
+    /// Marks what depends on an object: what is to be rendered anew.
+    fn changed(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
+
+    /// The records that an object makes by itself.
+    fn render(_index: &Index, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
+        Rendered::default()
+    }
+
+    /// Whether and how an object competes for a host that it declared with [`Index::declare`].
+    fn claim<'a>(_input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
+        None
+    }
+
+    /// The record that an object makes of a host.
+    fn service(_index: &Index, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
+        None
+    }
+
+    /// Whether anything of a policy is in force.
+    fn is_in_force(_input: &Self::Input) -> bool {
+        false
+    }
+
+    /// Whether an object is attached to others, of which waypoints take care.
+    fn is_attached(&self) -> bool {
+        false
+    }
+}
+
+/// A field, if it is there and can be read.
+pub(crate) fn field<T: DeserializeOwned>(of: Option<&Value>, name: &str) -> Option<T> {
+    of?.get(name).and_then(|value| T::deserialize(value).ok())
+}

@@ -1,0 +1,161 @@
+//! One file a kind, and the table of them, made from the list in `ambit_k8s_api`: a kind that is listed there
+//! and has no file here does not compile.
+
+mod authorization_policy;
+mod endpoint_slice;
+mod namespace;
+mod node;
+mod others;
+mod peer_authentication;
+mod pod;
+mod service;
+mod service_entry;
+mod workload_entry;
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::ObjectMeta;
+use ambit_k8s_api::{
+    AuthorizationPolicy, Deployment, EndpointSlice, Kind, Namespace, Node, Object, ObjectKey,
+    PeerAuthentication, Pod, Service, ServiceAccount, ServiceEntry, WorkloadEntry,
+};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use super::{
+    Index,
+    kind::{Claim, Followed, MeshKind, Rendered, field},
+};
+use crate::{PodDirectory, condition::ConditionType};
+
+pub(crate) use peer_authentication::{any_plaintext_refused, static_strict};
+#[cfg(test)]
+pub(crate) use service::app_protocol;
+pub use service::{AppProtocol, ServiceRecord};
+
+/// A kind with its place among the objects of a namespace.
+pub(crate) trait Stored: MeshKind {
+    /// Its objects, by name.
+    fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input>;
+
+    /// Its objects, by name.
+    fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input>;
+}
+
+/// What is done with an object of which only the key is at hand.
+pub(crate) struct Functions {
+    pub(crate) conditions: &'static [ConditionType],
+    pub(crate) is_in_force: fn(&Index, &ObjectKey) -> bool,
+    pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
+    /// Puts the substitute of an object that cannot be read in its place; see [`Index::put_substitute`].
+    pub(crate) refuse: fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
+    pub(crate) render: fn(&Index, &ObjectKey) -> Rendered,
+    pub(crate) claim: for<'a> fn(&'a Index, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
+    pub(crate) service: fn(&Index, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
+}
+
+impl Functions {
+    pub(crate) const fn of<K: Stored>() -> Self {
+        Self {
+            conditions: K::CONDITIONS,
+            is_in_force: |index, key| index.get::<K>(key).is_some_and(K::is_in_force),
+            remove: |index, key, pods| index.put::<K>(key, None, pods),
+            refuse: |index, key, value, pods| {
+                let part = readable_part::<K>(key, value);
+                index.put_substitute::<K>(part.as_ref(), key, pods)
+            },
+            render: |index, key| {
+                let input = index.get::<K>(key);
+                input.map_or_else(Rendered::default, |input| K::render(index, key, input))
+            },
+            claim: |index, key, host| K::claim(index.get::<K>(key)?, host),
+            service: |index, key, host| K::service(index, index.get::<K>(key)?, host),
+        }
+    }
+}
+
+fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
+    let metadata = ObjectMeta {
+        name: Some(key.name.to_string()),
+        namespace: Some(key.namespace.to_string()),
+        annotations: field(value.get("metadata"), "annotations"),
+        creation_timestamp: field(value.get("metadata"), "creationTimestamp"),
+        ..ObjectMeta::default()
+    };
+    K::readable_part(metadata, value.get("spec"))
+}
+
+/// What somebody does with each kind, its type known.
+pub trait KindVisitor {
+    /// Called once for each kind.
+    fn visit<K: Followed>(&mut self);
+}
+
+macro_rules! table {
+    ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
+        /// The objects of one namespace as understood, by name; in the namespace without a name, those that
+        /// are in none.
+        #[derive(Debug, Default)]
+        pub(crate) struct Objects {
+            $($kind: BTreeMap<ArcStr, <$kind as MeshKind>::Input>,)*
+        }
+
+        $(impl Stored for $kind {
+            fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input> {
+                &objects.$kind
+            }
+
+            fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input> {
+                &mut objects.$kind
+            }
+        })*
+
+        /// What is done with objects of a kind.
+        pub(crate) fn functions(kind: Kind) -> &'static Functions {
+            match kind {
+                $(Kind::$kind => const { &Functions::of::<$kind>() },)*
+            }
+        }
+
+        /// The conditions that objects of a kind have.
+        pub fn conditions(kind: Kind) -> &'static [ConditionType] {
+            functions(kind).conditions
+        }
+
+        /// Shows every kind to a visitor.
+        pub fn visit_kinds(visitor: &mut impl KindVisitor) {
+            $(visitor.visit::<$kind>();)*
+        }
+
+        /// Whether an object is attached to others, of which waypoints take care.
+        pub fn is_attached(object: &Object) -> bool {
+            match object {
+                $(Object::$kind(object) => MeshKind::is_attached(&**object),)*
+            }
+        }
+
+        impl Index {
+            /// Reads an object and puts what was understood in its place.
+            pub(crate) fn take(
+                &mut self,
+                object: &Object,
+                key: &ObjectKey,
+                origin: Option<&str>,
+                pods: &mut PodDirectory,
+            ) {
+                match object {
+                    $(Object::$kind(object) => self.apply_as::<$kind>(object, key, origin, pods),)*
+                }
+            }
+        }
+    };
+}
+
+ambit_k8s_api::for_each_kind!(table);
+
+impl Objects {
+    /// All of a kind, by name.
+    pub(crate) fn all<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
+        K::of(self)
+    }
+}

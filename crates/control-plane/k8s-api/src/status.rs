@@ -1,0 +1,50 @@
+//! What objects say of their own state, for those who write conditions on them.
+
+use serde_json::Value;
+
+use crate::{Deployment, EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
+
+/// The part of an object that controllers write.
+pub trait Status {
+    /// Version of the API that the object was written in, as `group/version`.
+    fn api_version(&self) -> &str;
+
+    /// Its conditions, in JSON form.
+    fn conditions(&self) -> Vec<Value>;
+}
+
+/// The conditions in a status in JSON form.
+pub fn conditions(status: &Value) -> Vec<Value> {
+    let conditions = status.get("conditions").and_then(Value::as_array);
+    conditions.cloned().unwrap_or_default()
+}
+
+/// Kinds of whose conditions nobody asks.
+macro_rules! without_conditions {
+    ($($kind:ident)*) => {
+        $(impl Status for $kind {
+            fn api_version(&self) -> &str {
+                <Self as k8s_openapi::Resource>::API_VERSION
+            }
+
+            fn conditions(&self) -> Vec<Value> {
+                Vec::new()
+            }
+        })*
+    };
+}
+
+without_conditions! { Namespace Node ServiceAccount Pod Deployment EndpointSlice }
+
+impl Status for Service {
+    fn api_version(&self) -> &str {
+        <Self as k8s_openapi::Resource>::API_VERSION
+    }
+
+    fn conditions(&self) -> Vec<Value> {
+        let status = self.status.as_ref();
+        let conditions = status.and_then(|status| status.conditions.as_ref());
+        let json = |condition| serde_json::to_value(condition).ok();
+        conditions.into_iter().flatten().filter_map(json).collect()
+    }
+}

@@ -4,6 +4,7 @@ use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
 
 use ambit_control_channel::{CallHeaders, CallHeadersError};
 use ambit_model::ArcStr;
+use ambit_rt::ErrorChain;
 use ambit_wire::discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus};
 use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
 use tokio::sync::{mpsc, oneshot};
@@ -140,7 +141,7 @@ impl<H: Handler> Client<H> {
             let ending = error.ending();
             self.handler.ended(ending);
             let address = self.options.address.as_str();
-            let reason = chain(&error);
+            let reason = ErrorChain(&error).to_string();
             match ending {
                 Ending::ConnectFailed | Ending::Refused => {
                     tracing::warn!(address, reason, "control plane connection failed");
@@ -329,19 +330,4 @@ fn to_wire(request: Request, node: &Node) -> DeltaDiscoveryRequest {
             ..RpcStatus::default()
         }),
     }
-}
-
-/// An error with its causes, each said once.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }

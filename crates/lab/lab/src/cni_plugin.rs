@@ -14,6 +14,7 @@ use std::{
 };
 
 use ambit_netlab::{Host, HostError, Netns};
+use ambit_rt::ErrorChain;
 use ipnet::IpNet;
 use rustix::fs::FlockOperation;
 use serde::Deserialize;
@@ -62,12 +63,7 @@ pub fn run_plugin() -> ExitCode {
         }
         Ok(None) => ExitCode::SUCCESS,
         Err(error) => {
-            let mut text = error.to_string();
-            let mut source = std::error::Error::source(&error);
-            while let Some(error) = source {
-                text = format!("{text}: {error}");
-                source = error.source();
-            }
+            let text = ErrorChain(&error).to_string();
             println!(
                 "{}",
                 json!({"cniVersion": "1.0.0", "code": 999, "msg": text})

@@ -20,6 +20,7 @@ use std::{
 };
 
 use ambit_netlab::{Isolation, Unshared};
+use ambit_rt::ErrorChain;
 use rustix::{
     mount::{MountFlags, MountPropagationFlags},
     process::{Signal, WaitOptions},
@@ -195,14 +196,8 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
     clippy::print_stderr,
     reason = "standard error is the lab's log, nothing else is set up"
 )]
-fn complain(error: &dyn std::error::Error) -> ExitCode {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    eprintln!("{text}");
+fn complain(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    eprintln!("{}", ErrorChain(error));
     ExitCode::FAILURE
 }
 

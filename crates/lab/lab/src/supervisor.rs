@@ -12,7 +12,7 @@ use std::{
 
 use ambit_k8s_api::ObjectKey;
 use ambit_manifests::{Change, ManifestDirs, OpenError};
-use ambit_rt::logging::LogFormat;
+use ambit_rt::{ErrorChain, logging::LogFormat};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
@@ -88,7 +88,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     std::os::unix::fs::symlink(&options.ambit, layout.cni_bin().join(PLUGIN_NAME))
         .map_err(failed("install the lab's plugin"))?;
     let built = fabric::build(plan, &options, &layout).await;
-    let built = built.map_err(|error| SupervisorError::Network(chain(&error)))?;
+    let built = built.map_err(|error| SupervisorError::Network(ErrorChain(&error).to_string()))?;
     let nodes: Vec<_> = built.nodes.into_iter().map(Arc::new).collect();
     let board = Arc::new(Board::new(
         layout,
@@ -370,11 +370,4 @@ fn new_uid() -> String {
         |_| format!("{:?}", std::time::Instant::now()),
         |text| text.trim().to_owned(),
     )
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
 }

@@ -15,6 +15,7 @@ use ambit_netplan::{
     Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_capturing, plan_released,
     policy_routing,
 };
+use ambit_rt::ErrorChain;
 
 use self::{
     carrier::Carrier,
@@ -111,7 +112,7 @@ pub enum RedirectionError {
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
          reject in the kernel, or install iptables",
-        .0.iter().map(|(backend, error)| format!("{backend}: {}", chain(error))).collect::<Vec<_>>().join("; ")
+        .0.iter().map(|(backend, error)| format!("{backend}: {}", ErrorChain(error))).collect::<Vec<_>>().join("; ")
     )]
     NoBackend(Vec<(Backend, Self)>),
 }
@@ -125,17 +126,6 @@ impl RedirectionError {
             _ => false,
         }
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut out = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        out.push_str(": ");
-        out.push_str(&error.to_string());
-        source = error.source();
-    }
-    out
 }
 
 /// Makes the namespace's redirection what `spec` says. Idempotent.
@@ -204,8 +194,8 @@ fn take_over(drift: &mut Drift) {
         Ok(true) => drift.items.push(FOREIGN.to_owned()),
         Err(error) => {
             drift.nothing_found = false;
-            let error = chain(&error);
-            tracing::warn!(error, "rules of Istio's agent may be left in a pod");
+            let error = ErrorChain(&error);
+            tracing::warn!(%error, "rules of Istio's agent may be left in a pod");
         }
     }
 }
@@ -318,7 +308,7 @@ fn first_working<T>(
         match attempt(carrier) {
             Ok(done) => return Ok((carrier, done)),
             Err(error) if wanted == Backend::Auto && error.is_unsupported() => {
-                tracing::debug!(backend = %carrier.backend(), error = %chain(&error), "not usable");
+                tracing::debug!(backend = %carrier.backend(), error = %ErrorChain(&error), "not usable");
                 failures.push((carrier.backend(), error));
             }
             Err(error) => return Err(error),

@@ -2,14 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error,
-    fmt::Write as _,
     io,
     net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, is_interface_name, marks};
+use ambit_rt::ErrorChain;
 use ambit_sys::{
     addresses::addresses_in,
     links::{self, Links},
@@ -172,18 +171,6 @@ pub enum ActionError {
     },
 }
 
-/// An error with all its causes, on one line.
-pub fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        // Writing to a String does not fail.
-        let _ = write!(text, ": {source}");
-        cause = source.source();
-    }
-    text
-}
-
 /// The kernel itself.
 #[derive(Debug)]
 pub struct KernelActions {
@@ -217,7 +204,7 @@ impl Actions for KernelActions {
                 }
             })?;
         for rejected in discovered.rejected {
-            let why = with_causes(&rejected.why);
+            let why = ErrorChain(&rejected.why).to_string();
             tracing::debug!(
                 uid = rejected.uid,
                 pid = rejected.pid,

@@ -30,7 +30,7 @@ use std::{
 };
 
 use ambit_cni_conf::{PLUGIN, Primary, directory};
-use ambit_rt::{ReadyTask, spawn, spawn_blocking};
+use ambit_rt::{ErrorChain, ReadyTask, spawn, spawn_blocking};
 use tokio::{
     sync::{Notify, oneshot},
     task::JoinHandle,
@@ -45,7 +45,7 @@ use self::{
     throttle::Throttle,
     watch::Watch,
 };
-use crate::{actions::with_causes, membership};
+use crate::membership;
 
 /// How often to look without any event.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -126,13 +126,13 @@ impl Installation {
                 if file_may_go {
                     tokio::time::sleep(RUNTIME_NOTICES).await;
                     if let Err(error) = files::remove(&plugin) {
-                        tracing::warn!(error = with_causes(&error), "the CNI plugin is left");
+                        tracing::warn!(error = %ErrorChain(&error), "the CNI plugin is left");
                     }
                 }
             }
             Ok(Err(error)) => {
                 tracing::error!(
-                    error = with_causes(&error),
+                    error = %ErrorChain(&error),
                     "the CNI plugin is left in force"
                 );
             }
@@ -224,7 +224,7 @@ impl Keeper {
                     PassError::Plugin(_) => "COPY_BINARIES_FAILURE",
                     _ => "CREATE_CNI_CONFIG_FAILURE",
                 });
-                self.hold(State::Waiting(with_causes(&error)));
+                self.hold(State::Waiting(ErrorChain(&error).to_string()));
                 return Some(now + RETRY);
             }
             // A pass that panicked has been reported under its name.

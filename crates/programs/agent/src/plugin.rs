@@ -11,7 +11,7 @@ use std::{
 };
 
 use ambit_rt::{
-    DrainWatcher,
+    DrainWatcher, ErrorChain,
     http::{
         Request, Response, ServerOptions, json, method_not_allowed, not_found, query_parameter,
         serve, text,
@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    actions::{Actions, with_causes},
+    actions::Actions,
     enrolment::{CniAdd, Reply, WhichPod},
     metrics::{Metrics, ResponseCode},
     report::AgentReport,
@@ -205,7 +205,7 @@ async fn add<A: Actions>(body: &[u8], calls: &Calls, actions: Arc<A>) -> Respons
     let pod = format!("{}/{}", event.pod_namespace, event.pod_name);
     let netns = match opened {
         Ok(Ok(netns)) => netns,
-        Ok(Err(error)) => return text(500, format!("pod {pod}: {}\n", with_causes(&error))),
+        Ok(Err(error)) => return text(500, format!("pod {pod}: {}\n", ErrorChain(&error))),
         Err(error) => return text(500, format!("pod {pod}: {error}\n")),
     };
     let addresses = event.ips.unwrap_or_default();

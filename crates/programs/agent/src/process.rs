@@ -10,7 +10,7 @@ use std::{
 
 use ambit_handover::{Supervisor, SupervisorError, supervisor};
 use ambit_rt::{
-    Env, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
+    Env, ErrorChain, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
     spawn_blocking,
 };
 use ambit_sys::{
@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    actions::{ActionError, Actions, with_causes},
+    actions::{ActionError, Actions},
     config::{Args, ConfigError},
     enrolled::{self, EnrolledFile},
     enrolment::{Effect, Enrolment, Event, RequestId},
@@ -259,7 +259,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         let job = move || drop(done.send(actions.remove_host()));
         host_jobs.send(Box::new(job)).ok();
         if let Ok(Err(error)) = removed.await {
-            tracing::warn!(error = with_causes(&error), "the node's probe rule is left");
+            tracing::warn!(error = %ErrorChain(&error), "the node's probe rule is left");
         }
     }
     ended
@@ -275,7 +275,7 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
             Ok(Err(error)) if left == 0 => return Err(RunError::Host(error)),
             Ok(Err(error)) => {
                 tracing::warn!(
-                    error = with_causes(&error),
+                    error = %ErrorChain(&error),
                     "trying to prepare the node again"
                 );
             }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_rt::{AbortOnDrop, spawn_abortable};
+use ambit_rt::{AbortOnDrop, ErrorChain, spawn_abortable};
 use ambit_sys::{
     netns::Netns,
     seqpacket::{SeqPacket, SeqPacketListener},
@@ -259,7 +259,7 @@ impl<F: Fn()> Server<F> {
                     }
                 };
                 let event = event.unwrap_or_else(|error| {
-                    RegistryEvent::Unexpected(id, crate::actions::with_causes(&error))
+                    RegistryEvent::Unexpected(id, ErrorChain(&error).to_string())
                 });
                 self.apply(event);
             }

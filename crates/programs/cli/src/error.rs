@@ -2,6 +2,8 @@
 
 use std::{error::Error, process::ExitCode};
 
+use ambit_rt::ErrorChain;
+
 /// Which exit code an error has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -27,7 +29,8 @@ impl ErrorKind {
 }
 
 /// An error of a command.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct CliError {
     kind: ErrorKind,
     message: String,
@@ -67,19 +70,7 @@ impl CliError {
 
     /// Its text with all causes and hints, a line each.
     pub fn text(&self) -> String {
-        let mut text = format!("error: {}", self.message);
-        let mut source: Option<&(dyn Error + 'static)> = self
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn Error + 'static));
-        while let Some(error) = source {
-            let more = error.to_string();
-            // Wrappers often repeat what they wrap.
-            if !text.ends_with(&more) {
-                text.push_str(&format!(": {more}"));
-            }
-            source = error.source();
-        }
+        let mut text = format!("error: {}", ErrorChain(self));
         for hint in &self.hints {
             text.push_str(&format!("\nhint: {hint}"));
         }

@@ -348,16 +348,7 @@ pub(crate) fn failed(error: InstallError) -> CliError {
         }
         _ => ErrorKind::Failed,
     };
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(&format!(": {more}"));
-        }
-        source = cause.source();
-    }
-    CliError::new(kind, text)
+    CliError::new(kind, error.to_string()).because(error)
 }
 
 fn platform_name(text: &str) -> Result<String, String> {

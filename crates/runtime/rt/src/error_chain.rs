@@ -2,25 +2,24 @@
 
 use std::{error::Error, fmt};
 
-/// Writes `error: cause: cause…`, leaving out a cause that only repeats what stands before it.
+/// Writes `error: cause: cause…`, leaving out a cause whose text the errors before it already contain, as
+/// many of libraries do.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 
 impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut last = self.0.to_string();
-        f.write_str(&last)?;
+        let mut written = self.0.to_string();
         let mut source = self.0.source();
         while let Some(cause) = source {
             let text = cause.to_string();
-            // Many errors of libraries write their cause into their own text too.
-            if !last.ends_with(&text) {
-                write!(f, ": {text}")?;
-                last = text;
+            if !written.contains(&text) {
+                written.push_str(": ");
+                written.push_str(&text);
             }
             source = cause.source();
         }
-        Ok(())
+        f.write_str(&written)
     }
 }
 

@@ -11,11 +11,12 @@ use ambit_netplan::{
     iptables::{self, State},
     nft::{HOST_TABLE, Table, bridge_table, host_table, set_name},
 };
+use ambit_rt::ErrorChain;
 
 use super::{
     Applied, Drift, RedirectionError,
     carrier::{Carrier, change_table, change_table_of},
-    chain, family_enabled, first_working, inside,
+    family_enabled, first_working, inside,
 };
 use crate::{
     iptables::{Iptables, lock},
@@ -42,7 +43,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
         .and_then(|mut nft| change_table_of(&mut nft, HOST_TABLE, |_| desired()));
     match changed {
         Err(error) if error.is_unsupported() => {
-            tracing::debug!(error = %chain(&error), "no rules for frames between a bridge's ports");
+            tracing::debug!(error = %ErrorChain(&error), "no rules for frames between a bridge's ports");
             Ok(Drift::of_nothing())
         }
         other => other,

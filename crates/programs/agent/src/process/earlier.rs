@@ -3,12 +3,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_rt::{spawn, spawn_blocking};
+use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 
 use crate::{
-    actions::{Actions, Closed, with_causes},
+    actions::{Actions, Closed},
     metrics::{EarlierOutcome, Metrics},
 };
 
@@ -31,8 +31,8 @@ pub(super) fn close<A: Actions>(
     let Closed { closed, failed } = match actions.close_unproxied(netns) {
         Ok(outcome) => outcome,
         Err(error) => {
-            let error = with_causes(&error);
-            tracing::warn!(%uid, error, "the pod may have plaintext connections from before its capture");
+            let error = ErrorChain(&error);
+            tracing::warn!(%uid, %error, "the pod may have plaintext connections from before its capture");
             return false;
         }
     };

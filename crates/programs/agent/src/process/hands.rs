@@ -9,14 +9,14 @@ use std::{
 
 use ambit_model::{ArcStr, PodName};
 use ambit_netplan::HostMember;
-use ambit_rt::{spawn, spawn_blocking};
+use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::earlier;
 use crate::{
-    actions::{Actions, Stood, with_causes},
+    actions::{Actions, Stood},
     enrolled::EnrolledFile,
     enrolment::{Event, Step, StepId, Wanted},
     membership,
@@ -94,14 +94,24 @@ impl<A: Actions> Hands<A> {
                 // Ordered now, so that the first snapshot has it; the outcome comes later.
                 let outcome = self.zds.add(uid.clone(), info, netns);
                 spawn("announce", async move {
-                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
+                    report(
+                        uid,
+                        outcome
+                            .await
+                            .map_err(|error| ErrorChain(&error).to_string()),
+                    );
                 });
             }
             Step::Withdraw => {
                 self.enrolled.remove(&uid);
                 let outcome = self.zds.del(uid.clone());
                 spawn("withdraw", async move {
-                    report(uid, outcome.await.map_err(|error| with_causes(&error)));
+                    report(
+                        uid,
+                        outcome
+                            .await
+                            .map_err(|error| ErrorChain(&error).to_string()),
+                    );
                 });
             }
             step @ (Step::UpsertProbes { .. } | Step::RemoveProbes) => {
@@ -148,8 +158,8 @@ impl<A: Actions> Hands<A> {
         let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
         spawn_blocking("scan", move || {
             let found = actions.scan(&wanted).unwrap_or_else(|error| {
-                let error = with_causes(&error);
-                tracing::warn!(error, "running pods cannot be looked for");
+                let error = ErrorChain(&error);
+                tracing::warn!(%error, "running pods cannot be looked for");
                 BTreeMap::new()
             });
             events.send(Event::Scanned(found)).ok();
@@ -175,7 +185,7 @@ impl<A: Actions> Hands<A> {
                 })
                 .collect();
             if let Err(error) = actions.set_probe_members(&members) {
-                tracing::warn!(error = with_causes(&error), "probes may fail");
+                tracing::warn!(error = %ErrorChain(&error), "probes may fail");
             }
         };
         self.host_jobs.send(Box::new(job)).ok();
@@ -183,7 +193,7 @@ impl<A: Actions> Hands<A> {
 
     pub(super) fn prune_status(&self, keep: BTreeSet<PodName>) {
         if let Err(error) = self.status.prune(&keep) {
-            tracing::warn!(error = with_causes(&error), "stale status is left");
+            tracing::warn!(error = %ErrorChain(&error), "stale status is left");
         }
     }
 }
@@ -212,7 +222,7 @@ fn carry_out<A: Actions>(
         } => {
             let redirected = match actions.apply_rules(netns, spec) {
                 Ok(redirected) => redirected,
-                Err(error) => return Err(with_causes(&error)),
+                Err(error) => return Err(ErrorChain(&error).to_string()),
             };
             let interfaces = redirected.probed_in_plaintext.join(", ");
             if redirected.before != Stood::All && !interfaces.is_empty() {
@@ -242,13 +252,13 @@ fn carry_out<A: Actions>(
             return status
                 .write(uid, pod, *value)
                 .map(|()| Done::Simply)
-                .map_err(|error| with_causes(&error));
+                .map_err(|error| ErrorChain(&error).to_string());
         }
         // The proxies' business, not the kernel's.
         Step::Announce { .. } | Step::Withdraw => Ok(()),
     };
     done.map(|()| Done::Simply)
-        .map_err(|error| with_causes(&error))
+        .map_err(|error| ErrorChain(&error).to_string())
 }
 
 impl<N> Step<N> {

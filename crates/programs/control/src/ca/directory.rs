@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use ambit_rt::DrainWatcher;
+use ambit_rt::{DrainWatcher, ErrorChain};
 
 use super::{Material, TrustKeeper};
 
@@ -24,10 +24,10 @@ pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) 
         let problem = match read {
             Ok(Ok(Some(material))) => match keeper.replace(&material, &place) {
                 Ok(_) => None,
-                Err(error) => Some(with_causes(&error)),
+                Err(error) => Some(ErrorChain(&error).to_string()),
             },
             Ok(Ok(None)) => Some(format!("the files of {place} are gone")),
-            Ok(Err(error)) => Some(with_causes(&error)),
+            Ok(Err(error)) => Some(ErrorChain(&error).to_string()),
             Err(_) => return,
         };
         if let Some(error) = problem.as_ref().filter(|_| problem != told) {
@@ -38,8 +38,4 @@ pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) 
         }
         told = problem;
     }
-}
-
-pub(super) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    ambit_rt::ErrorChain(error).to_string()
 }

@@ -5,13 +5,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use ambit_issuer::AuthorityError;
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
-use ambit_rt::DrainWatcher;
+use ambit_rt::{DrainWatcher, ErrorChain};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams, core::ObjectMeta};
 
 use super::{
     Material, TrustKeeper,
-    directory::with_causes,
     material::{CRL_FILE, ROOT_TTL},
 };
 
@@ -136,11 +135,11 @@ impl CaSecret {
         let place = self.place();
         let taken = self
             .material(secret)
-            .map_err(|error| with_causes(&error))
+            .map_err(|error| ErrorChain(&error).to_string())
             .and_then(|material| {
                 keeper
                     .replace(&material, &place)
-                    .map_err(|error| with_causes(&error))
+                    .map_err(|error| ErrorChain(&error).to_string())
             });
         if let Err(error) = taken {
             tracing::error!(
@@ -171,8 +170,8 @@ impl CaSecret {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return,
             Err(error) => {
-                let error = with_causes(&error);
-                tracing::error!(error, "the root nears its end and cannot be renewed");
+                let error = ErrorChain(&error);
+                tracing::error!(%error, "the root nears its end and cannot be renewed");
                 return;
             }
         };

@@ -20,6 +20,5 @@ pub use ruleset::{
     Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
 };
 pub use spec::{
-    Backend, HostMember, HostSpec, RedirectionSpec, SpecError, is_interface_name, marks, ports,
-    probes,
+    Backend, HostMember, HostSpec, RedirectionSpec, SpecError, is_interface_name, marks, probes,
 };

@@ -21,9 +21,11 @@
 
 use std::net::IpAddr;
 
+use ambit_model::{DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK};
+
 use crate::{
     ruleset::{Action, Chain, ChainKind, Family, Match, Rule, Ruleset},
-    spec::{HostSpec, RedirectionSpec, SpecError, marks, ports},
+    spec::{HostSpec, RedirectionSpec, SpecError, marks},
 };
 
 /// The rules of an enrolled pod.
@@ -219,7 +221,7 @@ fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
 /// Packets of the proxy's own sockets; everybody else's leave at the first rule.
 fn raw_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
-        rule([Match::NotMark(marks::PROXY)], [Action::Exempt]),
+        rule([Match::NotMark(PROXY_MARK)], [Action::Exempt]),
         // The proxy calling the application from the client's address.
         //
         // A zone of its own, because the port is of the pod's choosing and may be one that the client
@@ -234,7 +236,7 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
             [
                 Match::OutLoopback,
                 Match::Tcp,
-                Match::NotSourcePort(ports::OUTBOUND),
+                Match::NotSourcePort(OUTBOUND_PORT),
             ],
             [
                 Action::OriginalZone(marks::ZONE),
@@ -286,7 +288,7 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     for name in &spec.virtual_interfaces {
         rules.push(rule(
             [Match::InInterface(name.clone()), Match::TcpOpening],
-            [Action::Redirect(ports::OUTBOUND)],
+            [Action::Redirect(OUTBOUND_PORT)],
         ));
     }
     if !spec.ingress_bypass {
@@ -302,10 +304,10 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
         rules.push(rule(
             [
                 Match::TcpOpening,
-                Match::NotDestinationPort(ports::HBONE),
+                Match::NotDestinationPort(HBONE_PORT),
                 Match::LocalDestination,
             ],
-            [Action::Redirect(ports::INBOUND)],
+            [Action::Redirect(INBOUND_PLAINTEXT_PORT)],
         ));
     }
     Chain {
@@ -319,22 +321,19 @@ fn nat_output(spec: &RedirectionSpec) -> Chain {
         mark_spoofed(),
         // The pod talking to itself: 127.0.0.1, ::1 and its own address.
         rule([Match::OutLoopback], [Action::Exempt]),
-        rule([Match::Mark(marks::PROXY)], [Action::Exempt]),
+        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
     ];
     if spec.dns_capture {
         rules.push(rule(
             [Match::Udp, Match::DestinationPort(53)],
-            [Action::Redirect(ports::DNS)],
+            [Action::Redirect(DNS_PORT)],
         ));
         rules.push(rule(
             [Match::TcpOpening, Match::DestinationPort(53)],
-            [Action::Redirect(ports::DNS)],
+            [Action::Redirect(DNS_PORT)],
         ));
     }
-    rules.push(rule(
-        [Match::TcpOpening],
-        [Action::Redirect(ports::OUTBOUND)],
-    ));
+    rules.push(rule([Match::TcpOpening], [Action::Redirect(OUTBOUND_PORT)]));
     Chain {
         kind: ChainKind::NatOutput,
         rules,
@@ -357,7 +356,7 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
         // The kernel takes these from no wire, unless a setting (`route_localnet`) tells it to.
         rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));
         rules.extend(
-            [ports::INBOUND, ports::HBONE]
+            [INBOUND_PLAINTEXT_PORT, HBONE_PORT]
                 .map(|port| rule([Match::Tcp, Match::DestinationPort(port)], [Action::Exempt])),
         );
         for name in &spec.virtual_interfaces {
@@ -365,7 +364,7 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
                 [
                     Match::InInterface(name.clone()),
                     Match::Tcp,
-                    Match::DestinationPort(ports::OUTBOUND),
+                    Match::DestinationPort(OUTBOUND_PORT),
                 ],
                 [Action::Exempt],
             ));
@@ -410,7 +409,7 @@ fn guard_output() -> Chain {
     let mut rules = vec![
         rule([Match::OutLoopback], [Action::Exempt]),
         rule([Match::TcpNotOpening], [Action::Exempt]),
-        rule([Match::Mark(marks::PROXY)], [Action::Exempt]),
+        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
     ];
     // The hook knows the interface from before the redirect, but the address from after it.
     rules.extend(loopback_destination(vec![], Action::Exempt));

@@ -2,24 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Ports the node proxy listens on inside a pod.
-pub mod ports {
-    /// Outbound TCP of the pod's applications arrives here.
-    pub const OUTBOUND: u16 = 15001;
-    /// Inbound TCP that is not a tunnel arrives here.
-    pub const INBOUND: u16 = 15006;
-    /// HBONE tunnels from other proxies; never translated.
-    pub const HBONE: u16 = 15008;
-    /// Captured DNS, TCP and UDP.
-    pub const DNS: u16 = 15053;
-}
-
-/// Packet and connection marks, shared with the node proxy.
+/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are the contract's:
+/// see [`ambit_model`].
 pub mod marks {
     /// Bits of the mark that are ours; the others belong to whoever set them.
     pub const MASK: u32 = 0xfff;
-    /// On every socket of the node proxy.
-    pub const PROXY: u32 = 0x539;
     /// On connections the node proxy opened to the pod's application, and on the replies.
     pub const SPOOFED: u32 = 0x111;
     /// Preference of the policy rule that brings such replies back to the proxy.

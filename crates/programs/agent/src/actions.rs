@@ -7,7 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, is_interface_name, marks};
+use ambit_model::PROXY_MARK;
+use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, is_interface_name};
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     addresses::addresses_in,
@@ -280,7 +281,7 @@ impl Actions for KernelActions {
     }
 
     fn close_unproxied(&self, netns: &Netns) -> Result<Closed, ActionError> {
-        let open = tcp_sockets::unproxied(netns, marks::PROXY, State::Open)
+        let open = tcp_sockets::unproxied(netns, PROXY_MARK, State::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
             return Ok(Closed::default());

@@ -7,7 +7,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use ambit_netplan::{marks, ports};
+use ambit_model::{DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK};
+use ambit_netplan::marks;
 use rustix::{io::Errno, net::netlink};
 
 use super::{DELETE, NEW, ORIGINAL, REPLY, TCP, Tuple, in_use};
@@ -62,8 +63,8 @@ fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
 /// Local and remote address of those connections whose other end is not in this namespace, and which are
 /// not let pass by their port.
 fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
-    const PROXY: [u16; 4] = [ports::OUTBOUND, ports::INBOUND, ports::HBONE, ports::DNS];
-    let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == marks::PROXY;
+    const PROXY: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
+    let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == PROXY_MARK;
     let at_proxy = |s: &TcpSocket| is_proxy(s) && PROXY.contains(&s.local.port());
     let ends: HashSet<_> = all.iter().map(|s| (s.local, s.remote)).collect();
     // What the proxy has accepted from the application is addressed to others.
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_stays_in_the_pod_or_arrives_at_the_proxys_ports_need_not_be_known() {
-        const MARK: u32 = marks::PROXY;
+        const MARK: u32 = PROXY_MARK;
         let with_others = [
             socket("10.0.0.1:8080", "10.0.0.9:4000", 0),
             socket("10.0.0.1:5000", "10.0.0.9:80", 0),

@@ -7,7 +7,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use ambit_netplan::{ports, probes};
+use ambit_model::{DNS_PORT, OUTBOUND_PORT};
+use ambit_netplan::probes;
 
 use super::{State, TcpSocket, dump};
 use crate::netns::Netns;
@@ -65,7 +66,7 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     // From the application: accepted by the proxy. To it: connected by the proxy.
     let from: HashSet<SocketAddr> = proxy
         .iter()
-        .filter(|socket| [ports::OUTBOUND, ports::DNS].contains(&socket.local.port()))
+        .filter(|socket| [OUTBOUND_PORT, DNS_PORT].contains(&socket.local.port()))
         .map(|socket| socket.remote)
         .collect();
     let to: HashSet<_> = proxy.iter().map(|s| (s.remote, s.local)).collect();

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_rt::{DrainWatcher, Place, PlaceLimits, Places, Rates};
+use ambit_rt::{DrainWatcher, Rates, Slot, SlotLimits, Slots};
 use ambit_tls::{ALPN_H2, TlsSettings};
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -26,7 +26,7 @@ use tonic::transport::server::Connected;
 
 /// Connections whose callers are not known: those in their handshake and those that made no call yet that
 /// proves who they are.
-const UNKNOWN: PlaceLimits = PlaceLimits {
+const UNKNOWN: SlotLimits = SlotLimits {
     total: 1024,
     each: 32,
     few: 4,
@@ -63,7 +63,7 @@ pub struct PeerInfo {
 pub enum Closed {
     /// Its address opens too many in a second.
     Rate,
-    /// A later connection took its place.
+    /// A later connection took its slot.
     Displaced,
     /// Its handshake failed or took too long.
     Handshake,
@@ -74,14 +74,14 @@ pub enum Closed {
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
     /// Among those whose callers are not known.
-    place: Option<Place>,
+    slot: Option<Slot>,
 }
 
 impl TlsConnection {
-    /// Its place among the connections whose callers are not known, for the server to give up when it
+    /// Its slot among the connections whose callers are not known, for the server to give up when it
     /// knows the caller, and to end the connection when it is evicted.
-    pub fn take_place(&mut self) -> Option<Place> {
-        self.place.take()
+    pub fn take_slot(&mut self) -> Option<Slot> {
+        self.slot.take()
     }
 }
 
@@ -150,7 +150,7 @@ pub fn incoming(
 ) -> Incoming {
     let (sender, receiver) = mpsc::channel(16);
     ambit_rt::spawn("grpc accept", async move {
-        let places = Places::new(UNKNOWN);
+        let slots = Slots::new(UNKNOWN);
         let rates = Rates::new(NEW.0, NEW.1);
         loop {
             let accepted = tokio::select! {
@@ -171,14 +171,14 @@ pub fn incoming(
                 closed(Closed::Rate);
                 continue;
             }
-            let place = tokio::select! {
-                place = places.enter(peer.ip()) => place,
+            let slot = tokio::select! {
+                slot = slots.enter(peer.ip()) => slot,
                 _ = drain.started() => return,
             };
             let handshake = Handshake {
                 stream,
                 peer,
-                place,
+                slot,
                 config: config(),
             };
             let (sender, closed) = (sender.clone(), closed.clone());
@@ -198,7 +198,7 @@ pub fn incoming(
 struct Handshake {
     stream: TcpStream,
     peer: SocketAddr,
-    place: Place,
+    slot: Slot,
     config: Arc<ServerConfig>,
 }
 
@@ -210,7 +210,7 @@ impl Handshake {
         let accept = TlsAcceptor::from(self.config).accept(self.stream);
         tokio::select! {
             done = tokio::time::timeout(HANDSHAKE_TIMEOUT, accept) => match done {
-                Ok(Ok(stream)) => Ok(TlsConnection { stream, place: Some(self.place) }),
+                Ok(Ok(stream)) => Ok(TlsConnection { stream, slot: Some(self.slot) }),
                 Ok(Err(error)) => {
                     tracing::debug!(%peer, %error, "TLS handshake failed");
                     Err(Closed::Handshake)
@@ -220,7 +220,7 @@ impl Handshake {
                     Err(Closed::Handshake)
                 }
             },
-            () = self.place.evicted() => {
+            () = self.slot.evicted() => {
                 tracing::debug!(%peer, "connection closed: its address has opened too many");
                 Err(Closed::Displaced)
             }

@@ -19,7 +19,7 @@ pub use answer::encode;
 pub use lookup::{Client, Family, Found, look_up};
 pub use question::{Question, Unanswerable};
 pub use server::{Host, Known, Outcome, Report, Server, Transport};
-pub use settings::{Limits, Place, system_servers};
+pub use settings::{Egress, Limits, system_servers};
 pub use tcp::serve_connection;
 pub use udp::serve_datagrams;
 pub use upstream::RelayError;

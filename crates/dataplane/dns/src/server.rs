@@ -14,7 +14,7 @@ use crate::{
     lookup::{Family, Found},
     question::Question,
     relay::Relay,
-    settings::{Limits, Place},
+    settings::{Egress, Limits},
     upstream::{self, RelayError},
 };
 
@@ -93,7 +93,7 @@ pub trait Host: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Server<H> {
     pub(crate) host: H,
-    pub(crate) place: Place,
+    pub(crate) egress: Egress,
     pub(crate) limits: Limits,
     pub(crate) connections: Semaphore,
     relayed: Semaphore,
@@ -118,11 +118,11 @@ pub(crate) enum Later {
 }
 
 impl<H: Host> Server<H> {
-    /// A server whose sockets are `place`'s.
-    pub fn new(host: H, place: Place, limits: Limits) -> Self {
+    /// A server whose sockets are `egress`'s.
+    pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
             host,
-            place,
+            egress,
             limits,
             connections: Semaphore::new(limits.connections),
             relayed: Semaphore::new(limits.relayed),
@@ -172,7 +172,7 @@ impl<H: Host> Server<H> {
         }
         let relay = Relay::new(question, rand::random());
         let began = Instant::now();
-        match upstream::exchange(&self.place, &self.limits, asked, &relay, transport).await {
+        match upstream::exchange(&self.egress, &self.limits, asked, &relay, transport).await {
             Ok((answer, code)) => {
                 let outcome = Outcome::Relayed(code, began.elapsed());
                 self.report(question, transport, outcome);

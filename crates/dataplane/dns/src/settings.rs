@@ -7,7 +7,7 @@ use hickory_resolver::system_conf::read_system_conf;
 
 /// Where questions are passed on from.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct Egress {
     /// The pod's namespace; `None`: the caller's.
     pub netns: Option<Netns>,
     /// The mark by which the pod's redirection leaves the server's own sockets alone.

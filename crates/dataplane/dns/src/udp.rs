@@ -75,7 +75,7 @@ async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
         follow_up(ready).await;
         take_all(socket, server).await;
     }
-    let (Ok(at), Some(netns)) = (socket.local_addr(), server.place.netns.clone()) else {
+    let (Ok(at), Some(netns)) = (socket.local_addr(), server.egress.netns.clone()) else {
         return;
     };
     // Whole namespaces leave at once: their pods do this one after the other, and none of it on the
@@ -151,7 +151,7 @@ async fn finish<H: Host>(
 /// The server that the client sent its question to.
 fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Option<SocketAddr> {
     let at = socket.local_addr().ok()?;
-    let netns = server.place.netns.as_ref();
+    let netns = server.egress.netns.as_ref();
     match conntrack::original_destination(netns, client, at) {
         Ok(asked) => asked,
         Err(error) => {

@@ -16,7 +16,7 @@ use tokio::{
 use crate::{
     relay::Relay,
     server::Transport,
-    settings::{Limits, Place},
+    settings::{Egress, Limits},
 };
 
 /// The port of captured questions.
@@ -56,9 +56,9 @@ pub enum RelayError {
     },
 }
 
-/// Asks the server that the client meant, or else those of the place in turn.
+/// Asks the server that the client meant, or else those of the egress in turn.
 pub(crate) async fn exchange(
-    place: &Place,
+    egress: &Egress,
     limits: &Limits,
     asked: Option<SocketAddr>,
     relay: &Relay,
@@ -67,7 +67,7 @@ pub(crate) async fn exchange(
     let meant = asked.filter(is_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
-        place.fallback.as_slice()
+        egress.fallback.as_slice()
     } else {
         servers
     };
@@ -84,8 +84,8 @@ pub(crate) async fn exchange(
         };
         let one = async {
             match transport {
-                Transport::Udp => by_datagram(place, *server, relay, attempt, until).await,
-                Transport::Tcp => by_connection(place, *server, relay).await,
+                Transport::Udp => by_datagram(egress, *server, relay, attempt, until).await,
+                Transport::Tcp => by_connection(egress, *server, relay).await,
             }
         };
         result = timeout_at(until, one)
@@ -107,14 +107,14 @@ fn is_server(asked: &SocketAddr) -> bool {
 }
 
 async fn by_datagram(
-    place: &Place,
+    egress: &Egress,
     server: SocketAddr,
     relay: &Relay,
     repeat: Instant,
     until: Instant,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
-    let socket = datagram::outbound(place.netns.as_ref(), server, place.mark)
+    let socket = datagram::outbound(egress.netns.as_ref(), server, egress.mark)
         .map_err(|source| RelayError::Socket { server, source })?;
     let socket = UdpSocket::from_std(socket).map_err(failed)?;
     // The kernel picks a random port, and drops what comes from anybody else.
@@ -151,16 +151,16 @@ fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
 }
 
 async fn by_connection(
-    place: &Place,
+    egress: &Egress,
     server: SocketAddr,
     relay: &Relay,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
     let spec = OutboundSpec {
-        mark: place.mark,
+        mark: egress.mark,
         ..OutboundSpec::default()
     };
-    let socket = socket::outbound(place.netns.as_ref(), server, &spec)
+    let socket = socket::outbound(egress.netns.as_ref(), server, &spec)
         .map_err(|source| RelayError::Socket { server, source })?;
     let mut stream = socket.connect(server).await.map_err(failed)?;
     let message = relay.message();

@@ -182,7 +182,7 @@ impl Shared {
     }
 }
 
-/// A tunnel's place on its connection, given back when dropped.
+/// A tunnel's share of its connection, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Lease(Arc<Shared>);
 
@@ -249,7 +249,7 @@ impl ClientConnection {
         open_tunnel(self.lease(), authority, headers).await
     }
 
-    /// Reserves a place for one tunnel.
+    /// Reserves room for one tunnel.
     pub(crate) fn lease(&self) -> (SendRequest<Piece>, Lease) {
         (self.send.clone(), Lease::take(&self.shared))
     }
@@ -357,7 +357,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     ))
 }
 
-/// Opens one tunnel to `authority` on a leased place.
+/// Opens one tunnel to `authority` on a leased connection.
 pub(crate) async fn open_tunnel(
     (mut send, lease): (SendRequest<Piece>, Lease),
     authority: Uri,

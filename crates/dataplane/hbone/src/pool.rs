@@ -25,7 +25,7 @@ use crate::{
     piece::Piece,
 };
 
-type Place = (h2::client::SendRequest<Piece>, Lease);
+type Leased = (h2::client::SendRequest<Piece>, Lease);
 type Outcome = Result<(), Arc<DialError>>;
 
 /// What tunnels must have in common to share a connection.
@@ -63,7 +63,7 @@ pub struct Pool {
 
 /// What a look into the pool gave.
 enum Looked {
-    Place(Place),
+    Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),
     Dial,
     Draining,
@@ -133,21 +133,21 @@ impl Pool {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        let placed = self.place(key, dial).await;
-        let (place, fresh) = placed.map_err(|error| (error, true))?;
-        client::open_tunnel(place, authority.clone(), headers.clone())
+        let leased = self.lease(key, dial).await;
+        let (leased, fresh) = leased.map_err(|error| (error, true))?;
+        client::open_tunnel(leased, authority.clone(), headers.clone())
             .await
             .map_err(|error| (error, fresh))
     }
 
-    /// Lets go of all connections: they end with their tunnels, and no new ones are opened.
+    /// Gives up all connections: they end with their tunnels, and no new ones are opened.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         state.draining = true;
         state.entries.clear();
     }
 
-    /// Lets go of the connections that `keep` does not want, so that their peers are dialled anew.
+    /// Gives up the connections that `keep` does not want, so that their peers are dialled anew.
     pub fn retain(&self, keep: impl Fn(&PoolKey) -> bool) {
         for (key, entry) in &mut self.state.lock().entries {
             if !keep(key) {
@@ -156,19 +156,19 @@ impl Pool {
         }
     }
 
-    /// A place on a connection; also whether the connection was made for it.
-    async fn place<IO, F>(
+    /// A lease of a connection; also whether the connection was made for it.
+    async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
         dial: &impl Fn() -> F,
-    ) -> Result<(Place, bool), TunnelError>
+    ) -> Result<(Leased, bool), TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
         loop {
             match self.look(key) {
-                Looked::Place(place) => return Ok((place, false)),
+                Looked::Leased(leased) => return Ok((leased, false)),
                 Looked::Draining => return Err(TunnelError::Draining),
                 // Otherwise there is a new connection, or whoever was setting it up went away.
                 Looked::Wait(outcome) => {
@@ -183,7 +183,7 @@ impl Pool {
                         done: false,
                     };
                     let outcome = self.dial(key, dial).await;
-                    return guard.finish(outcome).map(|place| (place, true));
+                    return guard.finish(outcome).map(|leased| (leased, true));
                 }
             }
         }
@@ -207,7 +207,7 @@ impl Pool {
             .filter(|connection| connection.has_room())
             .min_by_key(|connection| connection.streams());
         if let Some(connection) = best {
-            return Looked::Place(connection.lease());
+            return Looked::Leased(connection.lease());
         }
         // As many as the connections being set up can carry wait for them.
         if entry.waiters.len() + entry.dialing < entry.dialing * self.settings.max_streams {
@@ -261,7 +261,7 @@ impl Dialing<'_> {
     fn finish<IO>(
         mut self,
         outcome: Result<(ClientConnection, Driver<IO>), DialError>,
-    ) -> Result<Place, TunnelError>
+    ) -> Result<Leased, TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -274,7 +274,7 @@ impl Dialing<'_> {
                 Err(TunnelError::Dial(error))
             }
             Ok((connection, driver)) => {
-                let place = connection.lease();
+                let leased = connection.lease();
                 // The connection outlives a pool that is dropped, but does not keep it.
                 let (pool, key) = (Arc::downgrade(&self.pool.state), self.key.clone());
                 drop(ambit_rt::spawn("hbone connection", async move {
@@ -287,7 +287,7 @@ impl Dialing<'_> {
                     sweep();
                 }));
                 self.settle(Some(connection), &Ok(()));
-                Ok(place)
+                Ok(leased)
             }
         }
     }

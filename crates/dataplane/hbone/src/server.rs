@@ -128,7 +128,7 @@ impl Incoming {
 
 /// Serves one connection: every request goes to `handler`, which must not block (it spawns).
 ///
-/// When `drain` ends the peer is told to open no more tunnels (GOAWAY), and the connection ends
+/// When `drain` ends the peer is asked to open no more tunnels (GOAWAY), and the connection ends
 /// with the last of them.
 ///
 /// # Errors

@@ -22,7 +22,7 @@ pub struct Tunnel {
     pub(crate) send: SendStream<Piece>,
     pub(crate) recv: RecvStream,
     pub(crate) unsent: Unsent,
-    /// The place on a pooled connection; none at the server's side.
+    /// The lease of a pooled connection; none at the server's side.
     _lease: Option<Lease>,
 }
 

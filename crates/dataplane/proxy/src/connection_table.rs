@@ -216,7 +216,7 @@ impl Tracked {
         .await
     }
 
-    /// To tell more of it while it is being waited on.
+    /// To show more of it while it is being waited on.
     pub fn handle(&self) -> Handle {
         Handle {
             list: self.list.clone(),
@@ -225,7 +225,7 @@ impl Tracked {
     }
 }
 
-/// Tells more of a connection on the list.
+/// Shows more of a connection on the list.
 #[derive(Clone, Debug)]
 pub struct Handle {
     list: Connections,

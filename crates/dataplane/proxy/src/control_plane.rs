@@ -7,7 +7,7 @@ use ambit_model::ArcStr;
 use ambit_rt::Env;
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::TlsSettings;
-use ambit_xds::{Client, ClientOptions, Ending, Handler, Kept, NodeInfo, Update};
+use ambit_xds::{Cached, Client, ClientOptions, Ending, Handler, NodeInfo, Update};
 use anyhow::Context as _;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -53,7 +53,7 @@ pub struct XdsSettings {
     pub auth_token: Option<String>,
     /// Whose token it is.
     pub cluster_id: ArcStr,
-    /// What it is told of this proxy.
+    /// How this proxy introduces itself.
     pub node: NodeInfo,
     /// Addresses are asked for when they are needed.
     pub on_demand: bool,
@@ -96,15 +96,15 @@ impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
         (self.synced)();
     }
 
-    fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
+    fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
         if let Some(cache) = &self.cache {
-            cache.keep(type_url, name, kept);
+            cache.cache(type_url, name, cached);
         }
     }
 
-    fn kept(&self, type_url: &str, complete: bool) {
+    fn push_cached(&self, type_url: &str, complete: bool) {
         if let Some(cache) = &self.cache {
-            cache.kept(type_url, complete);
+            cache.push_cached(type_url, complete);
         }
     }
 

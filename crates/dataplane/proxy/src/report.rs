@@ -1,4 +1,4 @@
-//! What is told of one connection: its line in the access log, its counts in the metrics.
+//! What is reported of one connection: its line in the access log, its counts in the metrics.
 
 use std::{
     error::Error,

@@ -2,7 +2,7 @@
 //!
 //! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of
 //! records at a time, so a reader on a worker thread waits microseconds even while a very large push
-//! comes in, and nothing is kept twice. Who must act on changes (pods with open connections, the
+//! comes in, and nothing is stored twice. Whatever must act on changes (pods with open connections, the
 //! certificates) follows `watch` channels; nobody is called back under a lock.
 
 mod follow;
@@ -33,7 +33,7 @@ pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
 pub use follow::{IdentityEvent, follow_identities};
 pub use on_demand::DEMANDS_WAITING;
 
-/// How long a connection waits for the control plane to tell of the pod it belongs to.
+/// How long a connection waits for the control plane to publish the pod it belongs to.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What the proxy itself is, from its environment.
@@ -78,9 +78,9 @@ struct Inner {
     config: StateConfig,
     table: RwLock<MeshTable>,
     policies: RwLock<PolicySet>,
-    /// Whether the workloads and services that exist have been told once.
+    /// Whether all workloads and services have been published once.
     addresses_known: AtomicBool,
-    /// Whether the policies that exist have been told once.
+    /// Whether all policies have been published once.
     policies_known: AtomicBool,
     /// Counts changes of local workloads, and of what is known at all.
     local_changes: watch::Sender<u64>,
@@ -208,7 +208,7 @@ impl SharedState {
         });
     }
 
-    /// The workloads and services that exist have been told once: from now on a destination that is
+    /// All workloads and services have been published once: from now on a destination that is
     /// not among them is outside the mesh. Until then nothing is passed through.
     pub fn mark_addresses_known(&self) {
         if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
@@ -216,7 +216,7 @@ impl SharedState {
         }
     }
 
-    /// The policies that exist have been told once: from now on connections to pods can be decided.
+    /// All policies have been published once: from now on connections to pods can be decided.
     /// Until then no local pod counts as known, for its namespace may have policies that are still
     /// on their way.
     pub fn mark_policies_known(&self) {
@@ -226,7 +226,7 @@ impl SharedState {
         }
     }
 
-    /// Tells the watchers of the pods that `concerned` picks by namespace and name.
+    /// Notifies the watchers of the pods that `concerned` picks by namespace and name.
     fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
         let watched: Vec<_> = {
             let mut pods = self.0.pods.lock();
@@ -315,7 +315,7 @@ impl SharedState {
             .cloned()
     }
 
-    /// [`Self::local_workload`], waiting for the control plane to tell of it.
+    /// [`Self::local_workload`], waiting for the control plane to publish it.
     pub async fn wait_for_workload(
         &self,
         pod: &PodName,
@@ -343,7 +343,7 @@ impl SharedState {
     }
 
     /// The workload of a pod from its enrolment alone: enough to connect from, before the control
-    /// plane has told of the pod. Never authorize connections *to* the pod with it: the policies
+    /// plane has published the pod. Never authorize connections *to* the pod with it: the policies
     /// that select the pod are not known.
     pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
         let config = &self.0.config;

@@ -11,7 +11,7 @@ use ambit_handover::{
 };
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
-use ambit_xds::{Client, Handler, Kept};
+use ambit_xds::{Cached, Client, Handler};
 use parking_lot::Mutex;
 use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
@@ -32,7 +32,7 @@ const TYPES: [&str; 2] = [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL];
 const COMPLETE: u8 = 0x80;
 
 /// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
-/// no place for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
+/// no space for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
 pub fn take_over(
     held: &mut Held<OwnedFd>,
     supervisor: &Supervisor,
@@ -68,7 +68,7 @@ impl MeshCache {
         Ok(Self(Mutex::new((journal, [false; TYPES.len()]))))
     }
 
-    /// Tells the client what was kept, if that is all there was.
+    /// Gives the client what was cached, if that is all there was.
     pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.0.lock();
         for entry in journal.entries()? {
@@ -84,24 +84,24 @@ impl MeshCache {
         }
         for (tag, type_url) in (0..).zip(TYPES) {
             let of_type = journal.entries()?.filter(|entry| entry.tag == tag);
-            client.restore(type_url, of_type.map(kept));
+            client.restore(type_url, of_type.map(cached));
         }
         tracing::info!("going on with the mesh as the worker before this one knew it");
         Ok(())
     }
 
-    /// See [`Handler::keep`].
-    pub fn keep(&self, type_url: &str, name: &str, kept: &Kept) {
+    /// See [`Handler::cache`].
+    pub fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
         let Some(tag) = tag(type_url) else { return };
-        let value = match kept {
-            Kept::Resource(bytes) => &bytes[..],
-            Kept::Gone(_) => &[],
+        let value = match cached {
+            Cached::Resource(bytes) => &bytes[..],
+            Cached::Gone(_) => &[],
         };
         self.0.lock().0.add(tag, name.as_bytes(), value);
     }
 
-    /// See [`Handler::kept`].
-    pub fn kept(&self, type_url: &str, complete: bool) {
+    /// See [`Handler::push_cached`].
+    pub fn push_cached(&self, type_url: &str, complete: bool) {
         let Some(tag) = tag(type_url) else { return };
         let (journal, known) = &mut *self.0.lock();
         if let Some(known) = known.get_mut(usize::from(tag))
@@ -119,11 +119,11 @@ fn tag(type_url: &str) -> Option<u8> {
     u8::try_from(position).ok()
 }
 
-fn kept(entry: Entry) -> Kept {
+fn cached(entry: Entry) -> Cached {
     if entry.value.is_empty() {
-        Kept::Gone(ArcStr::from(String::from_utf8_lossy(&entry.key)))
+        Cached::Gone(ArcStr::from(String::from_utf8_lossy(&entry.key)))
     } else {
-        Kept::Resource(entry.value.to_vec().into())
+        Cached::Resource(entry.value.to_vec().into())
     }
 }
 
@@ -208,15 +208,15 @@ mod tests {
         let key = || PrivateKeyDer::try_from(rcgen::KeyPair::generate().unwrap().serialize_der());
         let (first, second) = (key().unwrap(), key().unwrap());
         let answer = ["leaf".to_owned(), "root".to_owned()];
-        let kept = certificates(&held);
-        kept.put(&web, &first, &answer);
-        kept.put(&web, &second, &answer);
-        kept.put(&db, &first, &answer);
-        kept.forget(&db);
-        assert_eq!(kept.take(&web), None, "it is this worker's own");
-        let kept = certificates(&held);
-        assert_eq!(kept.take(&web), Some((second, answer.to_vec())));
-        assert_eq!(kept.take(&web), None);
-        assert_eq!(kept.take(&db), None);
+        let cache = certificates(&held);
+        cache.put(&web, &first, &answer);
+        cache.put(&web, &second, &answer);
+        cache.put(&db, &first, &answer);
+        cache.forget(&db);
+        assert_eq!(cache.take(&web), None, "it is this worker's own");
+        let cache = certificates(&held);
+        assert_eq!(cache.take(&web), Some((second, answer.to_vec())));
+        assert_eq!(cache.take(&web), None);
+        assert_eq!(cache.take(&db), None);
     }
 }

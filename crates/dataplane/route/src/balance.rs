@@ -213,7 +213,7 @@ impl<'t> Choice<'t, '_> {
         Some((workload, port))
     }
 
-    /// How well an endpoint's place fits; `None` where it must not be used.
+    /// How well an endpoint's location fits; `None` where it must not be used.
     fn rank(&self, workload: &WorkloadRef) -> Option<usize> {
         let scopes = self.balancing.routing_preferences.as_slice();
         match self.balancing.mode {
@@ -251,12 +251,12 @@ impl<'t> Choice<'t, '_> {
             locality,
             ..
         } = self.vantage;
-        let place = workload.place();
+        let location = workload.location();
         match scope {
-            LbScope::Region => place.locality.region == locality.region,
-            LbScope::Zone => place.locality.zone == locality.zone,
-            LbScope::Subzone => place.locality.subzone == locality.subzone,
-            LbScope::Node => place.node == *node,
+            LbScope::Region => location.locality.region == locality.region,
+            LbScope::Zone => location.locality.zone == locality.zone,
+            LbScope::Subzone => location.locality.subzone == locality.subzone,
+            LbScope::Node => location.node == *node,
             LbScope::Cluster => workload.cluster_id() == cluster_id,
             LbScope::Network => workload.network() == network,
         }

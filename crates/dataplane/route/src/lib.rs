@@ -1,6 +1,6 @@
 //! The table of workloads and services, and where a connection goes.
 //!
-//! [`MeshTable`] holds what the control plane told us, compactly: strings and whole sets of fields
+//! [`MeshTable`] holds what the control plane published, compactly: strings and whole sets of fields
 //! that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
 //! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! How a workload is kept: what it alone has in a small record, the rest shared.
 //!
 //! Pods of one Deployment differ in little more than name, address and node, so everything else is
-//! one [`Template`] for all of them, and node with locality one [`Place`] for all pods of a node.
+//! one [`Template`] for all of them, and node with locality one [`Location`] for all pods of a node.
 
 use std::{net::IpAddr, slice, sync::Arc};
 
@@ -20,7 +20,7 @@ struct Record {
     /// `None` when the name is the last path segment of the uid, as it is for pods.
     name: Option<ArcStr>,
     template: Arc<Template>,
-    place: Arc<Place>,
+    location: Arc<Location>,
     ips: Ips,
     status: WorkloadStatus,
 }
@@ -77,14 +77,18 @@ impl ServiceMembership {
 
 /// Where workloads run.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub(crate) node: ArcStr,
     pub(crate) locality: Locality,
 }
 
 impl WorkloadRef {
     /// Assembles a record from a workload and its already shared parts.
-    pub(crate) fn new(workload: &Workload, template: Arc<Template>, place: Arc<Place>) -> Self {
+    pub(crate) fn new(
+        workload: &Workload,
+        template: Arc<Template>,
+        location: Arc<Location>,
+    ) -> Self {
         let in_uid = last_segment(&workload.uid) == workload.name.as_str();
         let ips = match workload.workload_ips.as_slice() {
             [one] => Ips::One(*one),
@@ -94,7 +98,7 @@ impl WorkloadRef {
             uid: workload.uid.clone(),
             name: (!in_uid).then(|| workload.name.clone()),
             template,
-            place,
+            location,
             ips,
             status: workload.status,
         }))
@@ -104,8 +108,8 @@ impl WorkloadRef {
         &self.0.template
     }
 
-    pub(crate) fn place(&self) -> &Arc<Place> {
-        &self.0.place
+    pub(crate) fn location(&self) -> &Arc<Location> {
+        &self.0.location
     }
 
     /// The xDS resource name.
@@ -194,12 +198,12 @@ impl WorkloadRef {
 
     /// Node it runs on.
     pub fn node(&self) -> &ArcStr {
-        &self.0.place.node
+        &self.0.location.node
     }
 
     /// Where it runs.
     pub fn locality(&self) -> &Locality {
-        &self.0.place.locality
+        &self.0.location.locality
     }
 
     /// Cluster it belongs to.
@@ -256,7 +260,7 @@ impl WorkloadRef {
             uid,
             name,
             template,
-            place,
+            location,
             status,
             ..
         } = &*self.0;
@@ -278,11 +282,11 @@ impl WorkloadRef {
             canonical_name: template.canonical_name.clone(),
             canonical_revision: template.canonical_revision.clone(),
             hostname: template.hostname.clone(),
-            node: place.node.clone(),
+            node: location.node.clone(),
             authorization_policies: template.authorization_policies.to_vec(),
             status: *status,
             cluster_id: template.cluster_id.clone(),
-            locality: place.locality.clone(),
+            locality: location.locality.clone(),
             services: template
                 .services
                 .iter()

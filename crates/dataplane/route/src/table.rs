@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, NamespacedHostname, NetworkAddress, PodName, Service, 
 use crate::{
     WorkloadRef,
     intern::{Interner, Strings},
-    record::{Place, ServiceMembership, Template},
+    record::{Location, ServiceMembership, Template},
     services::Services,
     workloads::Workloads,
 };
@@ -56,7 +56,7 @@ pub struct MeshTable {
     pub(crate) services: Services,
     strings: Strings,
     templates: Interner<Template>,
-    places: Interner<Place>,
+    locations: Interner<Location>,
 }
 
 impl MeshTable {
@@ -184,14 +184,14 @@ impl MeshTable {
         ] {
             *part = strings.share(part);
         }
-        let place = Place {
+        let location = Location {
             node: strings.share(&workload.node),
             locality,
         };
         WorkloadRef::new(
             workload,
             self.templates.share(template),
-            self.places.share(place),
+            self.locations.share(location),
         )
     }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use ambit_model::Reason;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -160,14 +160,19 @@ impl Drop for ConnectionMetrics {
 /// All traffic series of the process.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    series: Mutex<HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>>,
+    /// Read by each connection that opens; written for a new pair, and to drop unused ones.
+    series: RwLock<HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>>,
 }
 
 impl Traffic {
     /// The series of a pair. Cheap enough for each connection; may be kept, but what is kept while
     /// unused loses its counts once the series is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        let mut table = self.series.lock();
+        if let Some(series) = self.series.read().get(labels) {
+            return series.clone();
+        }
+        let mut table = self.series.write();
+        // Another connection may have been first.
         if let Some(series) = table.get(labels) {
             return series.clone();
         }
@@ -187,7 +192,7 @@ impl Traffic {
 
     /// How many series there are.
     pub fn len(&self) -> usize {
-        self.series.lock().len()
+        self.series.read().len()
     }
 
     /// Whether there are none.
@@ -196,7 +201,7 @@ impl Traffic {
     }
 
     fn drop_unused(&self, now: Instant) {
-        self.series.lock().retain(|_, series| {
+        self.series.write().retain(|_, series| {
             !series.is_unused() || now.saturating_duration_since(series.last_use()) < UNUSED
         });
     }
@@ -226,7 +231,7 @@ impl Collector for TrafficCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.0.drop_unused(Instant::now());
         let table: Vec<_> = {
-            let table = self.0.series.lock();
+            let table = self.0.series.read();
             table
                 .iter()
                 .map(|(labels, series)| (labels.clone(), series.clone()))

@@ -1,6 +1,6 @@
 //! The client: one stream, several resource types, each all of it or only what is asked for.
 //!
-//! What is known is kept while disconnected and told to the server on reconnect, which then sends
+//! What is known stays while disconnected and is sent to the server on reconnect, which then sends
 //! only what changed meanwhile and what is gone. A refused resource keeps the version of the last
 //! good one: the server sees that it must send it again, and we still hear when it is removed. One in
 //! whose place something else was put has a version that no server gives.

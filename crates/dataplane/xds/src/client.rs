@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    Handler, Kept, NotUnderstoodPolicies,
+    Cached, Handler, NotUnderstoodPolicies,
     intake::{self, ADDRESSES, take_in, types},
     stream::{self, Responses},
 };
@@ -45,7 +45,7 @@ pub struct ClientOptions {
 pub struct AddressDemand {
     /// `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// To be told when the handler has the answer, also a negative one.
+    /// Answered when the handler has the answer, also a negative one.
     pub done: oneshot::Sender<()>,
 }
 
@@ -114,16 +114,16 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Takes in what a client before this one [kept](Handler::keep) of a type until it was complete and
+    /// Takes in what a client before this one [cached](Handler::cache) of a type until it was complete and
     /// since, before [`Self::run`]: the control plane then sends only what has changed.
-    pub fn restore(&mut self, type_url: &str, kept: impl Iterator<Item = Kept>) {
+    pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = Cached>) {
         let not_understood = self.options.not_understood;
         let effects = intake::restore(
             &mut self.machine,
             &self.handler,
             not_understood,
             type_url,
-            kept,
+            cached,
         );
         // There is nobody to answer.
         if effects.contains(&Effect::Ready) {
@@ -240,7 +240,7 @@ impl<H: Handler> Client<H> {
         if self.waiters.len() >= WAITED_FOR {
             self.withdraw_unwaited();
             if self.waiters.len() >= WAITED_FOR {
-                // Dropping `done` tells the caller that there is no answer.
+                // Dropping `done` means to the caller that there is no answer.
                 return;
             }
         }
@@ -282,7 +282,7 @@ impl<H: Handler> Client<H> {
                 }
                 Effect::Answered { name, .. } => {
                     for waiter in self.waiters.remove(&name).unwrap_or_default() {
-                        // Who no longer waits need not be told.
+                        // A caller may no longer wait.
                         waiter.send(()).ok();
                     }
                 }

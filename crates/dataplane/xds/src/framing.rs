@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_inside_a_message_is_told() {
+    fn an_end_inside_a_message_is_an_error() {
         let mut frames = Frames::new(10);
         frames.push(Bytes::from_static(&[0, 0, 0, 0, 4, 1, 2]));
         assert!(frames.next().unwrap().is_none());

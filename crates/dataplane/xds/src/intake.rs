@@ -49,7 +49,7 @@ pub enum NotUnderstoodPolicies {
     KeepLastGood,
 }
 
-/// One change of what the control plane tells.
+/// One change of what the control plane publishes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// A workload is there, or is different.
@@ -65,16 +65,16 @@ pub enum Update {
     PolicyGone(ArcStr),
 }
 
-/// What is kept of a resource, for [`crate::Client::restore`].
+/// What is cached of a resource, for [`crate::Client::restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum Cached {
     /// It is there: as it came.
     Resource(Bytes),
     /// It is gone: its name.
     Gone(ArcStr),
 }
 
-/// Who keeps what the control plane tells.
+/// Takes what the control plane publishes.
 pub trait Handler: Send + 'static {
     /// Applies a batch and empties it.
     fn apply(&self, batch: &mut Vec<Update>);
@@ -86,12 +86,12 @@ pub trait Handler: Send + 'static {
     /// A push of policies was taken in: those that exist are known, but for refused ones.
     fn policies_known(&self) {}
 
-    /// This was taken in of a type that is followed as a whole. What is kept in this order can be
+    /// This was taken in of a type that is followed as a whole. What is cached in this order can be
     /// restored.
-    fn keep(&self, _type_url: &str, _name: &str, _kept: &Kept) {}
+    fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
-    /// A push was taken in and kept; the first one of a type without a refusal makes it complete.
-    fn kept(&self, _type_url: &str, _complete: bool) {}
+    /// A push was taken in and cached; the first one of a type without a refusal makes it complete.
+    fn push_cached(&self, _type_url: &str, _complete: bool) {}
 
     /// Everything that is followed as a whole has been received once, without a refusal.
     fn ready(&self) {}
@@ -120,8 +120,8 @@ pub(crate) async fn take_in<H: Handler>(
         removed_resources,
     } = response;
     let push = client.begin_push(&type_url, nonce);
-    let keep = push.is_whole().then_some(type_url.as_str());
-    let mut batch = Batch::new(push, handler, not_understood, keep);
+    let cached_type = push.is_whole().then_some(type_url.as_str());
+    let mut batch = Batch::new(push, handler, not_understood, cached_type);
     let kind = batch.push.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
         batch.resource(kind, index, bytes);
@@ -135,29 +135,29 @@ pub(crate) async fn take_in<H: Handler>(
         batch.removed(kind, name.as_str().into(), now);
     }
     batch.flush();
-    if let Some(type_url) = keep {
-        handler.kept(type_url, !batch.push.is_refused());
+    if let Some(type_url) = cached_type {
+        handler.push_cached(type_url, !batch.push.is_refused());
     }
     tell_known(kind, handler);
     batch.push.finish()
 }
 
-/// Takes in what was kept of a type, as one push without a server.
+/// Takes in what was cached of a type, as one push without a server.
 pub(crate) fn restore<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
     not_understood: NotUnderstoodPolicies,
     type_url: &str,
-    kept: impl Iterator<Item = Kept>,
+    cached: impl Iterator<Item = Cached>,
 ) -> Vec<Effect> {
     let push = client.begin_push(type_url, String::new());
     let mut batch = Batch::new(push, handler, not_understood, None);
     let kind = batch.push.kind();
     let now = Instant::now();
-    for (index, kept) in kept.enumerate() {
-        match kept {
-            Kept::Resource(bytes) => batch.resource(kind, index, bytes),
-            Kept::Gone(name) => batch.removed(kind, name, now),
+    for (index, cached) in cached.enumerate() {
+        match cached {
+            Cached::Resource(bytes) => batch.resource(kind, index, bytes),
+            Cached::Gone(name) => batch.removed(kind, name, now),
         }
     }
     batch.flush();
@@ -179,8 +179,8 @@ struct Batch<'a, H> {
     not_understood: NotUnderstoodPolicies,
     updates: Vec<Update>,
     taken: Vec<Taken>,
-    /// The type, if what comes is to be kept.
-    keep: Option<&'a str>,
+    /// The type, if what comes is to be cached.
+    cached_type: Option<&'a str>,
 }
 
 /// A resource whose update is on its way to the handler.
@@ -198,7 +198,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         push: Push<'a>,
         handler: &'a H,
         not_understood: NotUnderstoodPolicies,
-        keep: Option<&'a str>,
+        cached_type: Option<&'a str>,
     ) -> Self {
         Self {
             push,
@@ -206,7 +206,7 @@ impl<'a, H: Handler> Batch<'a, H> {
             not_understood,
             updates: Vec::with_capacity(BATCH),
             taken: Vec::new(),
-            keep,
+            cached_type,
         }
     }
 
@@ -259,9 +259,9 @@ impl<'a, H: Handler> Batch<'a, H> {
         // In the order of the push.
         self.flush_taken();
         self.push.removed(&name, now);
-        if let Some(type_url) = self.keep {
+        if let Some(type_url) = self.cached_type {
             self.handler
-                .keep(type_url, &name, &Kept::Gone(name.clone()));
+                .cache(type_url, &name, &Cached::Gone(name.clone()));
         }
         self.updates.push(match kind {
             Some(ADDRESSES) => Update::AddressGone(name),
@@ -295,8 +295,9 @@ impl<'a, H: Handler> Batch<'a, H> {
                     .accepted(&name, &resource.version, &resource.aliases),
                 Some(error) => self.push.replaced(&name, &error),
             }
-            if let Some(type_url) = self.keep {
-                self.handler.keep(type_url, &name, &Kept::Resource(bytes));
+            if let Some(type_url) = self.cached_type {
+                self.handler
+                    .cache(type_url, &name, &Cached::Resource(bytes));
             }
         }
     }

@@ -12,7 +12,7 @@ mod stream;
 
 pub use ambit_xds_core::Ending;
 pub use client::{AddressDemand, Client, ClientOptions};
-pub use intake::{Handler, Kept, NotUnderstoodPolicies, Update};
+pub use intake::{Cached, Handler, NotUnderstoodPolicies, Update};
 pub use node::{NodeInfo, NodeMetadataError};
 
 #[cfg(test)]

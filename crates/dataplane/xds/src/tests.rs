@@ -143,7 +143,7 @@ struct Recorded {
     updates: Mutex<Vec<Update>>,
     received: Mutex<Vec<(String, usize)>>,
     unknown: Mutex<Vec<(String, u64)>>,
-    kept: Mutex<Vec<(String, Kept)>>,
+    cached: Mutex<Vec<(String, Cached)>>,
     complete: Mutex<Vec<String>>,
     endings: watch::Sender<Vec<Ending>>,
     ready: watch::Sender<bool>,
@@ -158,12 +158,12 @@ impl Handler for Recorder {
         self.0.ready.send_replace(true);
     }
 
-    fn keep(&self, type_url: &str, _name: &str, kept: &Kept) {
-        let kept = (type_url.to_owned(), kept.clone());
-        self.0.kept.lock().unwrap().push(kept);
+    fn cache(&self, type_url: &str, _name: &str, cached: &Cached) {
+        let cached = (type_url.to_owned(), cached.clone());
+        self.0.cached.lock().unwrap().push(cached);
     }
 
-    fn kept(&self, type_url: &str, complete: bool) {
+    fn push_cached(&self, type_url: &str, complete: bool) {
         if complete {
             self.0.complete.lock().unwrap().push(type_url.to_owned());
         }
@@ -415,7 +415,7 @@ async fn a_reconnect_tells_the_versions_that_are_held() {
 }
 
 #[tokio::test]
-async fn what_was_kept_is_restored_and_only_changes_are_asked_for() {
+async fn what_was_cached_is_restored_and_only_changes_are_asked_for() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, client) = start(&control_plane.address, headers());
     let mut session = control_plane.session().await;
@@ -433,9 +433,10 @@ async fn what_was_kept_is_restored_and_only_changes_are_asked_for() {
     session.request().await;
     drop((client, session));
     let of = |type_url: &str| {
-        let kept = recorder.0.kept.lock().unwrap().clone();
-        kept.into_iter()
-            .filter_map(move |(of, kept)| (of == type_url).then_some(kept))
+        let cached = recorder.0.cached.lock().unwrap().clone();
+        cached
+            .into_iter()
+            .filter_map(move |(of, cached)| (of == type_url).then_some(cached))
             .collect::<Vec<_>>()
     };
     let complete = recorder.0.complete.lock().unwrap().clone();
@@ -453,7 +454,10 @@ async fn what_was_kept_is_restored_and_only_changes_are_asked_for() {
     );
     assert!(*next.0.ready.borrow(), "without a control plane");
     assert_eq!(names(&next.updates()), ["u", "v", "ns/h", "-v", "ns/p"]);
-    assert!(next.0.kept.lock().unwrap().is_empty(), "it is kept already");
+    assert!(
+        next.0.cached.lock().unwrap().is_empty(),
+        "it is cached already"
+    );
     let _client = spawn_abortable("client under test", client.run());
     let mut session = control_plane.session().await;
     let versions = session.request().await.initial_resource_versions;

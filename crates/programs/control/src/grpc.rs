@@ -76,7 +76,7 @@ async fn serve_one(
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
-    let over = standing.clone().over(connection.take_place());
+    let over = standing.clone().over(connection.take_slot());
     let age = serving.age.mul_f64(rand::rng().random_range(0.9..1.1));
     let routes = serving.routes;
     let (end, ended) = watch::channel(false);

@@ -44,7 +44,7 @@ pub(crate) async fn connect(
     let spec = OutboundSpec {
         mark: pod.config.packet_mark,
         source,
-        // An application that dies is told by the kernel at once: no probes.
+        // The kernel reports the death of an application at once: no probes.
         tuning: Tuning {
             near: true,
             resets: true,

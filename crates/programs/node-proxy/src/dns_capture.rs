@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_dns::{
-    Client, Family, Host, Known, Limits, Outcome, Place, Report, Server, look_up, system_servers,
+    Client, Egress, Family, Host, Known, Limits, Outcome, Report, Server, look_up, system_servers,
 };
 use ambit_model::{ArcStr, DNS_PORT};
 use ambit_proxy::{Accepted, report::chain};
@@ -103,13 +103,13 @@ impl DnsSockets {
         self,
         pod: &Arc<Pod>,
     ) -> io::Result<(Arc<PodDns>, Vec<tokio::net::TcpListener>)> {
-        let place = Place {
+        let egress = Egress {
             netns: Some(pod.netns.clone()),
             mark: pod.config.packet_mark,
             fallback: system_servers(),
         };
         let host = Questions(Arc::downgrade(pod));
-        let server = Arc::new(Server::new(host, place, Limits::default()));
+        let server = Arc::new(Server::new(host, egress, Limits::default()));
         for socket in self.udp {
             let socket = tokio::net::UdpSocket::from_std(socket)?;
             let serve = ambit_dns::serve_datagrams(socket, server.clone(), pod.drain_watcher());

@@ -155,7 +155,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let mut serving = pin!(serving);
     let served = tokio::select! {
         served = &mut serving => served,
-        // The tunnels are cut too: this is to tell their peers.
+        // The tunnels are cut too: this sends the resets to their peers.
         () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
     };
     if let Err(error) = served {

@@ -76,7 +76,7 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 }
 
 /// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
-/// STRICT, or any other. Those that it refused when capture began go on, which is the setting's affair;
+/// STRICT, or any other. Those that it refused when capture began go on: that is for the setting to decide;
 /// kubelet's, and those within the pod, always do. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
@@ -98,7 +98,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
             next = looks.next();
         }
         let Some(pod) = pod.upgrade() else { return };
-        // Until the control plane has told of the pod, nothing of it can be decided.
+        // Until the control plane has published the pod, nothing of it can be decided.
         let Some(workload) = pod.state.local_workload(pod.name()) else {
             continue;
         };
@@ -109,7 +109,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 return;
             }
         };
-        // As it came before there was an address by which probes are told.
+        // Before its capture there was no address by which probes are recognised.
         let kubelet = kubelet_addresses(&pod);
         let inbound = found.into_iter().filter(|found| {
             found.way == Way::Inbound && !kubelet.contains(&found.socket.remote.ip())

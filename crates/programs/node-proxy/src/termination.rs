@@ -18,12 +18,12 @@ use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
 
 /// How long connections may go on when the mesh is being uninstalled.
 const REMOVED_DRAIN: Duration = Duration::from_secs(30);
-/// For what was cut to be told so.
+/// For resets of what was cut to be sent.
 const CUT: Duration = Duration::from_secs(1);
 
 type Record = watch::Receiver<Option<Enrolled>>;
 
-/// What is left to do for a process that is told to end.
+/// What is left to do for a process that is asked to end.
 #[derive(Debug)]
 pub(crate) struct Termination {
     pub(crate) config: Arc<Config>,

@@ -28,7 +28,7 @@ pub use answer::{
     Response, json, json_pretty, method_not_allowed, not_found, query_parameter, respond, text,
 };
 
-use crate::{DrainWatcher, Place, PlaceLimits, Places, spawn};
+use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
 /// Connections that an address keeps even if all are in use.
 const FEW: usize = 4;
@@ -46,7 +46,7 @@ pub struct ServerOptions {
     pub max_body: usize,
     /// Connections served at once; further ones wait in the kernel's queue.
     pub max_connections: usize,
-    /// Connections of one address; a further one takes the place of its oldest (see [`Places`]), so that no
+    /// Connections of one address; a further one takes the slot of its oldest (see [`Slots`]), so that no
     /// slow or greedy peer keeps a probe or a scrape of another from being answered.
     pub max_per_address: usize,
     /// How long a peer may take to send its headers, or its body.
@@ -135,8 +135,8 @@ pub async fn serve<L, H, F>(
     F: Future<Output = Response> + Send + 'static,
 {
     let handler = Arc::new(handler);
-    let slots = Arc::new(Semaphore::new(options.max_connections));
-    let places = Places::new(PlaceLimits {
+    let permits = Arc::new(Semaphore::new(options.max_connections));
+    let slots = Slots::new(SlotLimits {
         total: options.max_connections,
         each: options.max_per_address,
         few: FEW,
@@ -161,8 +161,8 @@ pub async fn serve<L, H, F>(
         }
         let admit = async {
             match peer {
-                Some(peer) => Admitted::Place(places.enter(peer.ip()).await),
-                None => Admitted::Slot(slots.clone().acquire_owned().await.ok()),
+                Some(peer) => Admitted::Slot(slots.enter(peer.ip()).await),
+                None => Admitted::Permit(permits.clone().acquire_owned().await.ok()),
             }
         };
         let mut admitted = tokio::select! {
@@ -190,16 +190,16 @@ pub async fn serve<L, H, F>(
 /// What a connection holds while it is served.
 enum Admitted {
     /// One among those of all addresses.
-    Place(Place),
+    Slot(Slot),
     /// One of a Unix socket's; none is left when the semaphore is closed, which it never is.
-    Slot(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
+    Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
 }
 
 impl Admitted {
     async fn revoked(&mut self) {
         match self {
-            Self::Place(place) => place.evicted().await,
-            Self::Slot(_) => std::future::pending().await,
+            Self::Slot(slot) => slot.evicted().await,
+            Self::Permit(_) => std::future::pending().await,
         }
     }
 }

@@ -13,12 +13,12 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod panics;
-mod places;
 mod rates;
 pub mod readiness;
 mod resolve;
 pub mod shutdown;
 mod sleep;
+mod slots;
 mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -27,12 +27,12 @@ pub use backoff::Backoff;
 pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};
 pub use env::{Env, EnvError};
 pub use error_chain::ErrorChain;
-pub use places::{Place, PlaceLimits, Places};
 pub use rates::Rates;
 pub use readiness::{Readiness, ReadyTask};
 pub use resolve::lookup_host;
 pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use sleep::sleep_until;
+pub use slots::{Slot, SlotLimits, Slots};
 pub use task::{
     AbortOnDrop, current_thread, essential, spawn, spawn_abortable, spawn_blocking,
     spawn_essential, spawn_local,

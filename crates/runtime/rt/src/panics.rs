@@ -52,7 +52,7 @@ fn note(info: &PanicHookInfo<'_>) {
     );
 }
 
-/// Ends the process because of a panic, which the log tells.
+/// Ends the process because of a panic, which is logged.
 pub(crate) fn end_process() -> ! {
     crate::logging::flush(Duration::from_secs(1));
     std::process::abort()

@@ -47,7 +47,7 @@ impl Host for Fake {
 
 /// A server without anybody to pass questions on to.
 pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
-    std::sync::Arc::new(Server::new(Fake::default(), Place::default(), limits))
+    std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
 }
 
 /// A question for the address of `name`, in wire form.

@@ -52,15 +52,15 @@ async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
     address
 }
 
-fn place(fallback: &[SocketAddr]) -> Place {
-    Place {
+fn egress(fallback: &[SocketAddr]) -> Egress {
+    Egress {
         fallback: fallback.to_vec(),
-        ..Place::default()
+        ..Egress::default()
     }
 }
 
 async fn ask(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
-    exchange(&place(fallback), &LIMITS, None, &relay(), Transport::Udp)
+    exchange(&egress(fallback), &LIMITS, None, &relay(), Transport::Udp)
         .await
         .map(|(_, code)| code)
 }
@@ -127,7 +127,7 @@ async fn a_question_over_tcp_is_passed_on_over_tcp() {
             let framed = [&len.to_be_bytes()[..], &answer].concat();
             stream.write_all(&framed).await.unwrap();
         });
-        let (_, code) = exchange(&place(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
+        let (_, code) = exchange(&egress(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
             .await
             .unwrap();
         assert_eq!(code, ResponseCode::NoError);

@@ -129,7 +129,7 @@ async fn a_failed_dial_fails_all_who_wait_for_it() {
         waiting.push(ambit_rt::spawn("open", async move {
             let dial = || async {
                 let failing = failing.lock().take().expect("only one dials");
-                let _told = failing.await;
+                let _reported = failing.await;
                 let source = io::ErrorKind::ConnectionRefused.into();
                 Err::<DuplexStream, _>(DialError::Connect {
                     addr: ([10, 0, 0, 2], 1).into(),

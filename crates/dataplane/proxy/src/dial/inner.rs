@@ -41,7 +41,7 @@ impl InnerError {
     }
 }
 
-/// An established inner tunnel. Its connection ends with it, in order: the far end is told how.
+/// An established inner tunnel. Its connection ends with it, in order: the far end sees how.
 #[derive(Debug)]
 pub struct Inner {
     tunnel: Tunnel,

@@ -198,7 +198,7 @@ fn the_table_is_bounded() {
     assert!(
         traffic
             .series
-            .lock()
+            .read()
             .values()
             .any(|series| Arc::ptr_eq(series, &open.series))
     );

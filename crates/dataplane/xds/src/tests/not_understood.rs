@@ -11,7 +11,7 @@ fn with_unknown(mut resource: Resource) -> Resource {
     resource
 }
 
-/// A session whose addresses are told and answered.
+/// A session whose addresses are published and answered.
 async fn begun(control_plane: &mut ControlPlane) -> Session {
     let mut session = control_plane.session().await;
     session.request().await;
@@ -52,7 +52,7 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
     let stand_in = last_policy(&recorder);
     assert!(stand_in.not_understood.is_some());
     assert_eq!(stand_in.scope, Scope::Namespace);
-    // It is accounted for: the proxy is ready, and what is kept of it for the next worker stands in again.
+    // It is accounted for: the proxy is ready, and what is cached of it for the next worker is a substitute again.
     assert!(*recorder.0.ready.borrow());
     assert_eq!(
         push("3", with_unknown(policy("q"))).await.map(|_| ()),
@@ -70,15 +70,15 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
         .collect();
     versions.sort();
     // Versions that the server does not have: the good one of "p" comes again if it is back in force,
-    // and both are told of when they are gone.
+    // and both are reported when they are gone.
     let version = |name: &str| (name.to_owned(), "not-understood".to_owned());
     assert_eq!(versions, [version("ns/p"), version("ns/q")]);
     drop(client);
 
-    let kept = recorder.0.kept.lock().unwrap().clone();
-    let policies = kept
+    let cached = recorder.0.cached.lock().unwrap().clone();
+    let policies = cached
         .into_iter()
-        .filter_map(|(of, kept)| (of == AUTHORIZATION_TYPE_URL).then_some(kept));
+        .filter_map(|(of, cached)| (of == AUTHORIZATION_TYPE_URL).then_some(cached));
     let next = Recorder::default();
     let options = options(&control_plane.address, headers(), false);
     let mut client = Client::new(options, next.clone(), None);
@@ -126,12 +126,12 @@ async fn the_last_good_version_stays_for_those_who_prefer_it() {
     session.send(AUTHORIZATION_TYPE_URL, "1", good, &[]).await;
     session.request().await;
     let before = recorder.updates();
-    let kept = recorder.0.kept.lock().unwrap().len();
+    let cached = recorder.0.cached.lock().unwrap().len();
     let odd = vec![with_unknown(policy("p"))];
     session.send(AUTHORIZATION_TYPE_URL, "2", odd, &[]).await;
     assert!(session.request().await.error_detail.is_some());
     assert_eq!(recorder.updates(), before);
-    assert_eq!(recorder.0.kept.lock().unwrap().len(), kept);
+    assert_eq!(recorder.0.cached.lock().unwrap().len(), cached);
 }
 
 #[tokio::test]

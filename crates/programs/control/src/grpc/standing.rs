@@ -1,7 +1,7 @@
 //! What is known of a connection's caller, and how long a connection may last with that.
 //!
 //! Anybody may connect; a call's token says who it is. Until the first call that is authenticated, the
-//! connection holds one of the few places for unknown callers, and not for long. Node proxies are then
+//! connection holds one of the few slots for unknown callers, and not for long. Node proxies are then
 //! moved among those that may stay; other accounts get what they came for, and are asked to leave in order
 //! when the same time is over. Whoever presents one bad token after the other is disconnected.
 
@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_rt::Place;
+use ambit_rt::Slot;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// From the handshake to the first call that is authenticated; a token's review is part of it.
@@ -40,7 +40,7 @@ enum State {
     Unknown,
     /// An account that has no business here for long.
     Known,
-    /// It holds one of the places of those that stay.
+    /// It holds one of the slots of those that stay.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
     /// It keeps presenting what is refused.
     Refused,
@@ -55,7 +55,7 @@ pub(super) enum Ending {
     Silent,
     /// Too many calls were refused.
     Refused,
-    /// A later connection of the same address took its place.
+    /// A later connection of the same address took its slot.
     Displaced,
 }
 
@@ -77,7 +77,7 @@ impl Ending {
 }
 
 impl Standing {
-    /// Of a connection from `source`, whose caller is not known yet; `lasting` are the places of those
+    /// Of a connection from `source`, whose caller is not known yet; `lasting` are the slots of those
     /// that stay.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
         Self(Arc::new(Inner {
@@ -126,10 +126,10 @@ impl Standing {
     }
 
     /// Waits until the connection has to end for what its caller is; forever for those that stay.
-    pub(super) async fn over(self, mut place: Option<Place>) -> Ending {
+    pub(super) async fn over(self, mut slot: Option<Slot>) -> Ending {
         let evicted = async {
-            match &mut place {
-                Some(place) => place.evicted().await,
+            match &mut slot {
+                Some(slot) => slot.evicted().await,
                 None => std::future::pending().await,
             }
         };
@@ -149,14 +149,14 @@ impl Standing {
         if !stays {
             return Ending::Refused;
         }
-        drop(place);
+        drop(slot);
         std::future::pending().await
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ambit_rt::{PlaceLimits, Places};
+    use ambit_rt::{SlotLimits, Slots};
 
     use super::*;
 
@@ -166,13 +166,13 @@ mod tests {
         Standing::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
-    /// One place for each address.
-    async fn place(places: &Places) -> Option<Place> {
-        Some(places.enter(SOURCE).await)
+    /// One slot for each address.
+    async fn slot(slots: &Slots) -> Option<Slot> {
+        Some(slots.enter(SOURCE).await)
     }
 
-    fn places() -> Places {
-        Places::new(PlaceLimits {
+    fn slots() -> Slots {
+        Slots::new(SlotLimits {
             total: 1,
             each: 1,
             few: 1,
@@ -211,12 +211,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_stays_makes_room_for_unknown_callers_and_cannot_be_displaced() {
-        let places = places();
+        let slots = slots();
         let one = standing(1);
-        let over = tokio::spawn(one.clone().over(place(&places).await));
+        let over = tokio::spawn(one.clone().over(slot(&slots).await));
         one.authenticated(true);
-        let second = standing(1).over(place(&places).await);
-        let third = place(&places).await;
+        let second = standing(1).over(slot(&slots).await);
+        let third = slot(&slots).await;
         assert_eq!(second.await, Ending::Displaced);
         assert!(!over.is_finished());
         drop(third);

@@ -28,7 +28,7 @@ fn question(id: u8, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The last four bytes of the answer: the address, when one is told.
+/// The last four bytes of the answer: the address, when there is one.
 async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
     let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
     client.send_to(&question(7, name), server).await.unwrap();
@@ -83,7 +83,7 @@ async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);
     let client = mesh.captured(0, "client", POD).await;
-    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect(&client);
     let open = socket(&client, 0);
     assert_eq!(ask(&open, "web").await, [10, 1, 0, 1]);
@@ -121,7 +121,7 @@ async fn a_proxy_that_does_not_answer_passes_everything_on() {
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);
     let client = mesh.captured(0, "client", POD).await;
-    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect(&client);
     let open = socket(&client, 0);
     assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
@@ -135,7 +135,7 @@ async fn a_pod_without_ipv6_is_served() {
     // What /proc/sys shows is the namespace of the thread that opens it.
     client.host.run(off).unwrap().unwrap();
     mesh.capture(0, &mut client);
-    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect(&client);
     mesh.pod("resolver", RESOLVER).await;
     assert_eq!(ask(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
@@ -147,7 +147,7 @@ async fn sockets_that_are_handed_over_keep_their_questions() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", POD).await;
     let _server = mesh.pod("resolver", RESOLVER).await;
-    mesh.tell_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
+    mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     let open = |inherited: Vec<OwnedFd>| {
         let name = PodName {
             name: "client".into(),

@@ -67,7 +67,7 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     };
     // The client's node sees the gateway for what is behind it, the server's node the pod.
     let here = &mesh.nodes[0];
-    here.tell_all([
+    here.publish_all([
         build::workload("client", &["10.9.0.1"]),
         ambit_model::Workload {
             network: FAR.into(),
@@ -84,8 +84,8 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
             ..build::workload("far-web", &[])
         }),
     ]);
-    mesh.nodes[1].tell_all([endpoint(build::workload("web", &["10.9.0.2"]))]);
-    mesh.tell_service(web);
+    mesh.nodes[1].publish_all([endpoint(build::workload("web", &["10.9.0.2"]))]);
+    mesh.publish_service(web);
     let (mut client, mut server) = (client, server);
     mesh.capture(0, &mut client);
     mesh.capture(1, &mut server);
@@ -108,9 +108,9 @@ async fn a_service_of_another_network_is_reached_through_its_gateway_under_the_c
     // The far proxy knows who calls, and not as the gateway.
     let deny = |principal| build::policy("p", Action::Deny, build::from_principal(principal));
     let far = &mesh.nodes[1];
-    far.tell(Update::Policy(deny("cluster.local/ns/ns/sa/gw")));
+    far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/gw")));
     let _open_too = talk(&client).await;
-    far.tell(Update::Policy(deny("cluster.local/ns/ns/sa/client")));
+    far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/client")));
     let mut denied = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     assert!(rest(&mut denied).await.unwrap_or_default().is_empty());
 }

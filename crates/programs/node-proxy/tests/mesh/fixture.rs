@@ -70,13 +70,13 @@ impl Node {
         }
     }
 
-    pub(crate) fn tell(&self, update: Update) {
+    pub(crate) fn publish(&self, update: Update) {
         self.proxy.state.apply(&mut vec![update]);
     }
 
-    pub(crate) fn tell_all(&self, workloads: impl IntoIterator<Item = Workload>) {
+    pub(crate) fn publish_all(&self, workloads: impl IntoIterator<Item = Workload>) {
         for workload in workloads {
-            self.tell(Update::Workload(Box::new(workload)));
+            self.publish(Update::Workload(Box::new(workload)));
         }
     }
 
@@ -201,7 +201,7 @@ impl Mesh {
     /// A pod captured by a node's proxy, and known to the mesh.
     pub(crate) async fn captured(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
         let mut pod = self.pod(name, ip).await;
-        self.tell(Update::Workload(Box::new(ambit_testkit::build::workload(
+        self.publish(Update::Workload(Box::new(ambit_testkit::build::workload(
             name,
             &[ip],
         ))));
@@ -232,19 +232,19 @@ impl Mesh {
         pod.pod = Some(served);
     }
 
-    /// Tells all nodes.
-    pub(crate) fn tell(&self, update: Update) {
+    /// Publishes to all nodes.
+    pub(crate) fn publish(&self, update: Update) {
         for node in &self.nodes {
-            node.tell(update.clone());
+            node.publish(update.clone());
         }
     }
 
-    pub(crate) fn tell_workload(&self, workload: Workload) {
-        self.tell(Update::Workload(Box::new(workload)));
+    pub(crate) fn publish_workload(&self, workload: Workload) {
+        self.publish(Update::Workload(Box::new(workload)));
     }
 
-    pub(crate) fn tell_service(&self, service: Service) {
-        self.tell(Update::Service(Box::new(service)));
+    pub(crate) fn publish_service(&self, service: Service) {
+        self.publish(Update::Service(Box::new(service)));
     }
 }
 

@@ -71,9 +71,9 @@ async fn only_pods_known_to_be_on_the_node_are_near() {
         let client = mesh.captured(0, "client", "10.9.0.1").await;
         let pod = client.pod.as_ref().unwrap();
         let is_near = |ip: &str| pod.is_near(ip.parse().unwrap());
-        mesh.tell_workload(of_node("here", "10.9.0.2", "node-1"));
-        mesh.tell_workload(of_node("there", "10.9.0.3", "node-2"));
-        mesh.tell_workload(of_node("anywhere", "10.9.0.4", ""));
+        mesh.publish_workload(of_node("here", "10.9.0.2", "node-1"));
+        mesh.publish_workload(of_node("there", "10.9.0.3", "node-2"));
+        mesh.publish_workload(of_node("anywhere", "10.9.0.4", ""));
         assert_eq!(is_near("10.9.0.2"), near);
         assert!(!is_near("10.9.0.3"));
         assert!(!is_near("10.9.0.4"));
@@ -98,7 +98,7 @@ async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
     let (served, listeners) =
         Pod::open_own(&node.proxy, proxy.netns().clone(), node.workers.count()).unwrap();
     served.serve(&node.workers, listeners);
-    mesh.tell(Update::Workload(Box::new(build::workload(
+    mesh.publish(Update::Workload(Box::new(build::workload(
         "proxy",
         &["10.9.0.2"],
     ))));
@@ -151,7 +151,7 @@ async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_clear() {
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let unknown = mesh.pod("unknown", "10.9.0.2").await;
     let known = mesh.pod("known", "10.9.0.3").await;
-    mesh.tell_workload(build::plain_workload("known", &["10.9.0.3"]));
+    mesh.publish_workload(build::plain_workload("known", &["10.9.0.3"]));
     for server in [&unknown, &known] {
         server.echo(80);
         assert_eq!(
@@ -167,18 +167,18 @@ async fn a_service_s_connections_reach_its_healthy_endpoints_on_their_target_por
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let name = "ns/echo.ns.svc.cluster.local";
-    mesh.tell_service(build::service("echo", &["/10.96.0.9"], &[(80, 0)]));
+    mesh.publish_service(build::service("echo", &["/10.96.0.9"], &[(80, 0)]));
     let mut servers = Vec::new();
     for (server, ip, port) in [("a", "10.9.0.11", 8001), ("b", "10.9.0.12", 8002)] {
         let pod = mesh.captured(1, server, ip).await;
         let workload = build::endpoint_of(build::workload(server, &[ip]), name, &[(80, port)]);
-        mesh.tell_workload(workload);
+        mesh.publish_workload(workload);
         pod.echo(port);
         servers.push(pod);
     }
     let mut sick = build::endpoint_of(build::workload("c", &["10.9.0.13"]), name, &[(80, 1)]);
     sick.status = ambit_model::WorkloadStatus::Unhealthy;
-    mesh.tell_workload(sick);
+    mesh.publish_workload(sick);
     // The VIP is on no wire: only the proxy knows where it leads.
     client
         .host
@@ -209,7 +209,7 @@ async fn a_service_s_connections_reach_its_healthy_endpoints_on_their_target_por
 async fn a_service_without_endpoints_fails_at_once() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
-    mesh.tell_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
+    mesh.publish_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
     // A reset may come so fast that connecting itself reports it.
     if let Ok(mut stream) = client.connect("10.9.0.99:80".parse().unwrap()).await {
         assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
@@ -275,7 +275,7 @@ async fn a_connection_to_a_pod_waits_until_its_policies_can_be_known() {
     let mut server = mesh.pod("server", "10.9.0.2").await;
     mesh.capture(1, &mut server);
     let known = Update::Workload(Box::new(build::workload("server", &["10.9.0.2"])));
-    mesh.nodes[0].tell(known.clone());
+    mesh.nodes[0].publish(known.clone());
     server.echo(8080);
     let mut stream = client
         .connect(SocketAddr::new(server.ip, 8080))
@@ -286,6 +286,6 @@ async fn a_connection_to_a_pod_waits_until_its_policies_can_be_known() {
         node.proxy.metrics.traffic().is_empty()
     })
     .await;
-    node.tell(known);
+    node.publish(known);
     assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.1");
 }

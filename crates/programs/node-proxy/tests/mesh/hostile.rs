@@ -91,7 +91,7 @@ async fn a_denied_tunnel_is_answered_401() {
     server.echo(8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/somebody");
     let policy = build::policy("p", ambit_model::Action::Allow, only);
-    mesh.tell(ambit_proxy::state::Update::Policy(policy));
+    mesh.publish(ambit_proxy::state::Update::Policy(policy));
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     assert_eq!(status(&connection, "10.9.0.2:8080").await, 401);

@@ -27,7 +27,7 @@ async fn a_tunnel_is_allowed_by_its_identity_and_clear_text_has_none() {
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/friend");
-    mesh.tell(Update::Policy(build::policy(
+    mesh.publish(Update::Policy(build::policy(
         "only-friend",
         Action::Allow,
         only,
@@ -47,7 +47,7 @@ async fn requiring_any_identity_blocks_clear_text_alone() {
     let server = mesh.captured(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
-    mesh.tell(Update::Policy(build::policy(
+    mesh.publish(Update::Policy(build::policy(
         "strict",
         Action::Deny,
         build::from_nobody(),
@@ -84,7 +84,7 @@ async fn a_policy_change_cuts_just_the_connections_it_forbids() {
         destination_ports: vec![8080],
         ..Match::default()
     };
-    mesh.tell(Update::Policy(build::policy(
+    mesh.publish(Update::Policy(build::policy(
         "no-8080",
         Action::Deny,
         forbidden,
@@ -114,10 +114,10 @@ async fn a_workload_that_begins_to_name_a_policy_has_its_connections_checked_aga
     };
     let mut policy = build::policy("selected", Action::Deny, everything);
     build::select(&mut workload, &mut policy);
-    mesh.tell(Update::Policy(policy));
+    mesh.publish(Update::Policy(policy));
     stream.write_all(b"nothing selects it yet\n").await.unwrap();
     line(&mut stream).await.unwrap();
-    mesh.tell_workload(workload);
+    mesh.publish_workload(workload);
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
@@ -136,14 +136,14 @@ async fn a_policy_that_is_not_known_yet_refuses_new_connections_and_spares_stand
     let admitted = build::from_principal("cluster.local/ns/ns/sa/client");
     let mut policy = build::policy("selected", Action::Allow, admitted);
     build::select(&mut workload, &mut policy);
-    mesh.tell_workload(workload);
+    mesh.publish_workload(workload);
     assert!(!is_served(&client, to).await);
     stream.write_all(b"spared\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "spared");
 
-    mesh.tell(Update::Policy(policy));
+    mesh.publish(Update::Policy(policy));
     assert!(is_served(&client, to).await);
-    mesh.tell(Update::PolicyGone("ns/selected".into()));
+    mesh.publish(Update::PolicyGone("ns/selected".into()));
     assert!(!is_served(&client, to).await);
     stream.write_all(b"spared again\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "spared again");
@@ -157,7 +157,7 @@ async fn a_policy_that_is_not_known_yet_refuses_new_connections_and_spares_stand
             ..Match::default()
         },
     );
-    mesh.tell(Update::Policy(nobody));
+    mesh.publish(Update::Policy(nobody));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
@@ -171,7 +171,7 @@ async fn a_policy_that_stays_unknown_ends_standing_connections() {
     let mut stream = client.connect(to).await.unwrap();
     line(&mut stream).await.unwrap();
     let workload = build::workload("server", &["10.9.0.4"]);
-    mesh.tell_workload(ambit_model::Workload {
+    mesh.publish_workload(ambit_model::Workload {
         authorization_policies: vec!["ns/never".into()],
         ..workload
     });
@@ -187,14 +187,14 @@ async fn a_policy_that_is_not_understood_ends_all_in_its_scope_until_a_good_one_
     let to = SocketAddr::new(server.ip, 8080);
     let admitted = build::from_principal("cluster.local/ns/ns/sa/client");
     let good = build::policy("p", Action::Allow, admitted);
-    mesh.tell(Update::Policy(good.clone()));
+    mesh.publish(Update::Policy(good.clone()));
     let mut stream = client.connect(to).await.unwrap();
     line(&mut stream).await.unwrap();
     let (key, scope) = (good.key(), good.scope);
     let odd = ambit_model::Authorization::stand_in(key, scope, false, "odd".into());
-    mesh.tell(Update::Policy(odd));
+    mesh.publish(Update::Policy(odd));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
     assert!(!is_served(&client, to).await);
-    mesh.tell(Update::Policy(good));
+    mesh.publish(Update::Policy(good));
     assert!(is_served(&client, to).await);
 }

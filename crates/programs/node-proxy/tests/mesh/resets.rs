@@ -113,7 +113,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         };
         tokio::time::timeout(LONG, sending)
             .await
-            .unwrap_or_else(|_| panic!("{name}: the sender is never told"));
+            .unwrap_or_else(|_| panic!("{name}: the sender never sees it"));
     }
 }
 
@@ -210,9 +210,9 @@ async fn what_a_policy_or_a_drain_cuts_is_reset_at_both_ends() {
                 .expect("it never ends");
         } else {
             let nobody = build::from_principal("*");
-            mesh.tell(Update::Policy(build::policy("p", Action::Deny, nobody)));
+            mesh.publish(Update::Policy(build::policy("p", Action::Deny, nobody)));
             let anonymous = build::policy("q", Action::Allow, build::from_principal("*"));
-            mesh.tell(Update::Policy(anonymous));
+            mesh.publish(Update::Policy(anonymous));
         }
         for (mut near, mut far) in open {
             assert!(until_reset(&mut near, "the client").await.is_empty());

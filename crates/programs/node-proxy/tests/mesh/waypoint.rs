@@ -51,8 +51,8 @@ async fn scene() -> Scene {
         protocol: AppTunnelProtocol::Proxy,
         port: Some(BEHIND),
     });
-    mesh.tell_workload(record);
-    mesh.tell_service(build::service(
+    mesh.publish_workload(record);
+    mesh.publish_service(build::service(
         "waypoint",
         &["10.9.0.103"],
         &[(15008, 15008)],
@@ -71,7 +71,7 @@ fn server_record() -> Workload {
     build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
-/// What the waypoint is told before the connection's first byte.
+/// What the waypoint receives before the connection's first byte.
 async fn header(stream: &mut TcpStream) -> ProxyHeader {
     let mut bytes = Vec::new();
     loop {
@@ -110,8 +110,8 @@ async fn a_service_s_waypoint_gets_its_connections_and_hears_who_called_what() {
     for waypoint in [by_hostname(), by_address()] {
         let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
         service.waypoint = Some(waypoint);
-        scene.mesh.tell_service(service);
-        scene.mesh.tell_workload(server_record());
+        scene.mesh.publish_service(service);
+        scene.mesh.publish_workload(server_record());
         goes_to_the_waypoint(&scene, "10.9.0.102:80").await;
     }
 }
@@ -119,7 +119,7 @@ async fn a_service_s_waypoint_gets_its_connections_and_hears_who_called_what() {
 #[tokio::test]
 async fn a_pod_s_waypoint_gets_what_is_addressed_to_the_pod() {
     let scene = scene().await;
-    scene.mesh.tell_workload(Workload {
+    scene.mesh.publish_workload(Workload {
         waypoint: Some(by_address()),
         ..server_record()
     });
@@ -133,8 +133,8 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
     missing.destination = Destination::Hostname(NamespacedHostname::new("ns", "nowhere"));
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
     service.waypoint = Some(missing.clone());
-    scene.mesh.tell_service(service);
-    scene.mesh.tell_workload(Workload {
+    scene.mesh.publish_service(service);
+    scene.mesh.publish_workload(Workload {
         waypoint: Some(missing),
         ..server_record()
     });
@@ -148,10 +148,10 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
         assert!(said.is_empty(), "{dialled}: {said:?}");
     }
     // Nobody has come to the server: what is accepted first is what comes now, without a waypoint.
-    scene.mesh.tell_workload(server_record());
+    scene.mesh.publish_workload(server_record());
     scene
         .mesh
-        .tell_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
+        .publish_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
     let mut client = scene
         .client
         .connect("10.9.0.2:8080".parse().unwrap())

@@ -1,7 +1,7 @@
-//! Places for connections whose peers are not known yet, shared among the addresses they come from.
+//! Slots for connections whose peers are not known yet, shared among the addresses they come from.
 //!
 //! Nobody waits for what a single peer does. Whoever comes while its own address holds its whole share
-//! takes the place of that address's oldest connection. When all places are taken, the oldest connection of
+//! takes the slot of that address's oldest connection. When all slots are taken, the oldest connection of
 //! the address that holds most has to go. Only when no address holds more than a few does the next
 //! connection wait.
 
@@ -15,20 +15,20 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-/// How many places there are.
+/// How many slots there are.
 #[derive(Clone, Copy, Debug)]
-pub struct PlaceLimits {
+pub struct SlotLimits {
     /// Of all peers together.
     pub total: usize,
     /// Of one address.
     pub each: usize,
-    /// So many an address holds undisturbed by others, even if all places are taken.
+    /// So many an address holds undisturbed by others, even if all slots are taken.
     pub few: usize,
 }
 
-/// The places of one listener.
+/// The slots of one listener.
 #[derive(Clone, Debug)]
-pub struct Places(Arc<Shared>);
+pub struct Slots(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -36,36 +36,36 @@ struct Shared {
     freed: Notify,
 }
 
-/// A place, held until this is dropped or another connection takes it.
+/// A slot, held until this is dropped or another connection takes it.
 #[derive(Debug)]
-pub struct Place {
+pub struct Slot {
     source: IpAddr,
     number: u64,
     evicted: oneshot::Receiver<Infallible>,
-    places: Places,
+    slots: Slots,
 }
 
-impl Places {
+impl Slots {
     /// All free.
-    pub fn new(limits: PlaceLimits) -> Self {
+    pub fn new(limits: SlotLimits) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table::new(limits)),
             freed: Notify::new(),
         }))
     }
 
-    /// A place for a connection from `source`.
-    pub async fn enter(&self, source: IpAddr) -> Place {
+    /// A slot for a connection from `source`.
+    pub async fn enter(&self, source: IpAddr) -> Slot {
         let source = source.to_canonical();
         loop {
             let (signal, evicted) = oneshot::channel();
             // An entry that has to go drops its signal, which its holder sees.
             if let Ok(number) = self.0.table.lock().enter(source, signal) {
-                return Place {
+                return Slot {
                     source,
                     number,
                     evicted,
-                    places: self.clone(),
+                    slots: self.clone(),
                 };
             }
             self.0.freed.notified().await;
@@ -73,37 +73,37 @@ impl Places {
     }
 }
 
-impl Place {
+impl Slot {
     /// The address that the connection comes from.
     pub fn source(&self) -> IpAddr {
         self.source
     }
 
-    /// Waits until another connection has taken the place: this one has to end.
+    /// Waits until another connection has taken the slot: this one has to end.
     pub async fn evicted(&mut self) {
         // No value is ever sent: this ends when the signal is dropped.
         drop((&mut self.evicted).await);
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.places.0.table.lock().leave(self.source, self.number);
-        self.places.0.freed.notify_one();
+        self.slots.0.table.lock().leave(self.source, self.number);
+        self.slots.0.freed.notify_one();
     }
 }
 
-/// Who holds which place, oldest first. Pure.
+/// Who holds which slot, oldest first. Pure.
 #[derive(Debug)]
 struct Table<T> {
-    limits: PlaceLimits,
+    limits: SlotLimits,
     next: u64,
     taken: usize,
     held: HashMap<IpAddr, VecDeque<(u64, T)>>,
 }
 
 impl<T> Table<T> {
-    fn new(limits: PlaceLimits) -> Self {
+    fn new(limits: SlotLimits) -> Self {
         Self {
             limits,
             next: 0,
@@ -112,7 +112,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a place, if need be from somebody who holds more than others; the entry back if nobody does.
+    /// Takes a slot, if need be from somebody who holds more than others; the entry back if nobody does.
     fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.each.max(1) {
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn table(total: usize, each: usize, few: usize) -> Table<()> {
-        Table::new(PlaceLimits { total, each, few })
+        Table::new(SlotLimits { total, each, few })
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -226,21 +226,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_that_is_taken_away_says_so_and_one_that_is_left_is_given_on() {
-        let places = Places::new(PlaceLimits {
+        let slots = Slots::new(SlotLimits {
             total: 1,
             each: 1,
             few: 1,
         });
-        let mut first = places.enter(ip(1)).await;
-        let second = places.enter(ip(1)).await;
+        let mut first = slots.enter(ip(1)).await;
+        let second = slots.enter(ip(1)).await;
         first.evicted().await;
         drop(first);
         let third = tokio::spawn({
-            let places = places.clone();
-            async move { places.enter(ip(2)).await.source() }
+            let slots = slots.clone();
+            async move { slots.enter(ip(2)).await.source() }
         });
         tokio::task::yield_now().await;
-        assert!(!third.is_finished(), "all places are taken");
+        assert!(!third.is_finished(), "all slots are taken");
         drop(second);
         assert_eq!(third.await.unwrap(), ip(2));
     }

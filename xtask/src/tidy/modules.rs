@@ -21,7 +21,7 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-cli", 6),
     ("ambit-cluster", 3),
     ("ambit-cni", 4),
-    ("ambit-control", 10),
+    ("ambit-control", 7),
     ("ambit-dns", 3),
     ("ambit-handover", 3),
     ("ambit-hbone", 3),

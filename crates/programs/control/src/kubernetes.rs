@@ -37,7 +37,7 @@ use kube::{Api, Client, Resource, core::PartialObjectMeta, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as signal};
 
-use crate::source::Change;
+use crate::change::Change;
 use slim::Slim;
 
 /// Updates that wait for the index; then the watches wait.

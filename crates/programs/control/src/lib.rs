@@ -11,6 +11,7 @@ pub mod access;
 pub mod args;
 pub mod auth;
 pub mod ca;
+pub mod change;
 pub mod environment;
 pub mod grpc;
 pub mod kubernetes;

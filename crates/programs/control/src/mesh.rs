@@ -15,10 +15,11 @@ use tokio::{
 };
 
 use crate::{
+    change::Change,
     metrics::Metrics,
-    source::{Change, Source},
+    source::Source,
     status::{self, Facts, Report, Seen},
-    xds::{Store, store::Collection},
+    xds::{ResourceType, Store},
 };
 
 /// How long no object may have changed before records are published.
@@ -191,13 +192,18 @@ impl Follower {
         self.report_conflicts();
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
-        let count = |collection| store.entries(collection).count();
-        let (addresses, policies) = (count(Collection::Addresses), count(Collection::Policies));
+        let records = ResourceType::ALL.iter().copied();
+        let records: Vec<_> = records
+            .filter(|of| of.is_whole_collection())
+            .map(|of| (of, store.count(of.collection())))
+            .collect();
         drop(store);
-        self.metrics.published(changed, since, addresses, policies);
+        self.metrics
+            .published(changed, since, records.iter().copied());
         let first = *self.publish.borrow() == 0;
         if changed > 0 || first {
-            tracing::debug!(changed, addresses, policies, "published");
+            let records: usize = records.iter().map(|(_, count)| count).sum();
+            tracing::debug!(changed, records, "published");
             self.publish.send_modify(|number| *number += 1);
         }
     }

@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::xds::session::{Push, ResourceType};
+use crate::xds::{Push, ResourceType};
 
 /// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`,
 /// which the library's counter would append.
@@ -197,7 +197,7 @@ impl Metrics {
 
     pub(crate) fn pushed(&self, push: &Push) {
         let label = Type {
-            r#type: push.batch.resource_type.short_name(),
+            r#type: push.batch.view.resource_type().short_name(),
         };
         self.pushes.get_or_create(&label).inc();
         let resources = u64::try_from(push.batch.resources.len()).unwrap_or(u64::MAX);
@@ -248,21 +248,17 @@ impl Metrics {
         &self,
         changed: usize,
         after: std::time::Duration,
-        addresses: usize,
-        policies: usize,
+        records: impl Iterator<Item = (ResourceType, usize)>,
     ) {
         self.changed
             .inc_by(u64::try_from(changed).unwrap_or(u64::MAX));
         self.convergence.observe(after.as_secs_f64());
-        let set = |kind: ResourceType, count: usize| {
+        for (of, count) in records {
+            let r#type = of.short_name();
             self.records
-                .get_or_create(&Type {
-                    r#type: kind.short_name(),
-                })
+                .get_or_create(&Type { r#type })
                 .set(gauge(count));
-        };
-        set(ResourceType::Address, addresses);
-        set(ResourceType::Authorization, policies);
+        }
     }
 
     pub(crate) fn set_problems(&self, errors: usize, warnings: usize) {

@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
     xds::{
         SessionStatus, Sessions,
-        store::{Collection, Entry},
+        entry::{Collection, Entry},
     },
 };
 
@@ -145,8 +145,8 @@ impl Records {
         let entries = |collection| store.entries(collection).cloned().collect();
         Self {
             revision: store.revision(),
-            addresses: entries(Collection::Addresses),
-            policies: entries(Collection::Policies),
+            addresses: entries(Collection::ADDRESSES),
+            policies: entries(Collection::POLICIES),
         }
     }
 

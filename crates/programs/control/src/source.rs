@@ -1,20 +1,8 @@
 //! Where objects come from: directories of manifests, or the Kubernetes API. One shape for both.
 
-use ambit_k8s_api::ObjectEvent;
 use ambit_manifests::ManifestDirs;
 
-use crate::kubernetes::Informers;
-
-/// What happened since the last change.
-#[derive(Debug, Default)]
-pub struct Change {
-    /// In order.
-    pub events: Vec<ObjectEvent>,
-    /// Every manifest that cannot be read now, as text; `None` if that is as before.
-    pub manifests: Option<Vec<String>>,
-    /// Whether all objects that existed at the start have been reported.
-    pub complete: bool,
-}
+use crate::{change::Change, kubernetes::Informers};
 
 /// A source of objects.
 #[derive(Debug)]

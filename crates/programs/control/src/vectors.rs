@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
     source::Source,
     status::{Book, Report},
-    xds::store::Collection,
+    xds::entry::Collection,
 };
 
 /// A record that differs: its name, what ours has instead, why.
@@ -123,13 +123,10 @@ fn workload_of(parts: &mut Parts) -> &mut workload::Workload {
 }
 
 fn decode(collection: Collection, bytes: &[u8]) -> Parts {
-    match collection {
-        Collection::Addresses => {
-            Parts::Address(Box::new(workload::Address::decode(bytes).unwrap()))
-        }
-        Collection::Policies => {
-            Parts::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
-        }
+    if collection == Collection::ADDRESSES {
+        Parts::Address(Box::new(workload::Address::decode(bytes).unwrap()))
+    } else {
+        Parts::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
     }
 }
 
@@ -220,8 +217,8 @@ async fn records_are_istios_byte_by_byte() {
         .map(|(name, alter, _)| (*name, alter))
         .collect();
     for (collection, name) in [
-        (Collection::Addresses, "address.jsonl"),
-        (Collection::Policies, "authorization.jsonl"),
+        (Collection::ADDRESSES, "address.jsonl"),
+        (Collection::POLICIES, "authorization.jsonl"),
     ] {
         let theirs = recorded(name);
         for entry in store.entries(collection) {
@@ -235,7 +232,7 @@ async fn records_are_istios_byte_by_byte() {
                 continue;
             };
             // Istio gives policies no version, so that each is sent again on every reconnection.
-            let version = (collection == Collection::Addresses).then_some(version);
+            let version = (collection == Collection::ADDRESSES).then_some(version);
             let same_version = version.is_none_or(|version| version == ours.version);
             if ours.value == bytes && same_version {
                 continue;

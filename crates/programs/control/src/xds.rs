@@ -1,17 +1,24 @@
 //! Delta xDS, the server's side.
 //!
-//! [`store`] holds every record once, encoded; [`session`] is the pure state machine of one client;
-//! [`batch`] is what many clients are told, made once; [`service`] carries sessions over gRPC; [`node`] says who may open one.
+//! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record
+//! once; [`scope`] says which client sees which; [`session`] is the pure state machine of one client; [`batch`]
+//! is what many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] says who may open
+//! one.
 
 mod admission;
 pub mod batch;
+pub mod entry;
 pub mod node;
+pub mod resource;
+pub mod scope;
 pub mod service;
 pub mod session;
 pub mod store;
 mod wire_form;
 
 pub use admission::Admission;
+pub use batch::Push;
+pub use resource::ResourceType;
 pub use service::{Discovery, DiscoveryServer, SessionStatus, Sessions};
-pub use session::{Push, Refused, ResourceType, Session};
+pub use session::{Refused, Session};
 pub use store::Store;

@@ -1,4 +1,4 @@
-//! What clients are told, made and encoded once for all that are told the same.
+//! What clients are sent, made and encoded once for all that are sent the same.
 //!
 //! Most clients follow everything and stand where the others stand: the state they begin with and each
 //! step from there are the same bytes for all of them.
@@ -12,42 +12,34 @@ use ambit_model::ArcStr;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{
-    session::ResourceType,
-    store::{Entry, Store},
-    wire_form,
-};
+use super::{entry::Entry, scope::View, store::Store, wire_form};
 
-/// Steps that are kept for whoever comes to them a little later.
+/// Steps that are kept for clients that come to them a little later.
 const STEPS: usize = 16;
-/// A whole state is given to newcomers although it is this many changes old: they are told of those
-/// with the next push.
+/// A whole state is given to new clients although it is this many changes old: they get those with the next
+/// push.
 const OUTDATED: usize = 1000;
 
 /// Records and names that a push carries.
 #[derive(Debug)]
 pub struct Batch {
-    /// Their type.
-    pub resource_type: ResourceType,
+    /// Of which they are.
+    pub view: View,
     /// Records that are new or different.
     pub resources: Vec<Arc<Entry>>,
     /// Names of records that are gone.
     pub removed: Vec<ArcStr>,
     /// Whether records are sent with their aliases.
-    pub(super) with_aliases: bool,
+    with_aliases: bool,
     encoded: OnceLock<Vec<Bytes>>,
 }
 
 impl Batch {
     /// For clients of everything, who know records by one name only.
-    pub fn new(
-        resource_type: ResourceType,
-        resources: Vec<Arc<Entry>>,
-        mut removed: Vec<ArcStr>,
-    ) -> Self {
+    pub fn new(view: View, resources: Vec<Arc<Entry>>, mut removed: Vec<ArcStr>) -> Self {
         removed.sort_unstable();
         Self {
-            resource_type,
+            view,
             resources,
             removed,
             with_aliases: false,
@@ -62,14 +54,42 @@ impl Batch {
         self
     }
 
-    /// Nothing to tell.
+    /// Nothing to send.
     pub fn is_empty(&self) -> bool {
         self.resources.is_empty() && self.removed.is_empty()
     }
 
     /// As on the wire, in pieces.
     pub fn encoded(&self) -> &[Bytes] {
-        self.encoded.get_or_init(|| wire_form::encode(self))
+        self.encoded.get_or_init(|| {
+            let resource_type = self.view.resource_type();
+            wire_form::encode(
+                resource_type,
+                &self.resources,
+                &self.removed,
+                self.with_aliases,
+            )
+        })
+    }
+}
+
+/// One response.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// Its nonce.
+    pub nonce: String,
+    /// Revision of the store it was made from.
+    pub system_version: String,
+    /// New or changed records, and names that are gone or never were.
+    pub batch: Arc<Batch>,
+}
+
+impl Push {
+    /// As a gRPC message, in pieces, of which clients share all but the first.
+    pub(super) fn message(&self) -> impl Iterator<Item = Bytes> {
+        let resource_type = self.batch.view.resource_type();
+        let shared = self.batch.encoded();
+        wire_form::message(resource_type, &self.nonce, &self.system_version, shared)
     }
 }
 
@@ -86,7 +106,7 @@ pub enum Part {
 
 #[derive(Debug)]
 struct Step {
-    resource_type: ResourceType,
+    view: View,
     part: Part,
     from: u64,
     to: u64,
@@ -107,18 +127,17 @@ pub struct Snapshot {
 pub struct Batches {
     steps: Mutex<VecDeque<Step>>,
     /// Kept by those who are sending them.
-    snapshots: Mutex<Vec<(ResourceType, u64, Weak<Batch>)>>,
+    snapshots: Mutex<Vec<(View, u64, Weak<Batch>)>>,
 }
 
 impl Batches {
-    /// Everything there is of a type; now, or a little while ago.
-    pub fn snapshot(&self, resource_type: ResourceType, store: &Store) -> Snapshot {
+    /// Everything that a client sees of a type; now, or a little while ago.
+    pub fn snapshot(&self, view: &View, store: &Store) -> Snapshot {
         let mut snapshots = self.snapshots.lock();
         snapshots.retain(|(of, revision, batch)| {
-            batch.strong_count() > 0
-                && (*of != resource_type || is_recent(resource_type, *revision, store))
+            batch.strong_count() > 0 && (of != view || is_recent(view, *revision, store))
         });
-        let found = snapshots.iter().find(|(of, ..)| *of == resource_type);
+        let found = snapshots.iter().find(|(of, ..)| of == view);
         if let Some((_, revision, batch)) = found
             && let Some(batch) = batch.upgrade()
         {
@@ -127,45 +146,36 @@ impl Batches {
                 batch,
             };
         }
-        let entries = store.entries(resource_type.collection());
-        let mut resources: Vec<_> = entries
-            .filter(|entry| resource_type.has(entry))
-            .cloned()
-            .collect();
+        let mut resources: Vec<_> = view.entries(store).cloned().collect();
         resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let snapshot = Snapshot {
             revision: store.revision(),
-            batch: Arc::new(Batch::new(resource_type, resources, Vec::new())),
+            batch: Arc::new(Batch::new(view.clone(), resources, Vec::new())),
         };
         snapshots.push((
-            resource_type,
+            view.clone(),
             snapshot.revision,
             Arc::downgrade(&snapshot.batch),
         ));
         snapshot
     }
 
-    /// What changed since a revision; `None` if that is too long ago to tell.
-    pub fn step(
-        &self,
-        resource_type: ResourceType,
-        part: Part,
-        from: u64,
-        store: &Store,
-    ) -> Option<Arc<Batch>> {
+    /// What changed since a revision; `None` if that is too long ago to say.
+    pub fn step(&self, view: &View, part: Part, from: u64, store: &Store) -> Option<Arc<Batch>> {
         let to = store.revision();
         let mut steps = self.steps.lock();
-        let found = steps.iter().rev().find(|step| {
-            (step.resource_type, step.part, step.from, step.to) == (resource_type, part, from, to)
-        });
+        let found = steps
+            .iter()
+            .rev()
+            .find(|step| (&step.view, step.part, step.from, step.to) == (view, part, from, to));
         if let Some(step) = found {
             return Some(Arc::clone(&step.batch));
         }
         let (mut there, mut gone) = (Vec::new(), Vec::new());
-        let collection = resource_type.collection();
+        let collection = view.collection();
         for name in store.changed_since(collection, from)? {
             match store.entry(collection, name) {
-                Some(entry) if resource_type.has(entry) => there.push(Arc::clone(entry)),
+                Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
                 Some(_) => {}
                 None => gone.push(name.clone()),
             }
@@ -175,12 +185,12 @@ impl Batches {
             Part::There => gone.clear(),
             Part::Gone => there.clear(),
         }
-        let batch = Arc::new(Batch::new(resource_type, there, gone));
+        let batch = Arc::new(Batch::new(view.clone(), there, gone));
         if steps.len() >= STEPS {
             steps.pop_front();
         }
         steps.push_back(Step {
-            resource_type,
+            view: view.clone(),
             part,
             from,
             to,
@@ -190,8 +200,8 @@ impl Batches {
     }
 }
 
-fn is_recent(resource_type: ResourceType, revision: u64, store: &Store) -> bool {
+fn is_recent(view: &View, revision: u64, store: &Store) -> bool {
     store
-        .changed_since(resource_type.collection(), revision)
+        .changed_since(view.collection(), revision)
         .is_some_and(|changed| changed.take(OUTDATED).count() < OUTDATED)
 }

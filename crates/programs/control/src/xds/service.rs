@@ -24,10 +24,11 @@ use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
 
 use super::{
     Admission,
+    batch::Push,
     node::NodeInfo,
-    session::{Push, Session, SubscriptionStatus},
+    scope::Client,
+    session::{Session, SubscriptionStatus},
     store::Store,
-    wire_form,
 };
 use crate::{access::Access, auth::Caller, grpc::ConnectionEnd, metrics::Metrics};
 
@@ -37,10 +38,10 @@ const QUEUE: usize = 4;
 const MAX_REQUEST: usize = 64 << 20;
 /// How long a client waits for the first objects to be read, rather than coming back.
 const NOT_READY: Duration = Duration::from_secs(5);
-/// Told to clients at the end. The beginning is what node proxies take for an ordinary end, after which
+/// Sent to clients at the end. The beginning is what node proxies take for an ordinary end, after which
 /// they reconnect without backing off.
 const STOPPING: &str = "transport is closing: the control plane stops";
-/// Told to clients whose connection has lasted long enough.
+/// Sent to clients whose connection has lasted long enough.
 const OLD: &str = "transport is closing: connect anew, so that replicas share the load";
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
@@ -189,7 +190,10 @@ impl Discovery {
         };
         let node = registered.identify(&first)?;
         tracing::info!(node = %node.id, "xDS client");
-        let mut session = Session::new(node.node_name.clone(), rand::rng().random());
+        let client = Client {
+            node: node.node_name.clone(),
+        };
+        let mut session = Session::new(client, rand::rng().random());
         let mut changes = self.changes.clone();
         let mut drain = self.drain.clone();
         let mut request = Some(first);
@@ -388,7 +392,7 @@ impl hyper::body::Body for Pushes {
             let status = match self.pushes.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(push))) => {
-                    self.message.extend(wire_form::message(&push));
+                    self.message.extend(push.message());
                     continue;
                 }
                 Poll::Ready(Some(Err(status))) => status,

@@ -1,11 +1,11 @@
-//! One client's subscriptions: what it knows, and what it must be told.
+//! One client's subscriptions: what it knows, and what it must be sent.
 //!
 //! Pure: requests and store changes in, pushes out. A client is never sent the next push of a type
 //! before it has answered the last one, so a slow client costs nothing but a cursor; what changes
 //! meanwhile reaches it in one push. Requests for single records are answered at once.
 //!
-//! A policy that is gone is removed at a client only after it has answered all pushes of workloads up to
-//! then: one that still names the policy would refuse its connections.
+//! A record that others may name, a policy, is removed at a client only after it has answered all pushes of
+//! those others up to then: a workload that still names the policy would refuse its connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -13,14 +13,14 @@ use std::{
 };
 
 use ambit_model::ArcStr;
-use ambit_wire::{
-    discovery::DeltaDiscoveryRequest,
-    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL},
-};
+use ambit_wire::discovery::DeltaDiscoveryRequest;
 
 use super::{
-    batch::{Batch, Part},
-    store::{Collection, Entry, EntryKind, Store},
+    batch::{Batch, Part, Push},
+    entry::{Entry, EntryKind},
+    resource::ResourceType,
+    scope::{Client, View},
+    store::Store,
 };
 
 /// Names one subscription may hold.
@@ -29,67 +29,6 @@ const MAX_NAMES: usize = 200_000;
 const MAX_NAME: usize = 1024;
 /// Longest error text kept, in characters.
 const MAX_ERROR: usize = 2048;
-
-/// A type of resource, in the order in which pushes go out: a workload must not name a policy that
-/// the client has not yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ResourceType {
-    /// Policies. Always wildcard.
-    Authorization,
-    /// Workloads and services.
-    Address,
-    /// Workloads alone.
-    Workload,
-}
-
-impl ResourceType {
-    /// The type of a URL.
-    pub fn from_type_url(url: &str) -> Option<Self> {
-        [Self::Authorization, Self::Address, Self::Workload]
-            .into_iter()
-            .find(|kind| kind.type_url() == url)
-    }
-
-    /// Its URL.
-    pub fn type_url(self) -> &'static str {
-        match self {
-            Self::Authorization => AUTHORIZATION_TYPE_URL,
-            Self::Address => ADDRESS_TYPE_URL,
-            Self::Workload => WORKLOAD_TYPE_URL,
-        }
-    }
-
-    /// Short name, for status and metrics.
-    pub fn short_name(self) -> &'static str {
-        match self {
-            Self::Authorization => "WADS",
-            Self::Address => "WDS",
-            Self::Workload => "WLDS",
-        }
-    }
-
-    pub(super) fn collection(self) -> Collection {
-        match self {
-            Self::Authorization => Collection::Policies,
-            Self::Address | Self::Workload => Collection::Addresses,
-        }
-    }
-
-    pub(super) fn has(self, entry: &Entry) -> bool {
-        self != Self::Workload || matches!(entry.kind, EntryKind::Workload { .. })
-    }
-}
-
-/// One response.
-#[derive(Clone, Debug)]
-pub struct Push {
-    /// Its nonce.
-    pub nonce: String,
-    /// Revision of the store it was made from.
-    pub system_version: String,
-    /// New or changed records, and names that are gone or never were.
-    pub batch: Arc<Batch>,
-}
 
 /// Why a stream is closed by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -130,14 +69,16 @@ pub struct Outcome {
     pub stale: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Subscription {
+    /// What the client sees of the type.
+    view: View,
     wildcard: bool,
     /// Names asked for, aliases included.
     explicit: HashSet<ArcStr>,
     /// What single-record clients have, with versions.
     known: HashMap<ArcStr, String>,
-    /// Revision up to which it was told.
+    /// Revision up to which it was sent.
     cursor: u64,
     /// Revision that the last push brought it to.
     sent_up_to: u64,
@@ -152,25 +93,25 @@ struct Subscription {
 /// See the module above.
 #[derive(Debug)]
 pub struct Session {
-    node: ArcStr,
+    client: Client,
     /// Makes nonces of this stream unlike those of others.
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
-    /// Policies that are gone and not yet removed at the client: with the revision that workloads must
-    /// have been answered up to.
-    policies_gone: Vec<(u64, Arc<Batch>)>,
+    /// Records that are gone and not yet removed at the client, because what it has may name them: with the
+    /// revision that pushes of other types must have been answered up to.
+    withheld: Vec<(u64, Arc<Batch>)>,
 }
 
 impl Session {
-    /// A stream of a client on `node` (may be empty).
-    pub fn new(node: impl Into<ArcStr>, seed: u64) -> Self {
+    /// A stream of a client.
+    pub fn new(client: Client, seed: u64) -> Self {
         Self {
-            node: node.into(),
+            client,
             seed,
             pushes: 0,
             subscriptions: BTreeMap::new(),
-            policies_gone: Vec::new(),
+            withheld: Vec::new(),
         }
     }
 
@@ -181,12 +122,15 @@ impl Session {
         store: &Store,
     ) -> Result<(Outcome, Vec<Push>), Refused> {
         let mut outcome = Outcome::default();
-        let Some(kind) = ResourceType::from_type_url(&request.type_url) else {
+        let kind = ResourceType::from_type_url(&request.type_url);
+        let Some(view) = kind.and_then(|kind| self.client.view(kind)) else {
             return Ok((outcome, Vec::new()));
         };
+        let kind = view.resource_type();
         check_names(request)?;
         let is_first = !self.subscriptions.contains_key(&kind);
-        let subscription = self.subscriptions.entry(kind).or_default();
+        let subscription = self.subscriptions.entry(kind);
+        let subscription = subscription.or_insert_with(|| Subscription::new(view));
         if !is_first && !request.response_nonce.is_empty() {
             if request.response_nonce == subscription.sent {
                 subscription.answered(request, &mut outcome);
@@ -196,12 +140,12 @@ impl Session {
         }
         let mut pushes = Vec::new();
         let answer = if is_first {
-            Some(subscription.begin(kind, request, store, &self.node))
+            Some(subscription.begin(request, store, &self.client))
         } else {
-            subscription.resubscribe(kind, request, store)
+            subscription.resubscribe(request, store)
         };
         if let Some(batch) = answer {
-            let batch = self.without_gone_policies(batch, store);
+            let batch = self.without_referenced(batch, store);
             pushes.push(self.push(batch, store));
         }
         let names = self
@@ -215,7 +159,7 @@ impl Session {
         Ok((outcome, pushes))
     }
 
-    /// Tells what changed since the last call, for every type whose last push was answered.
+    /// What changed since the last call, for every type whose last push was answered.
     pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
         let mut pushes = Vec::new();
         let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
@@ -224,20 +168,20 @@ impl Session {
                 continue;
             };
             if subscription.outstanding {
-                if kind == ResourceType::Authorization && subscription.is_behind(kind, store)? {
-                    // New workloads may name new policies: wait with everything.
+                if kind.is_referenced() && subscription.is_behind(store)? {
+                    // New records of other types may name new ones of this: wait with everything.
                     return Ok(pushes);
                 }
                 continue;
             }
-            let batch = if kind == ResourceType::Authorization {
-                let gone = subscription.step(kind, Part::Gone, store)?;
+            let batch = if kind.is_referenced() {
+                let gone = subscription.step(Part::Gone, store)?;
                 if !gone.is_empty() {
-                    self.policies_gone.push((store.revision(), gone));
+                    self.withheld.push((store.revision(), gone));
                 }
-                subscription.step(kind, Part::There, store)?
+                subscription.step(Part::There, store)?
             } else {
-                subscription.changes(kind, store, &self.node)?
+                subscription.changes(store, &self.client)?
             };
             subscription.cursor = store.revision();
             if batch.is_empty() {
@@ -246,39 +190,46 @@ impl Session {
                 pushes.push(self.push(batch, store));
             }
         }
-        if let Some(gone) = self.removable_policies(store) {
-            pushes.push(self.push(gone, store));
+        for kind in ResourceType::ALL.iter().filter(|kind| kind.is_referenced()) {
+            if let Some(gone) = self.removable(*kind, store) {
+                pushes.push(self.push(gone, store));
+            }
         }
         Ok(pushes)
     }
 
-    /// Sets names of policies that are gone aside, for [`Self::removable_policies`].
-    fn without_gone_policies(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
-        let kind = batch.resource_type;
-        if kind != ResourceType::Authorization || batch.removed.is_empty() {
+    /// Sets names of records that are gone aside if others may name them, for [`Self::removable`].
+    fn without_referenced(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
+        let view = &batch.view;
+        if !view.resource_type().is_referenced() || batch.removed.is_empty() {
             return batch;
         }
-        let gone = Batch::new(kind, Vec::new(), batch.removed.clone());
-        self.policies_gone.push((store.revision(), Arc::new(gone)));
-        Arc::new(Batch::new(kind, batch.resources.clone(), Vec::new()))
+        let gone = Batch::new(view.clone(), Vec::new(), batch.removed.clone());
+        self.withheld.push((store.revision(), Arc::new(gone)));
+        let there = Batch::new(view.clone(), batch.resources.clone(), Vec::new());
+        Arc::new(there)
     }
 
-    /// The policies to remove now: those that no workload names any more in what the client has answered.
-    /// A refusal is an answer too, or one bad record would keep a policy in force for good.
-    fn removable_policies(&mut self, store: &Store) -> Option<Arc<Batch>> {
-        const KIND: ResourceType = ResourceType::Authorization;
-        if self.subscriptions.get(&KIND)?.outstanding {
+    /// The records of a referenced type to remove now: those that nothing names any more in what the client
+    /// has answered. A refusal is an answer too, or one bad record would keep a policy in force for good.
+    fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
+        let subscription = self.subscriptions.get(&kind)?;
+        if subscription.outstanding {
             return None;
         }
-        let addresses = self.subscriptions.iter().filter(|(kind, _)| **kind != KIND);
-        let answered = addresses
+        let view = subscription.view.clone();
+        let others = self.subscriptions.iter();
+        let others = others.filter(|(other, _)| !other.is_referenced());
+        let answered = others
             .map(|(_, subscription)| subscription.answered_up_to)
             .min()
             .unwrap_or(u64::MAX);
-        let due = |(revision, _): &mut (u64, Arc<Batch>)| *revision <= answered;
-        let due: Vec<_> = self.policies_gone.extract_if(.., due).collect();
+        let due = |(revision, batch): &mut (u64, Arc<Batch>)| {
+            batch.view.resource_type() == kind && *revision <= answered
+        };
+        let due: Vec<_> = self.withheld.extract_if(.., due).collect();
         // One that is back meanwhile has been sent, or will be.
-        let is_back = |name: &ArcStr| store.entry(KIND.collection(), name).is_some();
+        let is_back = |name: &ArcStr| store.entry(kind.collection(), name).is_some();
         match due.as_slice() {
             [] => None,
             [(_, one)] if !one.removed.iter().any(is_back) => Some(Arc::clone(one)),
@@ -286,7 +237,7 @@ impl Session {
                 let names: BTreeSet<&ArcStr> =
                     due.iter().flat_map(|(_, batch)| &batch.removed).collect();
                 let gone = names.into_iter().filter(|name| !is_back(name)).cloned();
-                let batch = Batch::new(KIND, Vec::new(), gone.collect());
+                let batch = Batch::new(view, Vec::new(), gone.collect());
                 (!batch.is_empty()).then(|| Arc::new(batch))
             }
         }
@@ -313,7 +264,7 @@ impl Session {
             self.pushes,
             self.seed
         );
-        if let Some(subscription) = self.subscriptions.get_mut(&batch.resource_type) {
+        if let Some(subscription) = self.subscriptions.get_mut(&batch.view.resource_type()) {
             subscription.sent.clone_from(&nonce);
             subscription.sent_up_to = subscription.cursor;
             subscription.outstanding = true;
@@ -327,6 +278,22 @@ impl Session {
 }
 
 impl Subscription {
+    fn new(view: View) -> Self {
+        Self {
+            view,
+            wildcard: false,
+            explicit: HashSet::new(),
+            known: HashMap::new(),
+            cursor: 0,
+            sent_up_to: 0,
+            answered_up_to: 0,
+            sent: String::new(),
+            acknowledged: String::new(),
+            outstanding: false,
+            error: None,
+        }
+    }
+
     fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
         self.outstanding = false;
         self.answered_up_to = self.sent_up_to;
@@ -345,22 +312,21 @@ impl Subscription {
     /// The first request of a type. What the client says it has already is not sent again.
     fn begin(
         &mut self,
-        kind: ResourceType,
         request: &DeltaDiscoveryRequest,
         store: &Store,
-        node: &ArcStr,
+        client: &Client,
     ) -> Arc<Batch> {
         let has = |names: &[String]| names.iter().any(|name| name == "*");
         let asks_all =
             request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
-        self.wildcard = kind == ResourceType::Authorization
+        self.wildcard = self.view.resource_type().is_always_wildcard()
             || (asks_all && !has(&request.resource_names_unsubscribe));
         self.cursor = store.revision();
         let claimed = &request.initial_resource_versions;
         if self.wildcard {
-            return self.everything(kind, claimed, store);
+            return self.everything(claimed, store);
         }
-        let mut answer = Gather::new(kind, store);
+        let mut answer = Gather::new(&self.view, store);
         for (name, version) in claimed {
             self.known.insert(name.into(), version.clone());
             answer.find(name);
@@ -373,7 +339,7 @@ impl Subscription {
             self.explicit.insert(name.into());
             answer.find(name);
         }
-        for name in store.on_node(node) {
+        for name in store.on_node(self.view.collection(), &client.node) {
             answer.found.insert(name.clone());
         }
         answer.finish(&mut self.known, Vec::new())
@@ -382,13 +348,12 @@ impl Subscription {
     /// Later changes of what is subscribed to; `None` if there are none.
     fn resubscribe(
         &mut self,
-        kind: ResourceType,
         request: &DeltaDiscoveryRequest,
         store: &Store,
     ) -> Option<Arc<Batch>> {
         for name in &request.resource_names_unsubscribe {
             if name == "*" {
-                if kind != ResourceType::Authorization {
+                if !self.view.resource_type().is_always_wildcard() {
                     self.wildcard = false;
                 }
             } else {
@@ -407,9 +372,9 @@ impl Subscription {
         {
             self.wildcard = true;
             self.cursor = store.revision();
-            return Some(self.everything(kind, &request.initial_resource_versions, store));
+            return Some(self.everything(&request.initial_resource_versions, store));
         }
-        let mut answer = Gather::new(kind, store);
+        let mut answer = Gather::new(&self.view, store);
         for name in &request.resource_names_subscribe {
             self.explicit.insert(name.into());
             // Asked for again: sent again, the client may have lost it.
@@ -420,36 +385,31 @@ impl Subscription {
         Some(answer.finish(&mut self.known, Vec::new()))
     }
 
-    fn is_behind(&self, kind: ResourceType, store: &Store) -> Result<bool, Refused> {
+    fn is_behind(&self, store: &Store) -> Result<bool, Refused> {
         let mut changed = store
-            .changed_since(kind.collection(), self.cursor)
+            .changed_since(self.view.collection(), self.cursor)
             .ok_or(Refused::TooFarBehind)?;
         Ok(changed.next().is_some())
     }
 
-    /// What a client of everything is told next.
-    fn step(&self, kind: ResourceType, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
-        let batch = store.batches().step(kind, part, self.cursor, store);
+    /// What a client of everything is sent next.
+    fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
+        let batch = store.batches().step(&self.view, part, self.cursor, store);
         batch.ok_or(Refused::TooFarBehind)
     }
 
-    fn changes(
-        &mut self,
-        kind: ResourceType,
-        store: &Store,
-        node: &ArcStr,
-    ) -> Result<Arc<Batch>, Refused> {
+    fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, Refused> {
         if self.wildcard {
-            return self.step(kind, Part::Whole, store);
+            return self.step(Part::Whole, store);
         }
         let changed = store
-            .changed_since(kind.collection(), self.cursor)
+            .changed_since(self.view.collection(), self.cursor)
             .ok_or(Refused::TooFarBehind)?;
         let mut removed = Vec::new();
-        let mut answer = Gather::new(kind, store);
+        let mut answer = Gather::new(&self.view, store);
         for name in changed {
-            match store.entry(kind.collection(), name) {
-                Some(entry) if self.concerns(entry, node) => answer.add(entry),
+            match store.entry(self.view.collection(), name) {
+                Some(entry) if self.concerns(entry, client) => answer.add(entry),
                 Some(_) => {}
                 None => {
                     if self.known.remove(name).is_some() {
@@ -462,44 +422,32 @@ impl Subscription {
     }
 
     /// Everything but what the client has in this version, and what it has but does not exist.
-    fn everything(
-        &mut self,
-        kind: ResourceType,
-        claimed: &HashMap<String, String>,
-        store: &Store,
-    ) -> Arc<Batch> {
+    fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
-            let snapshot = store.batches().snapshot(kind, store);
+            let snapshot = store.batches().snapshot(&self.view, store);
             self.cursor = snapshot.revision;
             return snapshot.batch;
         }
         let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
-        let resources = store
-            .entries(kind.collection())
-            .filter(|entry| kind.has(entry) && !has(entry))
-            .cloned()
-            .collect();
-        let exists = |name: &str| {
-            store
-                .entry(kind.collection(), name)
-                .is_some_and(|entry| kind.has(entry))
-        };
+        let resources = self.view.entries(store);
+        let resources = resources.filter(|entry| !has(entry)).cloned().collect();
+        let exists = |name: &str| self.view.entry(store, name).is_some();
         let removed = claimed
             .keys()
             .filter(|name| !exists(name))
             .map(ArcStr::from)
             .collect();
-        Arc::new(Batch::new(kind, resources, removed))
+        Arc::new(Batch::new(self.view.clone(), resources, removed))
     }
 
     /// Whether a single-record client must hear of a record: it asked for it by some name, it has
     /// it, it is on its own node, or an endpoint of a service it has.
-    fn concerns(&self, entry: &Entry, node: &ArcStr) -> bool {
+    fn concerns(&self, entry: &Entry, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
         let asked = |name: &ArcStr| self.explicit.contains(name);
         let by_place = match &entry.kind {
             EntryKind::Workload { node: of, services } => {
-                (!node.is_empty() && of == node) || services.iter().any(known)
+                (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
             }
             EntryKind::Service | EntryKind::Policy => false,
         };
@@ -528,16 +476,16 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), Refused> {
 
 /// Collects single records with what belongs to them.
 struct Gather<'a> {
-    kind: ResourceType,
+    view: View,
     store: &'a Store,
     found: BTreeSet<ArcStr>,
     missing: BTreeSet<ArcStr>,
 }
 
 impl<'a> Gather<'a> {
-    fn new(kind: ResourceType, store: &'a Store) -> Self {
+    fn new(view: &View, store: &'a Store) -> Self {
         Self {
-            kind,
+            view: view.clone(),
             store,
             found: BTreeSet::new(),
             missing: BTreeSet::new(),
@@ -548,18 +496,18 @@ impl<'a> Gather<'a> {
     fn find(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store
-            .entry(self.kind.collection(), key)
+            .entry(self.view.collection(), key)
             .map(|entry| &entry.name);
         let names: Vec<ArcStr> = by_name
             .into_iter()
-            .chain(self.store.by_alias(key))
+            .chain(self.store.by_alias(self.view.collection(), key))
             .cloned()
             .collect();
         if names.is_empty() {
             self.missing.insert(key.into());
         }
         for name in &names {
-            if let Some(entry) = self.store.entry(self.kind.collection(), name) {
+            if let Some(entry) = self.store.entry(self.view.collection(), name) {
                 self.add(entry);
             }
         }
@@ -568,8 +516,11 @@ impl<'a> Gather<'a> {
 
     fn add(&mut self, entry: &Entry) {
         if entry.kind == EntryKind::Service {
-            self.found
-                .extend(self.store.endpoints(&entry.name).cloned());
+            self.found.extend(
+                self.store
+                    .endpoints(self.view.collection(), &entry.name)
+                    .cloned(),
+            );
         }
         self.found.insert(entry.name.clone());
     }
@@ -579,10 +530,10 @@ impl<'a> Gather<'a> {
     fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {
-            let Some(entry) = self.store.entry(self.kind.collection(), name) else {
+            let Some(entry) = self.store.entry(self.view.collection(), name) else {
                 continue;
             };
-            if !self.kind.has(entry) || known.get(name) == Some(&entry.version) {
+            if !self.view.has(entry) || known.get(name) == Some(&entry.version) {
                 continue;
             }
             known.insert(name.clone(), entry.version.clone());
@@ -592,7 +543,7 @@ impl<'a> Gather<'a> {
             known.remove(name);
         }
         removed.extend(self.missing);
-        Arc::new(Batch::new(self.kind, resources, removed).with_aliases())
+        Arc::new(Batch::new(self.view, resources, removed).with_aliases())
     }
 }
 

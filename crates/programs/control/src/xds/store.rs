@@ -1,143 +1,30 @@
-//! Every record once, encoded, with its version and what it can be found by; and which changed when.
+//! Every record once; which changed when, and what each can be found by.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
-use ambit_derive::{AppProtocol, Delta, ServiceRecord};
-use ambit_model::{ArcStr, Authorization, NetworkMode, Workload};
-use ambit_wire::{security, workload};
-use bytes::Bytes;
-use prost::Message;
-use xxhash_rust::xxh64::xxh64;
+use ambit_derive::Delta;
+use ambit_model::ArcStr;
 
-use super::batch::Batches;
+use super::{
+    batch::Batches,
+    entry::{Collection, Entry, EntryKind},
+};
 
 /// Removed names that are remembered; a client that was away longer has to reconnect.
 const MAX_REMOVED: usize = 100_000;
 
-/// What a record is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EntryKind {
-    /// A workload.
-    Workload {
-        /// Node it runs on.
-        node: ArcStr,
-        /// Names of the services it is an endpoint of.
-        services: Vec<ArcStr>,
-    },
-    /// A service.
-    Service,
-    /// A policy.
-    Policy,
+/// All records. Revisions count changes of single names.
+#[derive(Debug, Default)]
+pub struct Store {
+    revision: u64,
+    collections: HashMap<Collection, Records>,
+    batches: Batches,
 }
 
-/// One record as it is sent. Shared by all clients.
-#[derive(Debug)]
-pub struct Entry {
-    /// Resource name.
-    pub name: ArcStr,
-    /// Hash of `value`, as hex.
-    pub version: String,
-    /// Encoded `istio.workload.Address` or `istio.security.Authorization`.
-    pub value: Bytes,
-    /// Further names clients may ask for it by.
-    pub aliases: Vec<ArcStr>,
-    /// What it is.
-    pub kind: EntryKind,
-}
-
-impl Entry {
-    fn new(name: ArcStr, value: Bytes, aliases: Vec<ArcStr>, kind: EntryKind) -> Self {
-        let version = format!("{:x}", xxh64(&value, 0));
-        Self {
-            name,
-            version,
-            value,
-            aliases,
-            kind,
-        }
-    }
-
-    fn workload(from: &Workload) -> Self {
-        let sent: workload::Address = workload::Workload::from(from).into();
-        // The addresses of a host-network pod are its node's: it is not found by them.
-        let by_ip = from.network_mode == NetworkMode::Standard;
-        let ips = from.workload_ips.iter().filter(|_| by_ip);
-        let kind = EntryKind::Workload {
-            node: from.node.clone(),
-            services: from
-                .services
-                .keys()
-                .map(|name| ArcStr::from(name.to_string()))
-                .collect(),
-        };
-        let aliases = ips
-            .map(|ip| arcstr::format!("{}/{ip}", from.network))
-            .collect();
-        Self::new(from.uid.clone(), sent.encode_to_vec().into(), aliases, kind)
-    }
-
-    fn service(from: &ServiceRecord) -> Self {
-        let mut sent = workload::Service::from(&from.service);
-        for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
-            port.app_protocol = app_protocol(*protocol).into();
-        }
-        let sent: workload::Address = sent.into();
-        let vips = from
-            .service
-            .vips
-            .iter()
-            .map(|vip| ArcStr::from(vip.to_string()));
-        let cidrs = from.service.cidr_vips.iter().map(|vip| {
-            arcstr::format!(
-                "{}/{}/{}",
-                vip.network,
-                vip.cidr.network(),
-                vip.cidr.prefix_len()
-            )
-        });
-        let name = from.service.namespaced_hostname().to_string();
-        Self::new(
-            name.into(),
-            sent.encode_to_vec().into(),
-            vips.chain(cidrs).collect(),
-            EntryKind::Service,
-        )
-    }
-
-    fn policy(from: &Authorization) -> Self {
-        let sent = security::Authorization::from(from);
-        Self::new(
-            from.key().to_string().into(),
-            sent.encode_to_vec().into(),
-            Vec::new(),
-            EntryKind::Policy,
-        )
-    }
-}
-
-fn app_protocol(protocol: AppProtocol) -> workload::AppProtocol {
-    match protocol {
-        AppProtocol::Unknown => workload::AppProtocol::Unknown,
-        AppProtocol::Http11 => workload::AppProtocol::Http11,
-        AppProtocol::Http2 => workload::AppProtocol::Http2,
-        AppProtocol::Grpc => workload::AppProtocol::Grpc,
-        AppProtocol::Tls => workload::AppProtocol::Tls,
-        AppProtocol::Tcp => workload::AppProtocol::Tcp,
-    }
-}
-
-/// Which of the two collections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Collection {
-    /// Workloads and services.
-    Addresses,
-    /// Policies.
-    Policies,
-}
-
+/// The records of one collection.
 #[derive(Debug, Default)]
 struct Records {
     entries: HashMap<ArcStr, Arc<Entry>>,
@@ -147,18 +34,15 @@ struct Records {
     removed: VecDeque<(u64, ArcStr)>,
     /// Removals up to here may be forgotten.
     floor: u64,
+    index: Names,
 }
 
-/// All records. Revisions count changes of single names.
+/// Names of records by what they can be found by.
 #[derive(Debug, Default)]
-pub struct Store {
-    revision: u64,
-    addresses: Records,
-    policies: Records,
+struct Names {
     by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
-    endpoints: HashMap<ArcStr, BTreeSet<ArcStr>>,
-    on_node: HashMap<ArcStr, BTreeSet<ArcStr>>,
-    batches: Batches,
+    by_service: HashMap<ArcStr, BTreeSet<ArcStr>>,
+    by_node: HashMap<ArcStr, BTreeSet<ArcStr>>,
 }
 
 impl Store {
@@ -166,23 +50,26 @@ impl Store {
     pub fn update(&mut self, delta: &Delta) -> usize {
         let before = self.revision;
         for (uid, workload) in &delta.workloads {
-            self.put_address(uid, workload.as_deref().map(Entry::workload));
+            let entry = workload.as_deref().map(Entry::workload);
+            self.put(Collection::ADDRESSES, uid, entry);
         }
         for (name, service) in &delta.services {
-            self.put_address(
-                &name.to_string().into(),
-                service.as_deref().map(Entry::service),
-            );
+            let entry = service.as_deref().map(Entry::service);
+            self.put(Collection::ADDRESSES, &name.to_string().into(), entry);
         }
         for (key, policy) in &delta.policies {
             let entry = policy.as_deref().map(Entry::policy);
-            self.policies
-                .put(&mut self.revision, &key.to_string().into(), entry);
+            self.put(Collection::POLICIES, &key.to_string().into(), entry);
         }
         usize::try_from(self.revision - before).unwrap_or(usize::MAX)
     }
 
-    /// What is told to many clients, made once.
+    fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {
+        let records = self.collections.entry(collection).or_default();
+        records.put(&mut self.revision, name, new);
+    }
+
+    /// What is sent to many clients, made once.
     pub fn batches(&self) -> &Batches {
         &self.batches
     }
@@ -194,92 +81,96 @@ impl Store {
 
     /// One record.
     pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
-        self.records(collection).entries.get(name)
+        self.collections.get(&collection)?.entries.get(name)
     }
 
     /// All records, in no order.
     pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
-        self.records(collection).entries.values()
+        let records = self.collections.get(&collection).into_iter();
+        records.flat_map(|records| records.entries.values())
     }
 
-    /// Names that changed after a revision, oldest first; `None` if that is too long ago to tell.
+    /// How many records there are.
+    pub fn count(&self, collection: Collection) -> usize {
+        let records = self.collections.get(&collection);
+        records.map_or(0, |records| records.entries.len())
+    }
+
+    /// Names that changed after a revision, oldest first; `None` if that is too long ago to say.
     pub fn changed_since(
         &self,
         collection: Collection,
         revision: u64,
     ) -> Option<impl Iterator<Item = &ArcStr>> {
-        let records = self.records(collection);
+        let records = self.collections.get(&collection);
+        let is_remembered = records.is_none_or(|records| revision >= records.floor);
         let after = revision.saturating_add(1);
-        (revision >= records.floor).then(|| records.log.range(after..).map(|(_, name)| name))
+        let changes = records.map(|records| records.log.range(after..));
+        is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
     }
 
-    /// Names of the workloads and services that have this alias.
-    pub fn by_alias(&self, alias: &str) -> impl Iterator<Item = &ArcStr> {
-        self.by_alias.get(alias).into_iter().flatten()
+    /// Names of the records that have this alias.
+    pub fn by_alias(&self, collection: Collection, alias: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_alias.get(alias))
     }
 
     /// Names of the workloads of a service.
-    pub fn endpoints(&self, service: &str) -> impl Iterator<Item = &ArcStr> {
-        self.endpoints.get(service).into_iter().flatten()
+    pub fn endpoints(&self, collection: Collection, name: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_service.get(name))
     }
 
     /// Names of the workloads on a node.
-    pub fn on_node(&self, node: &str) -> impl Iterator<Item = &ArcStr> {
-        self.on_node.get(node).into_iter().flatten()
+    pub fn on_node(&self, collection: Collection, node: &str) -> impl Iterator<Item = &ArcStr> {
+        self.find(collection, |index| index.by_node.get(node))
     }
 
-    fn records(&self, collection: Collection) -> &Records {
-        match collection {
-            Collection::Addresses => &self.addresses,
-            Collection::Policies => &self.policies,
-        }
+    fn find<'a>(
+        &'a self,
+        collection: Collection,
+        by: impl Fn(&'a Names) -> Option<&'a BTreeSet<ArcStr>>,
+    ) -> impl Iterator<Item = &'a ArcStr> {
+        let records = self.collections.get(&collection);
+        let names = records.and_then(|records| by(&records.index));
+        names.into_iter().flatten()
     }
+}
 
-    fn put_address(&mut self, name: &ArcStr, new: Option<Entry>) {
-        if let Some(old) = self.addresses.entries.get(name).cloned() {
-            self.unindex(&old);
+impl Names {
+    fn insert(&mut self, entry: &Entry) {
+        let insert = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
+            map.entry(key.clone())
+                .or_default()
+                .insert(entry.name.clone());
+        };
+        for alias in &entry.aliases {
+            insert(&mut self.by_alias, alias);
         }
-        if let Some(new) = &new {
-            for alias in &new.aliases {
-                self.by_alias
-                    .entry(alias.clone())
-                    .or_default()
-                    .insert(name.clone());
+        if let EntryKind::Workload { node, services } = &entry.kind {
+            if !node.is_empty() {
+                insert(&mut self.by_node, node);
             }
-            if let EntryKind::Workload { node, services } = &new.kind {
-                if !node.is_empty() {
-                    self.on_node
-                        .entry(node.clone())
-                        .or_default()
-                        .insert(name.clone());
-                }
-                for service in services {
-                    self.endpoints
-                        .entry(service.clone())
-                        .or_default()
-                        .insert(name.clone());
-                }
+            for service in services {
+                insert(&mut self.by_service, service);
             }
         }
-        self.addresses.put(&mut self.revision, name, new);
     }
 
-    fn unindex(&mut self, old: &Entry) {
+    fn remove(&mut self, entry: &Entry) {
         let remove = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
             if let Some(names) = map.get_mut(key) {
-                names.remove(&old.name);
+                names.remove(&entry.name);
                 if names.is_empty() {
                     map.remove(key);
                 }
             }
         };
-        for alias in &old.aliases {
+        for alias in &entry.aliases {
             remove(&mut self.by_alias, alias);
         }
-        if let EntryKind::Workload { node, services } = &old.kind {
-            remove(&mut self.on_node, node);
+        if let EntryKind::Workload { node, services } = &entry.kind {
+            remove(&mut self.by_node, node);
             for service in services {
-                remove(&mut self.endpoints, service);
+                remove(&mut self.by_service, service);
             }
         }
     }
@@ -295,6 +186,12 @@ impl Records {
         };
         if same {
             return;
+        }
+        if let Some(old) = self.entries.get(name) {
+            self.index.remove(old);
+        }
+        if let Some(entry) = &new {
+            self.index.insert(entry);
         }
         match new {
             Some(entry) => drop(self.entries.insert(name.clone(), Arc::new(entry))),

@@ -4,15 +4,13 @@
 //! record before it is encoded. Fields may come in any order, so what all clients share is encoded once
 //! and put behind what is each one's own.
 
+use std::sync::Arc;
+
 use ambit_model::ArcStr;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-use super::{
-    batch::Batch,
-    session::{Push, ResourceType},
-    store::{Entry, EntryKind},
-};
+use super::{entry::Entry, resource::ResourceType};
 
 // Field numbers of envoy.service.discovery.v3.
 const RESPONSE_SYSTEM_VERSION: u32 = 1;
@@ -34,14 +32,19 @@ const SMALL: usize = 4 * 1024;
 /// gRPC's head of a message: not compressed, and its length.
 const HEAD: usize = 5;
 
-/// A push as a gRPC message, in pieces. Only the first of them is this client's own.
-pub(super) fn message(push: &Push) -> impl Iterator<Item = Bytes> {
-    let shared = push.batch.encoded();
+/// A response as a gRPC message, in pieces. Only the first of them is the client's own: `shared` is what
+/// [`encode`] made.
+pub(super) fn message(
+    resource_type: ResourceType,
+    nonce: &str,
+    system_version: &str,
+    shared: &[Bytes],
+) -> impl Iterator<Item = Bytes> {
     let length: usize = shared.iter().map(Bytes::len).sum();
-    let type_url = push.batch.resource_type.type_url();
-    let own = field_len(RESPONSE_SYSTEM_VERSION, push.system_version.len())
+    let type_url = resource_type.type_url();
+    let own = field_len(RESPONSE_SYSTEM_VERSION, system_version.len())
         + field_len(RESPONSE_TYPE_URL, type_url.len())
-        + field_len(RESPONSE_NONCE, push.nonce.len());
+        + field_len(RESPONSE_NONCE, nonce.len());
     let copied = if length <= SMALL { length } else { 0 };
     let mut first = BytesMut::with_capacity(HEAD + own + copied);
     first.put_u8(0);
@@ -49,11 +52,11 @@ pub(super) fn message(push: &Push) -> impl Iterator<Item = Bytes> {
     first.put_u32(u32::try_from(own + length).unwrap_or(u32::MAX));
     text(
         RESPONSE_SYSTEM_VERSION,
-        push.system_version.as_bytes(),
+        system_version.as_bytes(),
         &mut first,
     );
     text(RESPONSE_TYPE_URL, type_url.as_bytes(), &mut first);
-    text(RESPONSE_NONCE, push.nonce.as_bytes(), &mut first);
+    text(RESPONSE_NONCE, nonce.as_bytes(), &mut first);
     let rest = if length <= SMALL {
         shared.iter().for_each(|piece| first.put_slice(piece));
         &[]
@@ -63,12 +66,21 @@ pub(super) fn message(push: &Push) -> impl Iterator<Item = Bytes> {
     std::iter::once(first.freeze()).chain(rest.iter().cloned())
 }
 
-/// What a batch adds to a response, in pieces.
-pub(super) fn encode(batch: &Batch) -> Vec<Bytes> {
-    let resources = batch.resources.iter();
-    let lengths = resources.map(|entry| field_len(RESPONSE_RESOURCES, resource_len(batch, entry)));
-    let removed = batch.removed.iter();
-    let names = removed.map(|name| field_len(RESPONSE_REMOVED, name.len()));
+/// What records and names of records that are gone add to a response, in pieces.
+pub(super) fn encode(
+    resource_type: ResourceType,
+    resources: &[Arc<Entry>],
+    removed: &[ArcStr],
+    with_aliases: bool,
+) -> Vec<Bytes> {
+    let form = Form {
+        resource_type,
+        with_aliases,
+    };
+    let lengths = resources.iter();
+    let lengths = lengths.map(|entry| field_len(RESPONSE_RESOURCES, form.resource_len(entry)));
+    let names = removed.iter();
+    let names = names.map(|name| field_len(RESPONSE_REMOVED, name.len()));
     let mut left = lengths.chain(names).sum::<usize>();
     let mut pieces = Vec::new();
     let mut piece = BytesMut::with_capacity(left.min(PIECE));
@@ -79,22 +91,22 @@ pub(super) fn encode(batch: &Batch) -> Vec<Bytes> {
         }
         left -= needed;
     };
-    for entry in &batch.resources {
-        let length = resource_len(batch, entry);
+    for entry in resources {
+        let length = form.resource_len(entry);
         room_for(field_len(RESPONSE_RESOURCES, length), &mut piece);
         header(RESPONSE_RESOURCES, length, &mut piece);
-        let value = value(batch, entry);
+        let value = resource_type.value(entry);
         text(RESOURCE_VERSION, entry.version.as_bytes(), &mut piece);
-        header(RESOURCE_ANY, any_len(batch, value), &mut piece);
-        let type_url = batch.resource_type.type_url();
+        header(RESOURCE_ANY, form.any_len(value), &mut piece);
+        let type_url = resource_type.type_url();
         text(ANY_TYPE_URL, type_url.as_bytes(), &mut piece);
         text(ANY_VALUE, value, &mut piece);
         text(RESOURCE_NAME, entry.name.as_bytes(), &mut piece);
-        for alias in aliases(batch, entry) {
+        for alias in form.aliases(entry) {
             text(RESOURCE_ALIASES, alias.as_bytes(), &mut piece);
         }
     }
-    for name in &batch.removed {
+    for name in removed {
         room_for(field_len(RESPONSE_REMOVED, name.len()), &mut piece);
         text(RESPONSE_REMOVED, name.as_bytes(), &mut piece);
     }
@@ -104,45 +116,36 @@ pub(super) fn encode(batch: &Batch) -> Vec<Bytes> {
     pieces
 }
 
-/// Only clients that ask for single records know them by other names.
-fn aliases<'a>(batch: &Batch, entry: &'a Entry) -> &'a [ArcStr] {
-    if batch.with_aliases {
-        &entry.aliases
-    } else {
-        &[]
-    }
+/// How records are written.
+#[derive(Clone, Copy)]
+struct Form {
+    resource_type: ResourceType,
+    /// Only clients that ask for single records know them by other names.
+    with_aliases: bool,
 }
 
-/// The record in the form of the type asked for: an `Address` is a `Workload` behind one key and a
-/// length, so the workload alone is its tail.
-fn value<'a>(batch: &Batch, entry: &'a Entry) -> &'a [u8] {
-    let is_workload = matches!(entry.kind, EntryKind::Workload { .. });
-    if batch.resource_type != ResourceType::Workload || !is_workload {
-        return &entry.value;
+impl Form {
+    fn aliases(self, entry: &Entry) -> &[ArcStr] {
+        if self.with_aliases {
+            &entry.aliases
+        } else {
+            &[]
+        }
     }
-    let mut tail: &[u8] = &entry.value;
-    let key = prost::encoding::decode_key(&mut tail);
-    let length = prost::encoding::decode_varint(&mut tail);
-    if key.is_ok() && length.is_ok() {
-        tail
-    } else {
-        &[]
+
+    fn any_len(self, value: &[u8]) -> usize {
+        field_len(ANY_TYPE_URL, self.resource_type.type_url().len())
+            + field_len(ANY_VALUE, value.len())
     }
-}
 
-fn any_len(batch: &Batch, value: &[u8]) -> usize {
-    field_len(ANY_TYPE_URL, batch.resource_type.type_url().len())
-        + field_len(ANY_VALUE, value.len())
-}
-
-fn resource_len(batch: &Batch, entry: &Entry) -> usize {
-    let aliases = aliases(batch, entry)
-        .iter()
-        .map(|alias| field_len(RESOURCE_ALIASES, alias.len()));
-    field_len(RESOURCE_VERSION, entry.version.len())
-        + field_len(RESOURCE_ANY, any_len(batch, value(batch, entry)))
-        + field_len(RESOURCE_NAME, entry.name.len())
-        + aliases.sum::<usize>()
+    fn resource_len(self, entry: &Entry) -> usize {
+        let aliases = self.aliases(entry).iter();
+        let aliases = aliases.map(|alias| field_len(RESOURCE_ALIASES, alias.len()));
+        field_len(RESOURCE_VERSION, entry.version.len())
+            + field_len(RESOURCE_ANY, self.any_len(self.resource_type.value(entry)))
+            + field_len(RESOURCE_NAME, entry.name.len())
+            + aliases.sum::<usize>()
+    }
 }
 
 fn field_len(field: u32, length: usize) -> usize {

@@ -4,14 +4,21 @@ use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use ambit_derive::{Delta, ServiceRecord};
 use ambit_model::{Authorization, NamespacedHostname, NetworkAddress, Service, Workload};
-use ambit_wire::discovery::{DeltaDiscoveryResponse, Status};
+use ambit_wire::{
+    discovery::{DeltaDiscoveryResponse, Status},
+    encode::AUTHORIZATION_TYPE_URL,
+};
 use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::xds::wire_form;
+use crate::xds::entry::Collection;
 
 const NODE: &str = "n1";
+
+fn client() -> Client {
+    Client { node: NODE.into() }
+}
 
 fn pod(name: &str, node: &str, ip: u8, service: Option<&str>, capacity: u32) -> Delta {
     let uid: ArcStr = arcstr::format!("c1//Pod/shop/{name}");
@@ -89,7 +96,7 @@ fn no_policy(name: &str) -> Delta {
 }
 
 fn decode(push: &Push) -> DeltaDiscoveryResponse {
-    let bytes: Vec<u8> = wire_form::message(push).flatten().collect();
+    let bytes: Vec<u8> = push.message().flatten().collect();
     let (head, message) = bytes.split_at(5);
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     assert_eq!(head, [&[0], length.as_slice()].concat());
@@ -105,7 +112,7 @@ struct Peer {
 impl Peer {
     fn new() -> Self {
         Self {
-            session: Session::new(NODE, 7),
+            session: Session::new(client(), 7),
             known: BTreeMap::new(),
         }
     }
@@ -113,7 +120,10 @@ impl Peer {
     fn take(&mut self, pushes: &[Push]) -> Vec<DeltaDiscoveryResponse> {
         let responses: Vec<_> = pushes.iter().map(decode).collect();
         for (push, response) in pushes.iter().zip(&responses) {
-            let known = self.known.entry(push.batch.resource_type).or_default();
+            let known = self
+                .known
+                .entry(push.batch.view.resource_type())
+                .or_default();
             for resource in &response.resources {
                 known.insert(resource.name.clone(), resource.version.clone());
             }
@@ -164,14 +174,14 @@ fn on_demand() -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["*".into()],
         resource_names_unsubscribe: vec!["*".into()],
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     }
 }
 
 fn demand(key: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec![key.into()],
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     }
 }
 
@@ -195,7 +205,7 @@ fn names(response: &DeltaDiscoveryResponse) -> Vec<&str> {
 fn a_wildcard_client_gets_everything_then_changes_then_removals() {
     let mut store = store(&[pod("a", "n9", 1, Some("s"), 1), service("s", 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "shop/s"]);
     assert!(
         responses[0]
@@ -227,7 +237,7 @@ fn a_wildcard_client_gets_everything_then_changes_then_removals() {
 fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
     for capacity in 2..6 {
         store.update(&pod("a", "", 1, None, capacity));
         store.update(&pod("b", "", 2, None, capacity));
@@ -241,14 +251,14 @@ fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
 fn a_stale_nonce_is_no_answer() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
     store.update(&pod("a", "", 1, None, 2));
     let mut stale = responses[0].clone();
     stale.nonce = "1-1-0".into();
     assert!(peer.ack(&stale, &store).is_empty());
     let request = DeltaDiscoveryRequest {
         response_nonce: "x".into(),
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     };
     let (outcome, _) = peer.session.on_request(&request, &store).unwrap();
     assert!(outcome.stale);
@@ -259,14 +269,14 @@ fn a_stale_nonce_is_no_answer() {
 fn a_rejection_is_kept_and_nothing_is_sent_again_before_a_change() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
     let nack = DeltaDiscoveryRequest {
         response_nonce: responses[0].nonce.clone(),
         error_detail: Some(Status {
             message: "a: bad".into(),
             ..Status::default()
         }),
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     };
     let (outcome, pushes) = peer.session.on_request(&nack, &store).unwrap();
     assert!(outcome.rejected && pushes.is_empty());
@@ -290,19 +300,19 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
         policy("p", false),
     ]);
     let mut peer = Peer::new();
-    peer.send(&first(ResourceType::Address), &store);
-    peer.send(&first(ResourceType::Authorization), &store);
+    peer.send(&first(ResourceType::ADDRESS), &store);
+    peer.send(&first(ResourceType::AUTHORIZATION), &store);
     let claimed = |kind: ResourceType| -> HashMap<String, String> {
         peer.known[&kind].clone().into_iter().collect()
     };
-    let addresses = claimed(ResourceType::Address);
-    let policies = claimed(ResourceType::Authorization);
+    let addresses = claimed(ResourceType::ADDRESS);
+    let policies = claimed(ResourceType::AUTHORIZATION);
     store.update(&pod("b", "", 2, None, 9));
     store.update(&no_pod("c"));
     let mut again = Peer::new();
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: addresses,
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     };
     let responses = again.send(&request, &store);
     assert_eq!(
@@ -315,7 +325,7 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
     // Nothing is missing: an empty answer all the same.
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: policies,
-        ..first(ResourceType::Authorization)
+        ..first(ResourceType::AUTHORIZATION)
     };
     let responses = again.send(&request, &store);
     assert_eq!((responses.len(), responses[0].resources.len()), (1, 0));
@@ -325,8 +335,8 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
 fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let addresses = peer.send(&first(ResourceType::Address), &store);
-    let policies = peer.send(&first(ResourceType::Authorization), &store);
+    let addresses = peer.send(&first(ResourceType::ADDRESS), &store);
+    let policies = peer.send(&first(ResourceType::AUTHORIZATION), &store);
     peer.ack(&addresses[0], &store);
     peer.ack(&policies[0], &store);
     store.update(&policy("p", false));
@@ -340,7 +350,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.changed(&store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::Authorization, ResourceType::Address]
+        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
     );
     // While the policies are unanswered, new workloads wait for new policies.
     peer.ack(&responses[1], &store);
@@ -350,7 +360,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.ack(&responses[0], &store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::Authorization, ResourceType::Address]
+        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
     );
     for response in &responses {
         peer.ack(response, &store);
@@ -361,7 +371,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.changed(&store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::Authorization, ResourceType::Address]
+        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
     );
     assert_eq!(peer.ack(&responses[0], &store), []);
     let gone = peer.ack(&responses[1], &store);
@@ -371,7 +381,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
 /// A client that has been told of everything there is and has answered.
 fn settled(store: &Store) -> Peer {
     let mut peer = Peer::new();
-    for kind in [ResourceType::Address, ResourceType::Authorization] {
+    for kind in [ResourceType::ADDRESS, ResourceType::AUTHORIZATION] {
         for response in peer.send(&first(kind), store) {
             assert_eq!(peer.ack(&response, store), []);
         }
@@ -427,7 +437,7 @@ fn a_policy_that_is_back_before_it_was_removed_stays() {
     assert_eq!(peer.ack(&pushed[0], &store), []);
     let gone = peer.ack(&back[0], &store);
     assert_eq!(removed_policies(&gone), ["shop/q"]);
-    let known = &peer.known[&ResourceType::Authorization];
+    let known = &peer.known[&ResourceType::AUTHORIZATION];
     assert_eq!(known.keys().collect::<Vec<_>>(), ["shop/p"]);
 }
 
@@ -445,8 +455,8 @@ fn a_reconnecting_client_loses_a_policy_after_the_workloads_that_named_it() {
         };
         again.send(&request, &store)
     };
-    let addresses = begin(ResourceType::Address);
-    let policies = begin(ResourceType::Authorization);
+    let addresses = begin(ResourceType::ADDRESS);
+    let policies = begin(ResourceType::AUTHORIZATION);
     assert_eq!(removed_policies(&policies), [""; 0]);
     assert_eq!(again.ack(&policies[0], &store), []);
     let gone = again.ack(&addresses[0], &store);
@@ -514,7 +524,7 @@ fn single_records_come_with_what_belongs_to_them() {
 fn the_workload_type_has_workloads_only_in_their_own_form() {
     let store = store(&[pod("a", "", 1, Some("s"), 5), service("s", 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Workload), &store);
+    let responses = peer.send(&first(ResourceType::WORKLOAD), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a"]);
     let any = responses[0].resources[0].resource.as_ref().unwrap();
     assert_eq!(any.type_url, ambit_wire::encode::WORKLOAD_TYPE_URL);
@@ -546,7 +556,7 @@ fn hostile_requests_are_refused_or_ignored() {
     );
     let many = DeltaDiscoveryRequest {
         resource_names_subscribe: vec![String::new(); MAX_NAMES + 1],
-        ..first(ResourceType::Address)
+        ..first(ResourceType::ADDRESS)
     };
     assert_eq!(
         peer.session.on_request(&many, &store).unwrap_err(),
@@ -562,7 +572,7 @@ fn hostile_requests_are_refused_or_ignored() {
             .collect();
         let request = DeltaDiscoveryRequest {
             resource_names_subscribe: names,
-            ..first(ResourceType::Address)
+            ..first(ResourceType::ADDRESS)
         };
         refused |= peer.session.on_request(&request, &store).is_err();
     }
@@ -636,10 +646,10 @@ impl Slow {
 
     fn connect(&mut self, store: &Store) {
         self.queue.clear();
-        self.peer.session = Session::new(NODE, 7);
-        for kind in [ResourceType::Address, ResourceType::Authorization] {
+        self.peer.session = Session::new(client(), 7);
+        for kind in [ResourceType::ADDRESS, ResourceType::AUTHORIZATION] {
             let known = self.peer.known.get(&kind).cloned().unwrap_or_default();
-            let base = if self.on_demand && kind == ResourceType::Address {
+            let base = if self.on_demand && kind == ResourceType::ADDRESS {
                 on_demand()
             } else {
                 first(kind)
@@ -773,18 +783,18 @@ proptest! {
         }
         all.settle(&store);
         some.settle(&store);
-        let addresses = expected(&store, Collection::Addresses);
-        let policies = expected(&store, Collection::Policies);
+        let addresses = expected(&store, Collection::ADDRESSES);
+        let policies = expected(&store, Collection::POLICIES);
         let known = |client: &Slow, kind| client.peer.known.get(&kind).cloned().unwrap_or_default();
-        prop_assert_eq!(&known(&all, ResourceType::Address), &addresses);
-        prop_assert_eq!(&known(&all, ResourceType::Authorization), &policies);
-        prop_assert_eq!(&known(&some, ResourceType::Authorization), &policies);
+        prop_assert_eq!(&known(&all, ResourceType::ADDRESS), &addresses);
+        prop_assert_eq!(&known(&all, ResourceType::AUTHORIZATION), &policies);
+        prop_assert_eq!(&known(&some, ResourceType::AUTHORIZATION), &policies);
         // The other holds nothing outdated, and everything that it must.
-        let held = known(&some, ResourceType::Address);
+        let held = known(&some, ResourceType::ADDRESS);
         for (name, version) in &held {
             prop_assert_eq!(addresses.get(name), Some(version), "{} is outdated", name);
         }
-        for entry in store.entries(Collection::Addresses) {
+        for entry in store.entries(Collection::ADDRESSES) {
             let asked = |name: &ArcStr| some.asked.contains(name.as_str());
             let by_place = match &entry.kind {
                 EntryKind::Workload { node, services } => {
@@ -801,8 +811,8 @@ proptest! {
 
 /// Opens a stream of a client of everything and acknowledges what it gets; gives the pushes.
 fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
-    let mut session = Session::new(NODE, seed);
-    let request = first(ResourceType::Address);
+    let mut session = Session::new(client(), seed);
+    let request = first(ResourceType::ADDRESS);
     let (_, pushes) = session.on_request(&request, store).unwrap();
     let answer = DeltaDiscoveryRequest {
         response_nonce: pushes[0].nonce.clone(),
@@ -832,13 +842,13 @@ fn a_newcomer_may_begin_with_an_older_state_and_is_told_at_once_what_changed_sin
     let (_first, sending) = opened(&store, 1);
     store.update(&no_pod("a"));
     let mut late = Peer::new();
-    let responses = late.send(&first(ResourceType::Address), &store);
+    let responses = late.send(&first(ResourceType::ADDRESS), &store);
     assert_eq!(names(&responses[0]), names(&decode(&sending[0])));
     let responses = late.ack(&responses[0], &store);
     assert_eq!(responses[0].removed_resources, ["c1//Pod/shop/a"]);
     drop(sending);
     let mut later = Peer::new();
-    let responses = later.send(&first(ResourceType::Address), &store);
+    let responses = later.send(&first(ResourceType::ADDRESS), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/b"]);
 }
 
@@ -847,7 +857,7 @@ fn a_large_state_is_whole_in_its_pieces() {
     let pods = (0..2000).map(|n| pod(&format!("pod-{n:04}"), "n1", 1, Some("s"), n));
     let store = store(&pods.collect::<Vec<_>>());
     let (_, pushes) = opened(&store, 1);
-    assert!(wire_form::message(&pushes[0]).count() > 2);
+    assert!(pushes[0].message().count() > 2);
     let response = decode(&pushes[0]);
     assert_eq!(response.resources.len(), 2000);
     assert_eq!(response.nonce, pushes[0].nonce);

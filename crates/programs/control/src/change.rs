@@ -1,0 +1,14 @@
+//! What a source of objects reports at once.
+
+use ambit_k8s_api::ObjectEvent;
+
+/// What happened since the last change.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// In order.
+    pub events: Vec<ObjectEvent>,
+    /// Every manifest that cannot be read now, as text; `None` if that is as before.
+    pub manifests: Option<Vec<String>>,
+    /// Whether all objects that existed at the start have been reported.
+    pub complete: bool,
+}

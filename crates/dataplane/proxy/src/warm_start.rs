@@ -6,7 +6,7 @@ use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
 use ambit_certificates::CertificateCache;
 use ambit_handover::{
-    Backing, Held, Supervisor,
+    Backing, Handover, Supervisor,
     journal::{Entry, Journal, Purpose},
 };
 use ambit_model::{ArcStr, Identity};
@@ -34,7 +34,7 @@ const COMPLETE: u8 = 0x80;
 /// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
 /// no space for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
 pub fn take_over(
-    held: &mut Held<OwnedFd>,
+    held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,
     whole: bool,
 ) -> (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>) {

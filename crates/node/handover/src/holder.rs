@@ -1,8 +1,8 @@
 //! Holding items for supervisors of another container, so that they are not lost when all of those are dead.
 //!
-//! Whoever connects is told what is held. Whoever then tells what it holds itself, because it is the one that
+//! A supervisor that connects is sent what is held. One that then sends what it holds itself, because it is the one that
 //! takes the connections, owns what is held from then on, until another does. Files, and so keys, never come
-//! here. What is held of an owner that is gone stays until the next one tells.
+//! here. What is held of an owner that is gone stays until the next one sends.
 
 use std::{os::fd::OwnedFd, path::Path, sync::Arc};
 
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::{
     links::{Descriptor, Link},
     process::accepted,
-    record::{Accept, Held, Record},
+    record::{Accept, Handover, Record},
 };
 
 /// Supervisors connected at once: one serves, some drain.
@@ -23,14 +23,14 @@ const MAX_LINES: usize = 64;
 pub struct Holder {
     listener: plain::Listener,
     lines: Vec<Line>,
-    held: Held<Descriptor>,
+    handover: Handover<Descriptor>,
 }
 
 #[derive(Debug)]
 struct Line {
     link: Link,
-    /// What it tells until it has told everything.
-    telling: Held<Descriptor>,
+    /// What it has sent, until it has sent everything.
+    incoming: Handover<Descriptor>,
     owns: bool,
     gone: bool,
 }
@@ -44,7 +44,7 @@ impl Holder {
         Some(Self {
             listener: listener.ok()?,
             lines: Vec::new(),
-            held: Held::default(),
+            handover: Handover::default(),
         })
     }
 
@@ -70,13 +70,13 @@ impl Holder {
             self.lines.remove(0);
         }
         let mut link = Link::new(socket);
-        for (record, fd) in self.held.records() {
+        for (record, fd) in self.handover.records() {
             link.say(&record, fd);
         }
         link.say(&Record::Accept(Accept::Paused), None);
         self.lines.push(Line {
             link,
-            telling: Held::default(),
+            incoming: Handover::default(),
             owns: false,
             gone: false,
         });
@@ -91,16 +91,16 @@ impl Holder {
         let mut owns_now = false;
         for (record, fd) in heard {
             let holding = if line.owns {
-                &mut self.held
+                &mut self.handover
             } else {
-                &mut line.telling
+                &mut line.incoming
             };
             match (&record, &fd) {
                 (Record::File(_), _) => tracing::error!("a file is not held for another container"),
                 (Record::Accept(_), None) if !line.owns => {
-                    self.held = std::mem::take(&mut line.telling);
+                    self.handover = std::mem::take(&mut line.incoming);
                     (line.owns, owns_now) = (true, true);
-                    tracing::info!(held = self.held.len(), "holding for the node proxy");
+                    tracing::info!(held = self.handover.len(), "holding for the node proxy");
                 }
                 _ => {
                     if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
@@ -111,7 +111,7 @@ impl Holder {
         }
         line.gone = gone;
         if gone && line.owns {
-            self.held.interrupted();
+            self.handover.interrupted();
         }
         if owns_now {
             let others = self.lines.iter_mut().enumerate();
@@ -131,15 +131,15 @@ mod tests {
     struct Supervisor(Link);
 
     impl Supervisor {
-        /// Connects; gives the names of what it is told.
+        /// Connects; gives the names of what it is sent.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
             holder.look();
-            let (told, gone) = link.hear_all();
+            let (received, gone) = link.hear_all();
             assert!(!gone);
-            let mut held = Held::default();
+            let mut held = Handover::default();
             let mut last = None;
-            for (record, fd) in told {
+            for (record, fd) in received {
                 held.apply(&record, fd).unwrap();
                 last = Some(record);
             }
@@ -148,7 +148,7 @@ mod tests {
             (Self(link), names.collect())
         }
 
-        fn tell(&mut self, holder: &mut Holder, key: &str) {
+        fn send(&mut self, holder: &mut Holder, key: &str) {
             let file = std::fs::File::open("/proc/self/status").unwrap();
             let item = Record::Item {
                 key: key.into(),
@@ -172,14 +172,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();
-        let (mut old, told) = Supervisor::connect(&mut holder, &path);
-        assert_eq!(told, [""; 0]);
-        old.tell(&mut holder, "a");
-        let (mut new, told) = Supervisor::connect(&mut holder, &path);
-        assert_eq!(told, [""; 0], "not before it has told everything");
+        let (mut old, received) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(received, [""; 0]);
+        old.send(&mut holder, "a");
+        let (mut new, received) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(received, [""; 0], "not before it has sent everything");
         old.told_all(&mut holder);
-        old.tell(&mut holder, "b");
-        new.tell(&mut holder, "c");
+        old.send(&mut holder, "b");
+        new.send(&mut holder, "c");
         new.told_all(&mut holder);
         // The old one drains, and gives up what it had.
         let key = "c".into();
@@ -188,8 +188,8 @@ mod tests {
         drop((old, new));
         holder.look();
         assert!(holder.lines.is_empty());
-        let (_next, told) = Supervisor::connect(&mut holder, &path);
-        assert_eq!(told, ["c"]);
+        let (_next, received) = Supervisor::connect(&mut holder, &path);
+        assert_eq!(received, ["c"]);
     }
 
     #[test]
@@ -204,6 +204,6 @@ mod tests {
             .0
             .say(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
         holder.look();
-        assert_eq!(holder.held.everything().count(), 0);
+        assert_eq!(holder.handover.everything().count(), 0);
     }
 }

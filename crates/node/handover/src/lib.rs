@@ -28,5 +28,5 @@ pub use gate::{Gate, GateControl};
 pub use journal::{Backing, Journal};
 pub use meeting::Meeting;
 pub use process::{Program, run};
-pub use record::{Accept, Held, HeldItem, Record};
+pub use record::{Accept, Handover, HandoverItem, Record};
 pub use supervisor::{Supervisor, SupervisorError};

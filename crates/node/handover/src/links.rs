@@ -11,7 +11,7 @@ use std::{
 use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
 
-use crate::record::{MAX_HELD_RECORD, Record};
+use crate::record::{MAX_RECORD, Record};
 
 /// A descriptor held; the clones are one.
 pub(crate) type Descriptor = Arc<OwnedFd>;
@@ -55,7 +55,7 @@ impl Link {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // That it is gone is heard, or told by the kernel.
+                    // That it is gone is read, or reported by the kernel.
                     tracing::debug!(%error, "a line broke");
                     self.broken = true;
                     self.queue.clear();
@@ -65,7 +65,7 @@ impl Link {
     }
 
     pub(crate) fn hear(&mut self) -> Heard {
-        let mut buffer = [0; MAX_HELD_RECORD];
+        let mut buffer = [0; MAX_RECORD];
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
                 Ok(received) if received.len == 0 && received.fd.is_none() => {
@@ -104,7 +104,7 @@ impl Link {
         }
     }
 
-    /// What to wait for: nothing of a line that is broken, whose end would be told again and again.
+    /// What to wait for: nothing of a line that is broken, whose end would be reported again and again.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

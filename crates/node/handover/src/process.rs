@@ -348,7 +348,7 @@ impl Process {
         }
     }
 
-    /// The worker's end is told by the kernel, not by its line.
+    /// The kernel reports the worker's end, not its line.
     fn hear_worker(&mut self) {
         let heard = self.worker.as_mut().map(|(_, link)| link.hear_all().0);
         for (record, fd) in heard.into_iter().flatten() {
@@ -429,7 +429,7 @@ impl Process {
                     if let Some((pid, _)) = &self.worker
                         && let Err(error) = kill_process(*pid, Signal::TERM)
                     {
-                        tracing::error!(%error, "cannot tell the worker to end");
+                        tracing::error!(%error, "cannot ask the worker to end");
                     }
                 }
                 Effect::Report { ended, wait } => tracing::error!(

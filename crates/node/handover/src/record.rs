@@ -1,7 +1,7 @@
-//! What a supervisor holds for its worker, and the records in which the two, and other supervisors, tell each
+//! What a supervisor holds for its worker, and the records in which the two, and other supervisors, send each
 //! other of it. Knows nothing of sockets: `F` stands for a descriptor.
 //!
-//! An item is told as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors;
+//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors;
 //! it counts once all have come. What is said about it is the workers' business: supervisors pass it on
 //! unread. Nothing secret is ever among items; what is goes into a file that a worker keeps for the next:
 //! files go to the standby of the same pod, and to nobody else. A record of a kind that the reader does not
@@ -15,9 +15,9 @@ const MAX_ITEMS: usize = 8192;
 const MAX_DESCRIPTORS: u16 = 4096;
 
 /// The longest record.
-pub const MAX_HELD_RECORD: usize = 2048;
+pub const MAX_RECORD: usize = 2048;
 
-/// What one side tells the other.
+/// What one side sends the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// An item; this many descriptors follow. Replaces an earlier one of that name.
@@ -29,7 +29,7 @@ pub enum Record {
         /// How many.
         descriptors: u16,
     },
-    /// The next descriptor of the item told last.
+    /// The next descriptor of the item sent last.
     Descriptor,
     /// Something else is to be said about an item.
     About {
@@ -43,11 +43,11 @@ pub enum Record {
         /// Its name.
         key: Arc<str>,
     },
-    /// Whether the worker may take connections. The first one also says that every item has been told.
+    /// Whether the worker may take connections. The first one also says that every item has been sent.
     Accept(Accept),
     /// The worker has read its configuration and runs.
     Started,
-    /// The sender takes the connections of all items it was told of.
+    /// The sender takes the connections of all items it was sent.
     Accepting,
     /// A file that a worker keeps for the next one, by a number, with its descriptor. Replaces an earlier one.
     File(u8),
@@ -66,7 +66,7 @@ pub enum Accept {
 
 /// A record that is none, or at the wrong place.
 #[derive(Debug, thiserror::Error)]
-pub enum HeldError {
+pub enum RecordError {
     /// Its first bytes promise more.
     #[error("the record is cut short")]
     Short,
@@ -119,18 +119,18 @@ impl Record {
     ///
     /// # Errors
     /// When they are no record.
-    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, HeldError> {
-        fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), HeldError> {
-            let (length, rest) = bytes.split_first_chunk().ok_or(HeldError::Short)?;
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
+        fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), RecordError> {
+            let (length, rest) = bytes.split_first_chunk().ok_or(RecordError::Short)?;
             let length = usize::from(u16::from_be_bytes(*length));
-            let (key, rest) = rest.split_at_checked(length).ok_or(HeldError::Short)?;
+            let (key, rest) = rest.split_at_checked(length).ok_or(RecordError::Short)?;
             Ok((std::str::from_utf8(key)?.into(), rest))
         }
-        let (tag, rest) = bytes.split_first().ok_or(HeldError::Short)?;
+        let (tag, rest) = bytes.split_first().ok_or(RecordError::Short)?;
         Ok(Some(match tag {
             b'I' => {
                 let (key, rest) = key(rest)?;
-                let (descriptors, about) = rest.split_first_chunk().ok_or(HeldError::Short)?;
+                let (descriptors, about) = rest.split_first_chunk().ok_or(RecordError::Short)?;
                 Self::Item {
                     key,
                     about: about.into(),
@@ -146,7 +146,7 @@ impl Record {
                 }
             }
             b'R' => Self::Release { key: key(rest)?.0 },
-            b'A' => match rest.first().ok_or(HeldError::Short)? {
+            b'A' => match rest.first().ok_or(RecordError::Short)? {
                 b'n' => Self::Accept(Accept::Now),
                 b'r' => Self::Accept(Accept::WhenReady),
                 b'p' => Self::Accept(Accept::Paused),
@@ -154,7 +154,7 @@ impl Record {
             },
             b'B' => Self::Started,
             b'C' => Self::Accepting,
-            b'F' => Self::File(*rest.first().ok_or(HeldError::Short)?),
+            b'F' => Self::File(*rest.first().ok_or(RecordError::Short)?),
             _ => return Ok(None),
         }))
     }
@@ -162,17 +162,17 @@ impl Record {
 
 /// One item.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldItem<F> {
+pub struct HandoverItem<F> {
     /// What workers say about it.
     pub about: Arc<[u8]>,
-    /// Its descriptors, in the order in which they were told.
+    /// Its descriptors, in the order in which they were sent.
     pub descriptors: Vec<F>,
 }
 
 /// The items held, and the files.
 #[derive(Debug)]
-pub struct Held<F> {
-    items: BTreeMap<Arc<str>, HeldItem<F>>,
+pub struct Handover<F> {
+    items: BTreeMap<Arc<str>, HandoverItem<F>>,
     coming: Option<Coming<F>>,
     files: BTreeMap<u8, F>,
 }
@@ -181,11 +181,11 @@ pub struct Held<F> {
 #[derive(Debug)]
 struct Coming<F> {
     key: Arc<str>,
-    item: HeldItem<F>,
+    item: HandoverItem<F>,
     missing: u16,
 }
 
-impl<F> Default for Held<F> {
+impl<F> Default for Handover<F> {
     fn default() -> Self {
         Self {
             items: BTreeMap::new(),
@@ -195,13 +195,17 @@ impl<F> Default for Held<F> {
     }
 }
 
-impl<F> Held<F> {
+impl<F> Handover<F> {
     /// Takes a record and the descriptor that came with it. Records that are not about items or files
     /// change nothing. Gives the item that is whole with it.
     ///
     /// # Errors
     /// When it does not fit; what was held before stays.
-    pub fn apply(&mut self, record: &Record, fd: Option<F>) -> Result<Option<Arc<str>>, HeldError> {
+    pub fn apply(
+        &mut self,
+        record: &Record,
+        fd: Option<F>,
+    ) -> Result<Option<Arc<str>>, RecordError> {
         match (record, fd) {
             (
                 Record::Item {
@@ -212,11 +216,11 @@ impl<F> Held<F> {
                 None,
             ) => {
                 if self.items.len() >= MAX_ITEMS || *descriptors > MAX_DESCRIPTORS {
-                    return Err(HeldError::TooMany);
+                    return Err(RecordError::TooMany);
                 }
                 self.coming = Some(Coming {
                     key: key.clone(),
-                    item: HeldItem {
+                    item: HandoverItem {
                         about: about.clone(),
                         descriptors: Vec::new(),
                     },
@@ -225,7 +229,7 @@ impl<F> Held<F> {
                 Ok(self.complete())
             }
             (Record::Descriptor, Some(descriptor)) => {
-                let coming = self.coming.as_mut().ok_or(HeldError::Stray)?;
+                let coming = self.coming.as_mut().ok_or(RecordError::Stray)?;
                 coming.item.descriptors.push(descriptor);
                 coming.missing = coming.missing.saturating_sub(1);
                 Ok(self.complete())
@@ -235,7 +239,7 @@ impl<F> Held<F> {
                 Ok(None)
             }
             (Record::Descriptor | Record::File(_), None) | (_, Some(_)) => {
-                Err(HeldError::Descriptor)
+                Err(RecordError::Descriptor)
             }
             (Record::About { key, about }, None) => {
                 if let Some(item) = self.items.get_mut(key) {
@@ -257,7 +261,7 @@ impl<F> Held<F> {
         Some(key)
     }
 
-    /// Whoever told of items is gone: what it had not told whole is dropped.
+    /// The sender of items is gone: what it had not sent whole is dropped.
     pub fn interrupted(&mut self) {
         self.coming = None;
     }
@@ -288,12 +292,12 @@ impl<F> Held<F> {
     }
 
     /// The items, to be used.
-    pub fn into_items(self) -> impl Iterator<Item = (Arc<str>, HeldItem<F>)> {
+    pub fn into_items(self) -> impl Iterator<Item = (Arc<str>, HandoverItem<F>)> {
         self.items.into_iter()
     }
 }
 
-impl<F: Clone> Held<F> {
+impl<F: Clone> Handover<F> {
     /// The files, as records that make another hold the same.
     fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
@@ -320,7 +324,7 @@ impl<F: Clone> Held<F> {
     }
 }
 
-impl<F: Clone> HeldItem<F> {
+impl<F: Clone> HandoverItem<F> {
     fn records(&self, key: &Arc<str>) -> impl Iterator<Item = (Record, Option<F>)> {
         let head = Record::Item {
             key: key.clone(),
@@ -369,7 +373,7 @@ mod tests {
         ];
         for record in records {
             let bytes = record.encode();
-            assert!(bytes.len() <= MAX_HELD_RECORD);
+            assert!(bytes.len() <= MAX_RECORD);
             assert_eq!(Record::decode(&bytes).unwrap(), Some(record.clone()));
             for end in 0..bytes.len() {
                 // Cut records are errors or other records, never a panic.
@@ -377,27 +381,27 @@ mod tests {
             }
         }
         assert_eq!(Record::decode(b"?later").unwrap(), None);
-        assert!(matches!(Record::decode(b""), Err(HeldError::Short)));
+        assert!(matches!(Record::decode(b""), Err(RecordError::Short)));
         assert!(matches!(
             Record::decode(b"R\0\x09abc"),
-            Err(HeldError::Short)
+            Err(RecordError::Short)
         ));
         assert!(matches!(
             Record::decode(b"R\0\x01\xff"),
-            Err(HeldError::Name(_))
+            Err(RecordError::Name(_))
         ));
     }
 
     #[test]
     fn an_item_counts_once_all_its_descriptors_have_come() {
-        let mut held = Held::default();
+        let mut held = Handover::default();
         held.apply(&item("a", 2), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
         assert!(held.is_empty());
         held.apply(&Record::Descriptor, Some(3)).unwrap();
         assert_eq!(held.len(), 1);
         held.apply(&item("b", 0), None).unwrap();
-        let mut copy = Held::default();
+        let mut copy = Handover::default();
         for (record, fd) in held.records() {
             copy.apply(&record, fd).unwrap();
         }
@@ -407,8 +411,8 @@ mod tests {
     }
 
     #[test]
-    fn an_item_told_in_part_is_dropped_and_the_one_before_it_stays() {
-        let mut held = Held::default();
+    fn an_item_sent_in_part_is_dropped_and_the_one_before_it_stays() {
+        let mut held = Handover::default();
         held.apply(&item("a", 1), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
         held.apply(&item("a", 2), None).unwrap();
@@ -416,7 +420,7 @@ mod tests {
         held.interrupted();
         assert!(matches!(
             held.apply(&Record::Descriptor, Some(5)),
-            Err(HeldError::Stray)
+            Err(RecordError::Stray)
         ));
         let items: Vec<_> = held.into_items().collect();
         assert_eq!(&items[0].1.descriptors[..], &[2][..]);
@@ -424,7 +428,7 @@ mod tests {
 
     #[test]
     fn what_is_said_about_an_item_changes_and_what_is_released_goes() {
-        let mut held = Held::<u32>::default();
+        let mut held = Handover::<u32>::default();
         held.apply(&item("a", 0), None).unwrap();
         let about = Record::About {
             key: "a".into(),
@@ -439,7 +443,7 @@ mod tests {
 
     #[test]
     fn descriptors_come_exactly_with_what_they_belong_to() {
-        let mut held = Held::default();
+        let mut held = Handover::default();
         for (record, fd) in [
             (item("a", 0), Some(1)),
             (Record::Descriptor, None),
@@ -449,10 +453,10 @@ mod tests {
         ] {
             assert!(matches!(
                 held.apply(&record, fd),
-                Err(HeldError::Descriptor)
+                Err(RecordError::Descriptor)
             ));
         }
         let many = item("a", MAX_DESCRIPTORS + 1);
-        assert!(matches!(held.apply(&many, None), Err(HeldError::TooMany)));
+        assert!(matches!(held.apply(&many, None), Err(RecordError::TooMany)));
     }
 }

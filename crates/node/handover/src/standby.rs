@@ -18,7 +18,7 @@ use rustix::{
 use crate::{
     links::{Descriptor, Heard, Link},
     process::{RunError, drain, wait_for},
-    record::{Held, Record},
+    record::{Handover, Record},
 };
 
 /// How long to wait for one that has the lock, but does not listen yet, or no more.
@@ -33,7 +33,7 @@ pub(crate) struct Turn {
     /// Where the standby is to come, as long as this one serves.
     pub(crate) listener: plain::Listener,
     /// What the other one held when it died; `None` if there was none.
-    pub(crate) held: Option<Held<Descriptor>>,
+    pub(crate) held: Option<Handover<Descriptor>>,
     /// For as long as this one lives.
     pub(crate) lock: File,
 }
@@ -44,7 +44,7 @@ enum Followed {
     Terminated,
 }
 
-/// Waits for the turn. `None` when told to end before it came. `path`: where the two meet, in a directory that
+/// Waits for the turn. `None` when asked to end before it came. `path`: where the two meet, in a directory that
 /// nobody else sees.
 ///
 /// # Errors
@@ -91,20 +91,20 @@ fn pause(terminate: &UnixStream) -> io::Result<Followed> {
     })
 }
 
-/// Holds what the other one tells. What was held of one before it stays until this one has told all.
+/// Holds what the other one sends. What was held of one before it stays until this one has sent all.
 fn follow(
     mut other: Link,
-    held: &mut Option<Held<Descriptor>>,
+    held: &mut Option<Handover<Descriptor>>,
     terminate: &UnixStream,
 ) -> io::Result<Followed> {
-    let mut told = Held::default();
+    let mut received = Handover::default();
     let mut all = false;
     loop {
         match other.hear() {
             Heard::Record(record, fd) => {
                 let holding = match held {
                     Some(held) if all => held,
-                    _ => &mut told,
+                    _ => &mut received,
                 };
                 if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
                     tracing::error!(%error, "heard something that does not fit");
@@ -112,10 +112,10 @@ fn follow(
                 if matches!(record, Record::Accept(_)) && !all {
                     all = true;
                     tracing::info!(
-                        held = told.len(),
+                        held = received.len(),
                         "standing by for the other container of this pod"
                     );
-                    *held = Some(std::mem::take(&mut told));
+                    *held = Some(std::mem::take(&mut received));
                 }
                 continue;
             }

@@ -4,19 +4,19 @@
 //! Who accepts at a rollout: the new program gets the sockets from the old one, prepares, and says so
 //! when it takes connections; only then does the old one stop taking them. Both hold the very same
 //! sockets, so no connection is lost between them, not even one that waits in the queue. An old program
-//! told to end while no successor has come goes on as before until one has, or its time is over. Programs
+//! asked to end while no successor has come goes on as before until one has, or its time is over. Programs
 //! form a chain: one that takes over from another that was itself still preparing takes over from the
 //! first as well.
 //!
-//! A standby (see [`crate::standby`]) is told everything that is held, and every change of it; a holder
+//! A standby (see [`crate::standby`]) is sent everything that is held, and every change of it; a holder
 //! (see [`crate::holder`]) the items, by whoever takes the connections.
 
 use std::time::{Duration, Instant};
 
-use crate::record::{Accept, Held, Record};
+use crate::record::{Accept, Handover, Record};
 
-/// How long a predecessor, or a holder, may take to tell what it holds.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// How long a predecessor, or a holder, may take to send what it holds.
+const SENT_WITHIN: Duration = Duration::from_secs(2);
 /// A worker that ran this long is replaced at once.
 const STABLE: Duration = Duration::from_millis(400);
 /// The second of several quick deaths waits this long, each further one twice as long.
@@ -68,7 +68,7 @@ pub(crate) enum Event<F> {
     FromHolder(Record, Option<F>),
     HolderGone,
     Ended(Ended),
-    /// The process is told to end.
+    /// The process is asked to end.
     Terminate,
     Tick,
 }
@@ -76,7 +76,7 @@ pub(crate) enum Event<F> {
 /// What is to be done, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect<F> {
-    /// Start a worker; what it is to be told follows.
+    /// Start a worker; what it is sent follows.
     Start,
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
@@ -101,13 +101,13 @@ enum Holder {
     Away,
     /// What it holds is not, or no longer, this one's.
     Silent,
-    /// It is told every change.
-    Told,
+    /// It is sent every change.
+    Following,
 }
 
 #[derive(Debug)]
 enum Worker {
-    /// Waits for the predecessor, or the holder, to tell, until then.
+    /// Waits for the predecessor, or the holder, to send, until then.
     Waiting(Instant),
     /// Died; the next one starts then.
     Down(Instant),
@@ -119,7 +119,7 @@ enum Worker {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct State<F> {
-    held: Held<F>,
+    handover: Handover<F>,
     worker: Worker,
     /// A worker has got so far that its death is a crash rather than a wrong configuration.
     ever_started: bool,
@@ -140,11 +140,11 @@ pub(crate) struct State<F> {
 
 impl<F: Clone> State<F> {
     /// Holds what it took over as a standby: `None` if it was none.
-    pub(crate) fn new(taken_over: Option<Held<F>>, now: Instant) -> Self {
+    pub(crate) fn new(taken_over: Option<Handover<F>>, now: Instant) -> Self {
         Self {
             // What could serve there can serve here: ports may just be taken for another moment.
             ever_started: taken_over.is_some(),
-            held: taken_over.unwrap_or_default(),
+            handover: taken_over.unwrap_or_default(),
             worker: Worker::Waiting(now),
             wait: Duration::ZERO,
             predecessor_accepts: false,
@@ -168,7 +168,7 @@ impl<F: Clone> State<F> {
 
     /// How many items are held.
     pub(crate) fn items(&self) -> usize {
-        self.held.len()
+        self.handover.len()
     }
 
     pub(crate) fn on_event(&mut self, event: Event<F>, now: Instant) -> Vec<Effect<F>> {
@@ -185,32 +185,32 @@ impl<F: Clone> State<F> {
                 }
                 if predecessor {
                     // It knows better than a standby could.
-                    self.held.clear();
+                    self.handover.clear();
                 }
-                if predecessor || holder && self.held.is_empty() {
-                    self.worker = Worker::Waiting(now + TOLD_WITHIN);
+                if predecessor || holder && self.handover.is_empty() {
+                    self.worker = Worker::Waiting(now + SENT_WITHIN);
                 } else {
                     self.start(now, &mut effects);
                 }
             }
             Event::FromWorker(record, fd) => self.worker_says(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
-                if self.told(&record, fd, &mut effects) {
+                if self.take_over(&record, fd, &mut effects) {
                     self.start(now, &mut effects);
                 }
             }
             Event::PredecessorGone => self.predecessor_gone(now, &mut effects),
             Event::Successor => {
                 self.successor = true;
-                let told = self.held.records().into_iter();
-                effects.extend(told.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
+                let records = self.handover.records().into_iter();
+                effects.extend(records.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
                 effects.push(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None));
                 self.unsupersede(&mut effects);
             }
             Event::FromSuccessor(Record::Accepting) if self.successor => {
                 if !std::mem::replace(&mut self.superseded, true) {
                     self.holder_is_anothers();
-                    self.tell(Record::Accept(Accept::Paused), &mut effects);
+                    self.send(Record::Accept(Accept::Paused), &mut effects);
                     // This one's predecessor may still take them too.
                     self.take_from_predecessor(&mut effects);
                 }
@@ -222,26 +222,26 @@ impl<F: Clone> State<F> {
             }
             Event::Standby => {
                 self.standby = true;
-                let told = self.held.everything();
-                effects.extend(told.map(|(record, fd)| Effect::ToStandby(record, fd)));
+                let records = self.handover.everything();
+                effects.extend(records.map(|(record, fd)| Effect::ToStandby(record, fd)));
                 if self.ever_started {
-                    effects.push(Self::standby_told());
+                    effects.push(Self::standby_complete());
                 }
             }
             Event::StandbyGone => self.standby = false,
             Event::Holder => {
                 self.holder = Holder::Silent;
-                self.tell_holder(&mut effects);
+                self.send_to_holder(&mut effects);
             }
             Event::FromHolder(record, fd) => {
-                if !self.predecessor && self.told(&record, fd, &mut effects) {
+                if !self.predecessor && self.take_over(&record, fd, &mut effects) {
                     self.start(now, &mut effects);
                 }
             }
             Event::HolderGone => {
                 self.holder = Holder::Away;
                 if !self.predecessor && matches!(self.worker, Worker::Waiting(_)) {
-                    self.held.interrupted();
+                    self.handover.interrupted();
                     self.start(now, &mut effects);
                 }
             }
@@ -266,8 +266,8 @@ impl<F: Clone> State<F> {
     fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.worker = Worker::Running { since: now };
         effects.push(Effect::Start);
-        let told = self.held.everything();
-        effects.extend(told.map(|(record, fd)| Effect::ToWorker(record, fd)));
+        let records = self.handover.everything();
+        effects.extend(records.map(|(record, fd)| Effect::ToWorker(record, fd)));
         let accept = if self.superseded {
             Accept::Paused
         } else if self.predecessor_accepts {
@@ -275,10 +275,10 @@ impl<F: Clone> State<F> {
         } else {
             Accept::Now
         };
-        self.tell(Record::Accept(accept), effects);
+        self.send(Record::Accept(accept), effects);
     }
 
-    fn tell(&self, record: Record, effects: &mut Vec<Effect<F>>) {
+    fn send(&self, record: Record, effects: &mut Vec<Effect<F>>) {
         if matches!(self.worker, Worker::Running { .. }) {
             effects.push(Effect::ToWorker(record, None));
         }
@@ -289,7 +289,7 @@ impl<F: Clone> State<F> {
         match record {
             Record::Started => {
                 if !std::mem::replace(&mut self.ever_started, true) && self.standby {
-                    effects.push(Self::standby_told());
+                    effects.push(Self::standby_complete());
                 }
                 if self.ending {
                     effects.push(Effect::Terminate);
@@ -298,7 +298,7 @@ impl<F: Clone> State<F> {
             Record::Accepting => {
                 self.accepting = true;
                 self.take_from_predecessor(effects);
-                self.tell_holder(effects);
+                self.send_to_holder(effects);
             }
             _ => {}
         }
@@ -312,8 +312,8 @@ impl<F: Clone> State<F> {
     }
 
     /// Takes what was held elsewhere before the worker starts; whether that was all.
-    fn told(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
-        // Later is too late: the worker has been told other things.
+    fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
+        // Later is too late: the worker has been sent other things.
         let waiting = matches!(self.worker, Worker::Waiting(_));
         if waiting {
             self.hold(record, fd, effects);
@@ -322,42 +322,42 @@ impl<F: Clone> State<F> {
     }
 
     /// Whoever takes the connections has the holder hold the same.
-    fn tell_holder(&mut self, effects: &mut Vec<Effect<F>>) {
+    fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.holder == Holder::Silent && self.accepting && !self.superseded {
-            self.holder = Holder::Told;
-            let told = self.held.records().into_iter();
-            effects.extend(told.map(|(record, fd)| Effect::ToHolder(record, fd)));
+            self.holder = Holder::Following;
+            let records = self.handover.records().into_iter();
+            effects.extend(records.map(|(record, fd)| Effect::ToHolder(record, fd)));
             effects.push(Effect::ToHolder(Record::Accept(Accept::Paused), None));
         }
     }
 
     fn holder_is_anothers(&mut self) {
-        if self.holder == Holder::Told {
+        if self.holder == Holder::Following {
             self.holder = Holder::Silent;
         }
     }
 
     /// From now on the standby holds what is held here, rather than what was before. Not until a worker
     /// has started: what cannot start here, the standby should not try for ever.
-    fn standby_told() -> Effect<F> {
+    fn standby_complete() -> Effect<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
 
     /// Others hear of an item once it is whole, and of nothing that does not fit.
     fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
-        let whole = match self.held.apply(record, fd.clone()) {
+        let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,
             Err(error) => return effects.push(Effect::Odd(error.to_string())),
         };
         let is_file = matches!(record, Record::File(_));
-        let told = match record {
+        let records = match record {
             Record::About { .. } | Record::Release { .. } | Record::File(_) => {
                 vec![(record.clone(), fd)]
             }
-            _ => whole.map_or_else(Vec::new, |key| self.held.records_of(&key)),
+            _ => whole.map_or_else(Vec::new, |key| self.handover.records_of(&key)),
         };
-        for (record, fd) in told {
-            if self.holder == Holder::Told && !is_file {
+        for (record, fd) in records {
+            if self.holder == Holder::Following && !is_file {
                 effects.push(Effect::ToHolder(record.clone(), fd.clone()));
             }
             if self.standby {
@@ -368,22 +368,22 @@ impl<F: Clone> State<F> {
 
     fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.predecessor = false;
-        self.held.interrupted();
+        self.handover.interrupted();
         let accepted = std::mem::replace(&mut self.predecessor_accepts, false);
         match self.worker {
             Worker::Waiting(_) => self.start(now, effects),
-            Worker::Running { .. } if accepted => self.tell(Record::Accept(Accept::Now), effects),
+            Worker::Running { .. } if accepted => self.send(Record::Accept(Accept::Now), effects),
             Worker::Running { .. } | Worker::Down(_) => {}
         }
     }
 
-    /// Nobody else takes the connections any more. A worker that has been told to end has given its
+    /// Nobody else takes the connections any more. A worker that has been asked to end has given its
     /// sockets up by now: it stays superseded, whatever becomes of those after it.
     fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;
-            self.tell(Record::Accept(Accept::Now), effects);
-            self.tell_holder(effects);
+            self.send(Record::Accept(Accept::Now), effects);
+            self.send_to_holder(effects);
         }
     }
 
@@ -391,7 +391,7 @@ impl<F: Clone> State<F> {
         let Worker::Running { since } = self.worker else {
             return;
         };
-        self.held.interrupted();
+        self.handover.interrupted();
         let by_itself = matches!(ended, Ended::Code(_));
         let wrong_configuration = !self.ever_started && by_itself;
         // Killed while nobody has followed, it would leave its pods without a proxy.
@@ -406,7 +406,7 @@ impl<F: Clone> State<F> {
         let wait = self.wait;
         self.wait = (wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
         if wait >= DISTRUST {
-            self.held.forget_files();
+            self.handover.forget_files();
         }
         effects.push(Effect::Report { ended, wait });
         if wait.is_zero() {

@@ -13,10 +13,10 @@ use ambit_sys::seqpacket::{Received, SeqPacket};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
-use crate::record::{Accept, Held, HeldError, MAX_HELD_RECORD, Record};
+use crate::record::{Accept, Handover, MAX_RECORD, Record, RecordError};
 
-/// How long the supervisor may take to tell what it holds.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+/// How long the supervisor may take to send what it holds.
+const SENT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The supervisor cannot be heard.
 #[derive(Debug, thiserror::Error)]
@@ -26,10 +26,10 @@ pub enum SupervisorError {
     NoLine(#[source] io::Error),
     /// Nothing, or not all, came.
     #[error("the supervisor does not say what it holds")]
-    Untold(#[source] io::Error),
+    Silent(#[source] io::Error),
     /// It speaks otherwise.
     #[error("cannot understand the supervisor")]
-    Record(#[from] HeldError),
+    Record(#[from] RecordError),
 }
 
 /// See the module. Without a supervisor nothing is held, and connections are always taken.
@@ -61,15 +61,15 @@ impl Supervisor {
     /// Takes standard input as the line and hears what is held.
     ///
     /// # Errors
-    /// When nobody tells.
-    pub async fn connect() -> Result<(Self, Held<OwnedFd>), SupervisorError> {
+    /// When it does not come.
+    pub async fn connect() -> Result<(Self, Handover<OwnedFd>), SupervisorError> {
         let line = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)
             .map_err(io::Error::from)
             .and_then(SeqPacket::from_fd)
             .map_err(SupervisorError::NoLine)?;
-        let told = tokio::time::timeout(TOLD_WITHIN, Self::listen(&line)).await;
+        let received = tokio::time::timeout(SENT_WITHIN, Self::listen(&line)).await;
         let (held, accept) =
-            told.map_err(|_late| SupervisorError::Untold(io::ErrorKind::TimedOut.into()))??;
+            received.map_err(|_late| SupervisorError::Silent(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
         let link = Arc::new(line);
         ambit_rt::spawn_essential("supervisor", follow(link.clone(), sender));
@@ -80,10 +80,10 @@ impl Supervisor {
         Ok((supervisor, held))
     }
 
-    async fn listen(line: &SeqPacket) -> Result<(Held<OwnedFd>, Accept), SupervisorError> {
-        let mut held = Held::default();
+    async fn listen(line: &SeqPacket) -> Result<(Handover<OwnedFd>, Accept), SupervisorError> {
+        let mut held = Handover::default();
         loop {
-            let (record, fd) = next(line).await.map_err(SupervisorError::Untold)?;
+            let (record, fd) = next(line).await.map_err(SupervisorError::Silent)?;
             let Some(record) = Record::decode(&record)? else {
                 continue;
             };
@@ -150,13 +150,13 @@ impl Supervisor {
     fn send(&self, record: &Record, fd: Option<BorrowedFd<'_>>) {
         let Some(link) = &self.link else { return };
         if let Err(error) = link.send_blocking(&record.encode(), fd) {
-            tracing::error!(%error, "cannot tell the supervisor: a crash may refuse connections");
+            tracing::error!(%error, "cannot reach the supervisor: a crash may refuse connections");
         }
     }
 }
 
 async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-    let mut buffer = [0; MAX_HELD_RECORD];
+    let mut buffer = [0; MAX_RECORD];
     match line.recv(&mut buffer).await? {
         Received { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
         Received { len, fd } => Ok((buffer.get(..len).unwrap_or_default().to_vec(), fd)),

@@ -4,7 +4,7 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_authz::MissingPolicies;
 use ambit_certificates::Certificates;
-use ambit_handover::{Accept, Gate, Held, Supervisor, rollout::Turn, supervisor};
+use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::Turn, supervisor};
 use ambit_model::{ArcStr, Identity};
 use ambit_proxy::{
     SharedState, Workers,
@@ -36,7 +36,7 @@ use crate::{
     config::{Config, LocalXds},
     enrolment_record,
     pod::{Pod, Proxy},
-    pod_handover::HeldPod,
+    pod_handover::RestoredPod,
     pods::{Enrolment, Served},
     termination::Termination,
 };
@@ -99,7 +99,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
-        StartedBy::Anyone => (Supervisor::none(), Held::default()),
+        StartedBy::Anyone => (Supervisor::none(), Handover::default()),
     };
     let config = Arc::new(config);
     let readiness = Readiness::new();
@@ -259,13 +259,13 @@ fn identities_of(served: &Served) -> Vec<Identity> {
 /// Serves the pods of the process before this one; where nobody held anything, those of the agent's record,
 /// until the agent itself is heard.
 fn restore(
-    held: Held<OwnedFd>,
+    held: Handover<OwnedFd>,
     enrolment: &mut Enrolment,
     supervisor: &Supervisor,
     config: &Config,
 ) {
     for (key, item) in held.into_items() {
-        match HeldPod::read(&key, item) {
+        match RestoredPod::read(&key, item) {
             Ok(pod) => enrolment.restore(pod),
             Err(error) => {
                 tracing::warn!(uid = %key, %error, "a pod was not handed over");

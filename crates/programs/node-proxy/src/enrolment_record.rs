@@ -16,7 +16,7 @@ use ambit_sys::{
 use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod};
 use tokio::sync::watch;
 
-use crate::pod_handover::HeldPod;
+use crate::pod_handover::RestoredPod;
 
 /// How often a proxy that drains looks at the record.
 const LOOK: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ fn read(path: &Path) -> io::Result<Enrolled> {
 /// The enrolled pods whose namespaces are to be found in `netns_dir`: the file of the recorded name must be
 /// the namespace recorded, and the namespace must have one of the pod's addresses. The sockets are to be
 /// opened anew.
-pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<HeldPod> {
+pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
     let enrolled = match read(record) {
         Ok(enrolled) => enrolled,
         Err(error) => {
@@ -64,7 +64,7 @@ pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<HeldPod> {
     let mut found = Vec::new();
     for pod in &enrolled.pods {
         match find(pod, netns_dir) {
-            Ok(netns) => found.push(HeldPod {
+            Ok(netns) => found.push(RestoredPod {
                 uid: pod.uid.as_str().into(),
                 info: pod.info(),
                 netns,

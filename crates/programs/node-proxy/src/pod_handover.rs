@@ -3,14 +3,14 @@
 
 use std::os::fd::OwnedFd;
 
-use ambit_handover::HeldItem;
+use ambit_handover::HandoverItem;
 use ambit_sys::netns::Netns;
 use ambit_wire::zds_codec::{ZdsDecodeError, decode_request, encode_request};
 use ambit_zds::{PodUid, Request, WorkloadInfo};
 
 /// A pod that was served before this process.
 #[derive(Debug)]
-pub(crate) struct HeldPod {
+pub(crate) struct RestoredPod {
     /// Kubernetes' uid.
     pub(crate) uid: PodUid,
     /// Who it is.
@@ -23,7 +23,7 @@ pub(crate) struct HeldPod {
 
 /// An item that is no pod.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HeldPodError {
+pub(crate) enum RestoreError {
     /// What is said about it cannot be read.
     #[error("cannot read what is said about it")]
     About(#[from] ZdsDecodeError),
@@ -43,21 +43,21 @@ pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     })
 }
 
-impl HeldPod {
+impl RestoredPod {
     /// Reads an item.
     ///
     /// # Errors
     /// When it is no pod.
-    pub(crate) fn read(key: &str, item: HeldItem<OwnedFd>) -> Result<Self, HeldPodError> {
+    pub(crate) fn read(key: &str, item: HandoverItem<OwnedFd>) -> Result<Self, RestoreError> {
         let Request::Add {
             uid,
             info: Some(info),
         } = decode_request(&item.about)?
         else {
-            return Err(HeldPodError::Another);
+            return Err(RestoreError::Another);
         };
         if *uid != *key {
-            return Err(HeldPodError::Another);
+            return Err(RestoreError::Another);
         }
         let mut descriptors = item.descriptors.into_iter();
         let netns = descriptors
@@ -65,7 +65,7 @@ impl HeldPod {
             .ok_or_else(|| std::io::ErrorKind::NotFound.into());
         let netns = netns
             .and_then(Netns::from_fd)
-            .map_err(HeldPodError::Netns)?;
+            .map_err(RestoreError::Netns)?;
         Ok(Self {
             uid,
             info,
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    fn item(uid: &str, descriptors: &[&str]) -> HeldItem<OwnedFd> {
+    fn item(uid: &str, descriptors: &[&str]) -> HandoverItem<OwnedFd> {
         let info = WorkloadInfo {
             pod: PodName {
                 name: "web".into(),
@@ -91,7 +91,7 @@ mod tests {
             addresses: vec!["10.0.0.1".parse().unwrap()],
         };
         let open = |path: &&str| std::fs::File::open(path).unwrap().into();
-        HeldItem {
+        HandoverItem {
             about: about(&uid.into(), &info).into(),
             descriptors: descriptors.iter().map(open).collect(),
         }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_read_as_it_was_written() {
-        let pod = HeldPod::read("a", item("a", &["/proc/self/ns/net", "/dev/null"])).unwrap();
+        let pod = RestoredPod::read("a", item("a", &["/proc/self/ns/net", "/dev/null"])).unwrap();
         assert_eq!((&*pod.uid, &*pod.info.pod.name), ("a", "web"));
         assert_eq!(pod.netns, Netns::current().unwrap());
         assert_eq!(pod.sockets.len(), 1);
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn what_is_no_pod_is_refused() {
-        let another = HeldPod::read("b", item("a", &["/proc/self/ns/net"]));
-        assert!(matches!(another, Err(HeldPodError::Another)));
-        let without = HeldPod::read("a", item("a", &[]));
-        assert!(matches!(without, Err(HeldPodError::Netns(_))));
-        let a_file = HeldPod::read("a", item("a", &["/dev/null"]));
-        assert!(matches!(a_file, Err(HeldPodError::Netns(_))));
+        let another = RestoredPod::read("b", item("a", &["/proc/self/ns/net"]));
+        assert!(matches!(another, Err(RestoreError::Another)));
+        let without = RestoredPod::read("a", item("a", &[]));
+        assert!(matches!(without, Err(RestoreError::Netns(_))));
+        let a_file = RestoredPod::read("a", item("a", &["/dev/null"]));
+        assert!(matches!(a_file, Err(RestoreError::Netns(_))));
     }
 }

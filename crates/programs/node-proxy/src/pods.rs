@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     pod::{Pod, PodListeners, Proxy},
-    pod_handover::{self, HeldPod},
+    pod_handover::{self, RestoredPod},
     pre_capture,
 };
 
@@ -164,8 +164,8 @@ impl Enrolment {
 
     /// Serves a pod from before this process, from the sockets it had. The agent's snapshot decides
     /// whether it stays.
-    pub(crate) fn restore(&mut self, pod: HeldPod) {
-        let HeldPod {
+    pub(crate) fn restore(&mut self, pod: RestoredPod) {
+        let RestoredPod {
             uid,
             info,
             netns,

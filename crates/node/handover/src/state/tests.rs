@@ -76,10 +76,10 @@ fn release(number: u32) -> Record {
 }
 
 fn start(pods: u32, accept: Accept) -> Effects {
-    let told = (0..pods).flat_map(pod);
-    let told = told.map(|(record, fd)| Effect::ToWorker(record, fd));
+    let sent = (0..pods).flat_map(pod);
+    let sent = sent.map(|(record, fd)| Effect::ToWorker(record, fd));
     std::iter::once(Effect::Start)
-        .chain(told)
+        .chain(sent)
         .chain([Effect::ToWorker(Record::Accept(accept), None)])
         .collect()
 }
@@ -127,7 +127,7 @@ fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
     let file = Record::File(0);
     let mut world = World::serving(0);
     world.event(Event::FromWorker(file.clone(), Some(7)));
-    let told = Effect::ToWorker(file.clone(), Some(7));
+    let sent = Effect::ToWorker(file.clone(), Some(7));
     let mut given = Vec::new();
     for _ in 0..5 {
         let mut effects = world.event(Event::Ended(Ended::Signal(6)));
@@ -135,7 +135,7 @@ fn what_a_worker_keeps_is_the_next_ones_alone_unless_they_die_of_it() {
             world.wait();
             effects = world.event(Event::Tick);
         }
-        given.push(effects.contains(&told));
+        given.push(effects.contains(&sent));
     }
     assert_eq!(given, [true, true, true, false, false]);
     world.event(Event::FromWorker(file, Some(7)));
@@ -198,12 +198,12 @@ fn a_new_proxy_takes_over_when_it_is_ready_and_the_old_one_stops_then() {
     let mut old = World::serving(1);
     let mut new = World::new();
     assert_eq!(new.event(begin(true)), []);
-    let mut told = old.event(Event::Successor);
+    let mut sent = old.event(Event::Successor);
     assert_eq!(
-        told.pop(),
+        sent.pop(),
         Some(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None))
     );
-    for effect in told {
+    for effect in sent {
         let Effect::ToSuccessor(record, fd) = effect else {
             panic!("{effect:?}")
         };
@@ -244,7 +244,7 @@ fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
         old.event(Event::SuccessorGone),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
-    // One that was told to end does not.
+    // One that was asked to end does not.
     old.event(Event::Successor);
     old.event(Event::FromSuccessor(Record::Accepting));
     old.event(Event::Terminate);
@@ -261,7 +261,7 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
 
     let mut new = World::new();
     new.event(begin(true));
-    assert_eq!(new.wait(), TOLD_WITHIN);
+    assert_eq!(new.wait(), SENT_WITHIN);
     assert_eq!(new.event(Event::Tick), start(0, Accept::WhenReady));
     // Dying later, it leaves the connections to the new one.
     assert_eq!(
@@ -270,9 +270,9 @@ fn a_predecessor_that_dies_or_tells_nothing_is_not_waited_for() {
     );
 }
 
-/// What a standby holds that was told so.
-fn standby_of(effects: Effects) -> Held<u32> {
-    let mut held = Held::default();
+/// What a standby holds that was sent this.
+fn standby_of(effects: Effects) -> Handover<u32> {
+    let mut held = Handover::default();
     for effect in effects {
         let Effect::ToStandby(record, fd) = effect else {
             panic!("{effect:?}")
@@ -293,20 +293,20 @@ fn a_standby_is_told_what_is_held_and_every_change_and_serves_that_at_once() {
         first.event(Event::FromWorker(record, fd));
     }
     // One that comes in the middle of a pod hears of it when it is whole.
-    let mut told = first.event(Event::Standby);
+    let mut sent = first.event(Event::Standby);
     assert_eq!(
-        told.last(),
+        sent.last(),
         Some(&Effect::ToStandby(Record::Accept(Accept::Paused), None))
     );
-    told.extend(first.event(Event::FromWorker(last, socket)));
-    told.extend(first.event(Event::FromWorker(release(0), None)));
+    sent.extend(first.event(Event::FromWorker(last, socket)));
+    sent.extend(first.event(Event::FromWorker(release(0), None)));
     let files = Record::File(1);
-    told.extend(first.event(Event::FromWorker(files.clone(), Some(8))));
+    sent.extend(first.event(Event::FromWorker(files.clone(), Some(8))));
     let stray = first.event(Event::FromWorker(Record::Descriptor, Some(9)));
     assert!(matches!(&stray[..], [Effect::Odd(_)]), "{stray:?}");
 
     let mut second = World::new();
-    second.supervisor = State::new(Some(standby_of(told)), second.now);
+    second.supervisor = State::new(Some(standby_of(sent)), second.now);
     let expected: Effects = std::iter::once(Effect::Start)
         .chain(
             pod(1)
@@ -330,15 +330,15 @@ fn a_standby_takes_the_place_only_of_one_that_could_start() {
     let mut world = World::new();
     world.event(begin(false));
     assert_eq!(world.event(Event::Standby), []);
-    let told = [Effect::ToStandby(Record::Accept(Accept::Paused), None)];
-    assert_eq!(world.event(Event::FromWorker(Record::Started, None)), told);
+    let sent = [Effect::ToStandby(Record::Accept(Accept::Paused), None)];
+    assert_eq!(world.event(Event::FromWorker(Record::Started, None)), sent);
     world.event(Event::Ended(Ended::Signal(9)));
     assert_eq!(world.event(Event::FromWorker(Record::Started, None)), []);
 }
 
 #[test]
 fn a_standby_that_finds_a_successor_at_work_takes_over_from_that() {
-    let mut held = Held::default();
+    let mut held = Handover::default();
     for (record, fd) in pod(0) {
         held.apply(&record, fd).unwrap();
     }
@@ -395,8 +395,8 @@ fn one_that_drains_stays_superseded_when_its_successor_has_gone_too() {
 }
 
 fn to_holder(pods: std::ops::Range<u32>) -> Effects {
-    let told = pods.flat_map(pod);
-    told.map(|(record, fd)| Effect::ToHolder(record, fd))
+    let sent = pods.flat_map(pod);
+    sent.map(|(record, fd)| Effect::ToHolder(record, fd))
         .chain([Effect::ToHolder(Record::Accept(Accept::Paused), None)])
         .collect()
 }
@@ -407,8 +407,8 @@ fn a_holder_is_told_items_and_no_files_by_the_one_that_takes_connections() {
     world.event(Event::FromWorker(Record::File(1), Some(7)));
     assert_eq!(world.event(Event::Holder), to_holder(0..1));
     assert_eq!(world.event(Event::FromWorker(Record::File(1), Some(8))), []);
-    let told = [Effect::ToHolder(release(0), None)];
-    assert_eq!(world.event(Event::FromWorker(release(0), None)), told);
+    let sent = [Effect::ToHolder(release(0), None)];
+    assert_eq!(world.event(Event::FromWorker(release(0), None)), sent);
     // Its successor's are held from now on.
     world.event(Event::Successor);
     world.event(Event::FromSuccessor(Record::Accepting));
@@ -421,7 +421,7 @@ fn a_holder_is_told_items_and_no_files_by_the_one_that_takes_connections() {
         Effect::ToWorker(Record::Accept(Accept::Now), None)
     );
     assert_eq!(effects, to_holder(1..2));
-    // A holder that was started anew is told again.
+    // A holder that was started anew is sent everything again.
     assert_eq!(world.event(Event::HolderGone), []);
     assert_eq!(world.event(Event::Holder), to_holder(1..2));
 }
@@ -452,6 +452,6 @@ fn where_nobody_else_is_left_the_holder_gives_back_what_it_holds() {
     assert_eq!(world.event(Event::HolderGone), start(0, Accept::Now));
     let mut world = World::new();
     world.event(with_holder());
-    assert_eq!(world.wait(), TOLD_WITHIN);
+    assert_eq!(world.wait(), SENT_WITHIN);
     assert_eq!(world.event(Event::Tick), start(0, Accept::Now));
 }

@@ -1,8 +1,12 @@
 //! `cargo xtask bench`: the same traffic without the mesh and through it, side by side, as ratios.
 
-use std::process::Command;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::{images, setup, shell, static_binary};
 
@@ -13,13 +17,60 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--release", "--workspace", "--bins"]),
     )?;
-    // As it is in its image.
-    static_binary::build_for_release("ambit-node-proxy")?;
-    let mut bench = Command::new(shell::target_dir().join("release/ambit-bench"));
+    let programs = programs()?;
+    // It looks for the others beside itself.
+    let mut bench = Command::new(programs.join("ambit-bench"));
     bench.args(args).current_dir(shell::root());
     if args.first().is_none_or(|part| part == "cluster") {
         setup::ensure(setup::Purpose::Cluster)?;
-        bench.args(images::for_benchmarks()?);
+        bench.args(images::for_benchmarks(&programs)?);
     }
     shell::run("benchmark", &mut bench)
+}
+
+/// The directory of what is measured: the release's programs, but the node proxy as it is in its image.
+/// Nothing else is built or run there, so cargo's own output stays what cargo made it.
+fn programs() -> Result<PathBuf> {
+    let proxy = static_binary::build("ambit-node-proxy")?;
+    let directory = shell::target_dir().join("bench");
+    fs::create_dir_all(&directory)?;
+    let built = shell::target_dir().join("release");
+    for entry in fs::read_dir(&built)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let Some(name) = name.filter(|name| is_program(name)) else {
+            continue;
+        };
+        let from = if name == "ambit-node-proxy" {
+            &proxy
+        } else {
+            &path
+        };
+        replace(from, &directory.join(name))
+            .with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(directory)
+}
+
+fn is_program(name: &str) -> bool {
+    name.starts_with("ambit") && !name.contains('.')
+}
+
+/// A file that runs cannot be written to, but replaced.
+fn replace(from: &Path, to: &Path) -> io::Result<()> {
+    let beside = to.with_extension("new");
+    fs::copy(from, &beside)?;
+    fs::rename(&beside, to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_from_what_cargo_leaves_beside_them() {
+        assert!(is_program("ambit") && is_program("ambit-node-proxy"));
+        assert!(!is_program("ambit-agent.d") && !is_program("libambit_rt.rlib"));
+        assert!(!is_program("deps") && !is_program("ambit-agent.new"));
+    }
 }

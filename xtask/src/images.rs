@@ -51,9 +51,8 @@ pub(crate) fn for_cluster() -> Result<Vec<PathBuf>> {
 }
 
 /// The images for the cluster of benchmarks, of the programs that are measured.
-pub(crate) fn for_benchmarks() -> Result<Vec<PathBuf>> {
-    let built = shell::target_dir().join("release");
-    in_cluster(&built, "cluster/ambit-release")
+pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
+    in_cluster(programs, "cluster/ambit-release")
 }
 
 fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {

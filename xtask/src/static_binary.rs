@@ -41,16 +41,6 @@ pub(crate) fn target_dir() -> PathBuf {
     shell::target_dir().join("static")
 }
 
-/// [`build`], and puts the binary beside those of the release.
-pub(crate) fn build_for_release(package: &str) -> Result<()> {
-    let built = build(package)?;
-    let place = shell::target_dir().join("release").join(package);
-    // A file that runs cannot be written to, but replaced.
-    let beside = place.with_extension("static");
-    fs::copy(&built, &beside).with_context(|| format!("cannot write {}", beside.display()))?;
-    fs::rename(&beside, &place).with_context(|| format!("cannot write {}", place.display()))
-}
-
 /// Whether a 64-bit ELF file has a program header of type PT_INTERP.
 fn has_interpreter(elf: &[u8]) -> Result<bool> {
     const PT_INTERP: u32 = 3;

@@ -9,7 +9,7 @@ use std::{
 use ambit_k8s_api::{InvalidObject, Object, ObjectKey, ReadKeyError, labels::OVERLAY};
 use serde_json::Value;
 
-use crate::{lines::line_of, merge::merge_patch};
+use crate::lines::line_of;
 
 /// One readable object of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -214,7 +214,7 @@ fn judge(
     let overlay = take_overlay_mark(&mut value);
     let checked = if patch || overlay {
         let mut without_nulls = Value::Null;
-        merge_patch(&mut without_nulls, &value);
+        json_patch::merge(&mut without_nulls, &value);
         Object::from_value(key.kind, &without_nulls)
     } else {
         Object::from_value(key.kind, &value)

@@ -9,7 +9,6 @@
 mod document;
 mod follow;
 mod lines;
-mod merge;
 mod scan;
 mod tree;
 
@@ -19,7 +18,6 @@ use ambit_k8s_api::{Object, ObjectKey};
 
 pub use ambit_k8s_api::{ObjectEvent, Origin};
 pub use follow::{ManifestDirs, OpenError, read};
-pub use merge::merge_patch;
 
 /// Something that could not be read. It stands until it is mended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

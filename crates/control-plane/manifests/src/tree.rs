@@ -13,7 +13,6 @@ use serde_json::Value;
 use crate::{
     Change, ObjectEvent, Origin, Problem, Snapshot,
     document::{Document, Known, Parsed, Refused},
-    merge::merge_patch,
 };
 
 /// A file of one of the layers. Sorted as files are laid over each other.
@@ -342,7 +341,7 @@ impl Tree {
         ordered.sort_by_key(|(layer, overlay, entry)| (*layer, *overlay, entry.0.clone()));
         for (_, _, (_, document)) in ordered {
             if begun {
-                merge_patch(&mut value, &document.value());
+                json_patch::merge(&mut value, &document.value());
             } else {
                 value = document.value();
                 begun = true;

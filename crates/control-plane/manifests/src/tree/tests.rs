@@ -1,5 +1,7 @@
 //! Layers, broken documents, objects given twice.
 
+use serde_json::json;
+
 use super::*;
 use crate::document::{Format, parse};
 
@@ -196,4 +198,40 @@ fn what_never_could_be_read_is_told_as_such_and_goes_like_anything_else() {
     assert_eq!(change(""), is("-AuthorizationPolicy default/p"));
     assert_eq!(change(&bad), is("!AuthorizationPolicy default/p"));
     assert_eq!(change(""), is("-AuthorizationPolicy default/p"));
+}
+
+#[test]
+fn layers_merge_as_the_examples_of_rfc_7386() {
+    for (target, patch, expected) in [
+        (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
+        (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
+        (json!({"a":"b"}), json!({"a":null}), json!({})),
+        (
+            json!({"a":"b","b":"c"}),
+            json!({"a":null}),
+            json!({"b":"c"}),
+        ),
+        (json!({"a":["b"]}), json!({"a":"c"}), json!({"a":"c"})),
+        (json!({"a":"c"}), json!({"a":["b"]}), json!({"a":["b"]})),
+        (
+            json!({"a":{"b":"c"}}),
+            json!({"a":{"b":"d","c":null}}),
+            json!({"a":{"b":"d"}}),
+        ),
+        (json!({"a":[{"b":"c"}]}), json!({"a":[1]}), json!({"a":[1]})),
+        (json!(["a", "b"]), json!(["c", "d"]), json!(["c", "d"])),
+        (json!({"a":"b"}), json!(["c"]), json!(["c"])),
+        (json!({"a":"foo"}), json!(null), json!(null)),
+        (json!({"e":null}), json!({"a":1}), json!({"e":null,"a":1})),
+        (json!([1, 2]), json!({"a":"b","c":null}), json!({"a":"b"})),
+        (
+            json!({}),
+            json!({"a":{"bb":{"ccc":null}}}),
+            json!({"a":{"bb":{}}}),
+        ),
+    ] {
+        let mut merged = target.clone();
+        json_patch::merge(&mut merged, &patch);
+        assert_eq!(merged, expected, "{target} patched with {patch}");
+    }
 }

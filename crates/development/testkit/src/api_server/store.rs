@@ -283,7 +283,7 @@ impl Store {
             None if apply => json!({}),
             None => return Err((404, "NotFound")),
         };
-        merge(&mut object, patch);
+        json_patch::merge(&mut object, &patch);
         Ok(self.put(&target.collection, object))
     }
 
@@ -305,25 +305,6 @@ impl Store {
         self.version = 0;
         self.compacted = 0;
         self.history.clear();
-    }
-}
-
-fn merge(target: &mut Value, patch: Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch;
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    for (key, value) in patch {
-        if value.is_null() {
-            if let Some(map) = target.as_object_mut() {
-                map.remove(&key);
-            }
-        } else {
-            merge(&mut target[key], value);
-        }
     }
 }
 

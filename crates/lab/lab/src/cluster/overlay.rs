@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ambit_k8s_api::{ObjectKey, labels};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
 
@@ -54,9 +54,9 @@ pub(super) fn pod(
         true => serde_json::to_value(&*plan.pod).unwrap_or_default(),
         false => json!({"metadata": meta(key)}),
     };
-    merge(
+    json_patch::merge(
         &mut value,
-        json!({
+        &json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"uid": plan.uid},
@@ -66,9 +66,9 @@ pub(super) fn pod(
     );
     if terminating {
         // The moment does not matter, that it goes does.
-        merge(
+        json_patch::merge(
             &mut value,
-            json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}),
+            &json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}),
         );
     }
     value
@@ -98,9 +98,9 @@ fn status(observed: &Observed) -> Value {
             .iter()
             .map(|ip| json!({"ip": ip.to_string()}))
             .collect();
-        merge(
+        json_patch::merge(
             &mut status,
-            json!({"podIP": first.to_string(), "podIPs": ips}),
+            &json!({"podIP": first.to_string(), "podIPs": ips}),
         );
     }
     status
@@ -116,20 +116,4 @@ fn container(container: &ContainerObserved) -> Value {
         "name": container.name, "image": "", "imageID": "",
         "ready": container.ready, "restartCount": container.restarts, "state": state,
     })
-}
-
-fn merge(target: &mut Value, patch: Value) {
-    match (target, patch) {
-        (Value::Object(target), Value::Object(patch)) => {
-            for (key, value) in patch {
-                merge(
-                    target
-                        .entry(key)
-                        .or_insert_with(|| Value::Object(Map::new())),
-                    value,
-                );
-            }
-        }
-        (target, patch) => *target = patch,
-    }
 }

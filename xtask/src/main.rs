@@ -18,10 +18,10 @@ mod tidy;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  demo            build, bring the lab up, show the mesh at work
+  demo            build, start a lab, show the mesh at work
   test [CRATE]    install what the tests need, run everything (or the tests of one crate)
   check           formatting and lints of the whole workspace
-  tidy            layers, file sizes, docs: the rules of CONTRIBUTING.md
+  tidy            layers, dependencies, licences, modules, files: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
   bench [PART]    figures as ratios: traffic, memory, control (plane at scale), cluster [SCENARIO]
   cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node

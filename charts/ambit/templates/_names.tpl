@@ -21,7 +21,7 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 {{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}
 {{- end }}
 
-{{/* Annotations of what the Job that lets pods go needs: there before it, gone when it has ended. */}}
+{{/* Annotations of what the Job that unenrols all pods needs: created before it, deleted when it has ended. */}}
 {{- define "ambit.releaseHook" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: "-1"

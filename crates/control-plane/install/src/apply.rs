@@ -1,4 +1,4 @@
-//! Installing and upgrading: objects in order, each wait told, and if it is in vain, why.
+//! Installing and upgrading: objects in order, each wait reported, and if it is in vain, why.
 
 use std::{
     collections::BTreeMap,
@@ -140,7 +140,7 @@ pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
     ObjectRef::of_kind::<ConfigMap>(Some(namespace), inventory::NAME)
 }
 
-/// Makes the cluster what the plan says: installs, or upgrades what is there. `say` is told of each
+/// Makes the cluster what the plan says: installs, or upgrades what is there. `say` gets each
 /// step.
 ///
 /// # Errors
@@ -272,11 +272,11 @@ async fn wait_for_root(
         name: ROOT_CONFIG_MAP.to_owned(),
         ..inventory_name(&plan.release.namespace)
     };
-    let mut told = false;
+    let mut said = false;
     while cluster.get(&name).await?.is_none() {
-        if !told {
+        if !said {
             say("waiting for the control plane to publish its root certificate");
-            told = true;
+            said = true;
         }
         if Instant::now() >= deadline.0 {
             let mut reasons = vec![format!("the control plane has not made the {name}")];

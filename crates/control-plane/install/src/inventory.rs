@@ -75,7 +75,7 @@ impl Inventory {
         removal_order(gone.cloned().collect())
     }
 
-    /// With the objects of both: what holds while an upgrade is under way, so that one that fails
+    /// With the objects of both: what holds during an upgrade, so that one that fails
     /// half way can still be taken away whole.
     #[must_use]
     pub fn with(mut self, next: &[ObjectRef]) -> Self {
@@ -96,8 +96,8 @@ pub fn labels() -> Value {
     })
 }
 
-/// What depends on others goes before them. The node agents go first of all: they let go of the pods,
-/// which takes the node proxies.
+/// What depends on others goes before them. The node agents go first of all: they unenrol the pods,
+/// which needs the node proxies.
 pub fn removal_order(mut objects: Vec<ObjectRef>) -> Vec<ObjectRef> {
     objects.sort_by(|a, b| rank(&b.kind).cmp(&rank(&a.kind)).then_with(|| a.cmp(b)));
     objects

@@ -1,5 +1,5 @@
-//! Taking an installation away: pods first let go, then the parts, the node agents before the node
-//! proxies they feed.
+//! Uninstalling: all pods are unenrolled first, then the parts go, the node agents before the node
+//! proxies that they serve.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub const AMBIENT: &str = "ambient";
 /// How long deleting a single object may take: agents clean their nodes up, proxies drain.
 const DELETION: Duration = Duration::from_secs(600);
 
-/// What pods are released by: no pod has this label, whatever others it has.
+/// The selectors that unenrol all pods: none has this label, whatever others it has.
 const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
 /// Where the agents' settings have it.
 const SELECTOR: &str = "AMBIENT_ENABLEMENT_SELECTOR";
@@ -34,7 +34,7 @@ const SELECTOR: &str = "AMBIENT_ENABLEMENT_SELECTOR";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Who writes the root certificates into the namespaces.
 const CONTROL: &str = "ambit-control";
-/// Time between two looks at pods that are to be released.
+/// Time between two looks at pods that are to be unenrolled.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// What to take away besides what was applied.
@@ -59,7 +59,7 @@ pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, Insta
     Ok(names.map(ToOwned::to_owned).collect())
 }
 
-/// Takes the label that puts it into the mesh off a namespace, or puts it on.
+/// Removes the label that puts it into the mesh from a namespace, or sets it.
 ///
 /// # Errors
 /// When the API server refuses.
@@ -70,12 +70,12 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
     Ok(cluster.merge(&name, &patch).await?)
 }
 
-/// Lets all pods go, whatever their labels: the agents are told that nobody belongs to the mesh any
-/// longer, and undo what they did. Connections that run through proxies go on meanwhile.
+/// Unenrols all pods, whatever their labels: the agents' settings select nobody any longer, and they undo
+/// what they did. Connections through proxies continue meanwhile.
 ///
 /// # Errors
-/// When pods are not released within `patience`, each of them named, or the API server refuses.
-pub async fn release(
+/// When pods are not unenrolled within `patience`, each of them named, or the API server refuses.
+pub async fn unenrol_all(
     cluster: &Cluster,
     namespace: &str,
     patience: Duration,
@@ -87,7 +87,7 @@ pub async fn release(
     let (Some(settings), Some(_)) = (settings, cluster.get(&agents).await?) else {
         return Ok(());
     };
-    // A release that was broken off goes on to its end, though all pods may have gone meanwhile.
+    // An unenrolment that was broken off goes on to its end, though all pods may have gone meanwhile.
     let selector = settings.data.as_ref().and_then(|data| data.get(SELECTOR));
     let begun = selector.is_some_and(|selector| selector == NOBODY);
     if !begun && captured(cluster).await?.is_empty() {
@@ -146,7 +146,7 @@ async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
     Ok(pods.iter().filter(is_captured).map(name).collect())
 }
 
-/// Takes the installation away. Its pods must have been released.
+/// Removes the installation. Its pods must have been unenrolled.
 ///
 /// # Errors
 /// When there is none, or the API server refuses. What is gone by then stays gone; a second attempt
@@ -184,14 +184,14 @@ pub async fn uninstall(
         ))
         .await?;
     } else if !(removal.namespace && inventory.made_namespace) {
-        say("the CA's root stays, if it was of its own making: --root takes it too");
+        say("the CA's root stays if it is self-signed: --root deletes it too");
     }
     if removal.crds {
         for crd in &inventory.crds {
             delete(crd).await?;
         }
     } else if !inventory.crds.is_empty() {
-        say("the definitions of Istio's kinds stay, with their objects: --crds takes them too");
+        say("the CRDs of Istio's kinds stay, with their objects: --crds deletes them too");
     }
     cluster.delete(&inventory_name(namespace), DELETION).await?;
     if removal.namespace && inventory.made_namespace {

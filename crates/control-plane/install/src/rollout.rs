@@ -1,6 +1,6 @@
 //! Whether a workload stands as it should, and if not, what it waits for.
 //!
-//! A DaemonSet's own status does not tell: of the pods of a node its controller counts the oldest, which may
+//! A DaemonSet's own status does not say: of the pods of a node its controller counts the oldest, which may
 //! be a node proxy that goes on for an hour for the connections it has. So its pods are counted here.
 
 use std::collections::BTreeSet;
@@ -133,7 +133,7 @@ fn owned<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> 
     })
 }
 
-/// Whether a pod has been told to end.
+/// Whether a pod is being deleted.
 pub fn is_ending(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }

@@ -160,7 +160,7 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
     };
     agents("1");
     let release =
-        async |patience| remove::release(&lab.cluster, "istio-system", patience, QUIET).await;
+        async |patience| remove::unenrol_all(&lab.cluster, "istio-system", patience, QUIET).await;
     let first = release(Duration::ZERO).await;
     assert!(
         matches!(first, Err(InstallError::NotReady(..))),

@@ -62,9 +62,9 @@ pub enum LogSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Replacement {
-    /// As a rollout with a surge: the old one is told to end once the new one is ready.
+    /// As a rollout with a surge: the old one is stopped once the new one is ready.
     NewFirst,
-    /// As a deletion: the new one starts after the old one has been told to end.
+    /// As a deletion: the new one starts after the old one has been stopped.
     OldFirst,
 }
 

@@ -38,7 +38,7 @@ const DIAL: Duration = Duration::from_secs(10);
 /// How often a log that is followed is looked at.
 const FOLLOW: Duration = Duration::from_millis(100);
 
-/// Serves the socket for as long as the lab lives; `down` is told when a client ends the lab.
+/// Serves the socket for as long as the lab lives; `down` gets a message when a client stops the lab.
 pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()> {
     let path = board.layout.socket();
     let listener = UnixListener::bind(&path)?;
@@ -186,9 +186,9 @@ fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> R
         .replacing(name, node)
         .ok_or_else(|| format!("{name} cannot be replaced"))?;
     let (done, outcome) = tokio::sync::oneshot::channel();
-    let gone = |_| format!("{name} is not kept any more");
+    let gone = |_| format!("{name} is not followed any more");
     ask.blocking_send(Replace { how, done })
-        .map_err(|_closed| format!("{name} is not kept any more"))?;
+        .map_err(|_closed| format!("{name} is not followed any more"))?;
     outcome.blocking_recv().map_err(gone)?
 }
 

@@ -55,7 +55,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SupervisorError {
     move |source| SupervisorError::Io { what, source }
 }
 
-/// Runs until the lab is told to end.
+/// Runs until the lab is stopped.
 pub(crate) fn run(layout: Layout, options: Options) -> Result<(), SupervisorError> {
     let env = ambit_rt::Env::from_process();
     let filter = env.text("AMBIT_LAB_LOG", "info");

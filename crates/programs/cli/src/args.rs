@@ -30,49 +30,49 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Install the mesh into a cluster, or make it what is asked for
+    /// Install the mesh into a cluster, or change an installation to the given values
     Install(InstallArgs),
-    /// Install this version over another one, with its values
+    /// Upgrade an installation to this version and keep its values
     Upgrade(UpgradeArgs),
-    /// Watch the node proxies being replaced, and which old ones still serve connections
+    /// Watch the rollout of node proxies, and which old ones are still draining
     Rollout(RolloutArgs),
-    /// Take the mesh out of a cluster
+    /// Remove the mesh from a cluster
     Uninstall(UninstallArgs),
-    /// What would hinder the mesh, and what to do about it
+    /// Diagnose the cluster before an installation: versions, CNI, policies, other meshes
     Check(CheckArgs),
-    /// Put namespaces into the mesh; their pods need no restart
+    /// Enrol namespaces in the mesh; their pods need no restart
     #[command(alias = "enrol")]
     Enroll(EnrolArgs),
-    /// Take namespaces out of the mesh; open connections go on
+    /// Unenrol namespaces from the mesh; open connections continue
     #[command(alias = "unenrol")]
     Unenroll(EnrolArgs),
-    /// How every node and the control plane are
+    /// Show the health of every node and of the control plane
     Status(StatusArgs),
-    /// Whether a pod is in the mesh, and why
+    /// Show whether a pod is in the mesh, and why
     Pod(PodArgs),
-    /// Workloads that a node proxy or control plane knows
+    /// List the workloads known to a node proxy or the control plane
     #[command(alias = "workload")]
     Workloads(Inspect),
-    /// Services with their virtual addresses and endpoints
+    /// List services with their virtual addresses and endpoints
     #[command(alias = "service")]
     Services(Inspect),
-    /// Authorization policies as node proxies get them
+    /// List authorization policies as sent to node proxies
     Policies(Inspect),
-    /// Certificates that a node proxy holds
+    /// List the certificates of a node proxy
     #[command(alias = "certificate")]
     Certificates(Inspect),
-    /// Connections that a node proxy carries at this moment
+    /// List the open connections of a node proxy
     Connections(Inspect),
-    /// Show or change what a node proxy logs
+    /// Show or change the log level of a node proxy
     LogLevel(LogLevel),
-    /// Questions about policies
+    /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// An archive of what somebody else needs to understand a mesh
+    /// Collect diagnostics of a mesh into an archive, without secrets
     BugReport(BugReportArgs),
-    /// Versions of this command line and of what runs in a cluster
+    /// Show the versions of this command line and of the parts in a cluster
     Version(VersionArgs),
-    /// The whole mesh on one machine: nodes and pods as namespaces, from a directory of manifests
+    /// Run the whole mesh on one machine: nodes and pods are network namespaces
     Lab {
         /// Which lab; several run side by side
         #[arg(long, global = true, default_value = "default", env = "AMBIT_LAB")]
@@ -87,15 +87,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// Which policy decides a connection, and why
+    /// Explain which policy decides a connection, and why
     Explain(ExplainArgs),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
-    /// Bring a lab up and wait until its pods are ready
+    /// Start a lab and wait until its pods are ready
     Up(UpArgs),
-    /// Take a lab down; nothing of it stays
+    /// Stop a lab and remove everything of it
     Down,
     /// Show nodes, pods and the processes of the mesh
     Status {
@@ -114,7 +114,7 @@ pub(crate) enum LabCommand {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Show what a pod or a part of the mesh wrote
+    /// Show the logs of a pod or of a part of the mesh
     Logs {
         /// A pod, or `agent`, `proxy`, `control`, `lab`
         source: String,
@@ -124,13 +124,13 @@ pub(crate) enum LabCommand {
         /// Only that node's agent or proxy
         #[arg(long)]
         node: Option<String>,
-        /// Go on as more is written
+        /// Follow the log
         #[arg(short, long)]
         follow: bool,
     },
-    /// The labs that are up
+    /// List the labs that run
     List,
-    /// Bring the example up, make requests, and show who was who, what was allowed and what the wire saw
+    /// Run the example and show identities, paths, policy decisions and a packet capture
     Demo {
         /// Directory of manifests other than the built-in ones, with pods of the same names
         #[arg(long)]
@@ -138,7 +138,7 @@ pub(crate) enum LabCommand {
         /// ipv4, ipv6 or dual
         #[arg(long, default_value = "ipv4")]
         ip_family: IpFamily,
-        /// Leave the lab up afterwards
+        /// Keep the lab running afterwards
         #[arg(long)]
         keep: bool,
     },

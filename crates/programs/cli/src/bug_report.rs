@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::{
     CliError, ErrorKind, check,
     cluster::{Target, wait},
-    install::tell,
+    install::progress,
     output::say,
     reach::{self, AGENT, CONTROL, PROXY},
     status,
@@ -119,7 +119,7 @@ struct Report {
 impl Report {
     async fn collect(&mut self, cluster: &Cluster, args: &BugReportArgs) {
         let namespace = args.target.mesh_namespace.as_str();
-        tell("status");
+        progress("status");
         match status::gather_report(cluster, namespace).await {
             Ok((report, words)) => {
                 self.json("status.json", &report);
@@ -131,7 +131,7 @@ impl Report {
             Ok(words) => self.text("check.txt", &words),
             Err(error) => self.text("check.txt", &error.text()),
         }
-        tell("objects");
+        progress("objects");
         for (api_version, kind) in KINDS {
             self.objects(cluster, api_version, kind, None).await;
         }
@@ -146,7 +146,7 @@ impl Report {
             {
                 let name = name(&pod);
                 for path in *paths {
-                    tell(&format!("{name} {path}"));
+                    progress(&format!("{name} {path}"));
                     let answer = reach::ask_pod(cluster, namespace, name, *port, "GET", path).await;
                     let answer = match answer {
                         Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),

@@ -1,4 +1,4 @@
-//! `ambit check`: what would hinder the mesh in a cluster or on this node, and what to do about it.
+//! `ambit check`: diagnoses a cluster, or this node, before an installation, and says what to do.
 
 use std::process::ExitCode;
 
@@ -41,11 +41,11 @@ mod rules;
 /// See the module.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Namespaces to look at as if they were in the mesh, besides those that are
+    /// Namespaces to check as if they were in the mesh, besides those that are
     namespaces: Vec<String>,
     #[command(flatten)]
     target: Target,
-    /// Look at this machine as a node, instead of at the cluster
+    /// Check this machine as a node instead of the cluster
     #[arg(long, conflicts_with = "namespaces")]
     on_node: bool,
     /// Output format
@@ -198,7 +198,7 @@ fn is_ours(object: &impl Resource) -> bool {
 
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
-        return "nothing found that would hinder the mesh".to_owned();
+        return "no problems found".to_owned();
     }
     let mut text = String::new();
     for finding in findings {

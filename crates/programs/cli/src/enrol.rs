@@ -13,7 +13,7 @@ use clap::{ArgAction, Args};
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
-    install::{duration, failed, tell},
+    install::{duration, failed, progress},
     membership::{Captured, Rules, Wanted, captured, has_ended},
     output::say,
 };
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
         for name in &args.namespaces {
             if enrol && rules.excludes(name) {
                 let what = format!(
-                    "the namespace {name} is kept out of the mesh by the value cni.excludeNamespaces"
+                    "the namespace {name} is excluded from the mesh by the value cni.excludeNamespaces"
                 );
                 return Err(CliError::new(ErrorKind::Failed, what)
                     .hint("`ambit upgrade --set cni.excludeNamespaces={…}` changes it"));
@@ -55,12 +55,12 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
         }
         for name in &args.namespaces {
             if args.wait {
-                let told = wait_for(&cluster, &rules, name, enrol, args.timeout).await?;
-                say(&told)?;
+                let result = wait_for(&cluster, &rules, name, enrol, args.timeout).await?;
+                say(&result)?;
             } else {
                 say(&format!(
                     "namespace {name}: label {}",
-                    if enrol { "set" } else { "taken off" }
+                    if enrol { "set" } else { "removed" }
                 ))?;
             }
         }
@@ -87,18 +87,18 @@ pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace
 
 /// Where the pods of a namespace stand.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Standing {
+struct Progress {
     /// Where they should be.
-    right: usize,
+    done: usize,
     /// Not yet: pod, node.
     late: Vec<(String, String)>,
     /// In the mesh or outside against the namespace's label, and why.
-    apart: Vec<(String, String)>,
+    exceptions: Vec<(String, String)>,
 }
 
-impl Standing {
+impl Progress {
     fn of(rules: &Rules, pods: &[Pod], namespace: &Namespace, enrol: bool) -> Self {
-        let mut standing = Self::default();
+        let mut state = Self::default();
         for pod in pods {
             let name = object::name(pod).to_owned();
             let node = node_of(pod).unwrap_or_default().to_owned();
@@ -109,17 +109,15 @@ impl Standing {
             let is = captured(pod);
             match (rules.wanted(pod, namespace), enrol) {
                 (Wanted::Out(why), true) | (Wanted::In(why), false) => {
-                    standing.apart.push((name, why))
+                    state.exceptions.push((name, why))
                 }
-                _ if is == (if enrol { Captured::Yes } else { Captured::No }) => {
-                    standing.right += 1
-                }
+                _ if is == (if enrol { Captured::Yes } else { Captured::No }) => state.done += 1,
                 // Nothing is done to a pod that is ending.
                 _ if is_ending(pod) => {}
-                _ => standing.late.push((name, node)),
+                _ => state.late.push((name, node)),
             }
         }
-        standing
+        state
     }
 }
 
@@ -138,10 +136,10 @@ pub(crate) async fn wait_for(
         let namespace = namespace(cluster, name).await?;
         let pods = cluster.all(Some(name), None).await;
         let pods: Vec<Pod> = pods.map_err(|error| failed(error.into()))?;
-        let standing = Standing::of(rules, &pods, &namespace, enrol);
-        if standing.late.is_empty() {
-            let mut text = format!("namespace {name}: {} pods {done}", standing.right);
-            for (pod, why) in &standing.apart {
+        let state = Progress::of(rules, &pods, &namespace, enrol);
+        if state.late.is_empty() {
+            let mut text = format!("namespace {name}: {} pods {done}", state.done);
+            for (pod, why) in &state.exceptions {
                 let side = if enrol {
                     "stays outside"
                 } else {
@@ -156,18 +154,18 @@ pub(crate) async fn wait_for(
                 "namespace {name}: after {} s these pods are not {done}:",
                 timeout.as_secs()
             );
-            for (pod, node) in &standing.late {
+            for (pod, node) in &state.late {
                 what.push_str(&format!("\n  {pod} on {node}"));
             }
             return Err(CliError::new(ErrorKind::Failed, what).hint(format!(
-                "`ambit pod NAME -n {name}` says what hinders one, `ambit status` how the nodes are"
+                "`ambit pod NAME -n {name}` shows why, `ambit status` the state of the nodes"
             )));
         }
-        if standing.late.len() != last {
-            last = standing.late.len();
-            tell(&format!(
-                "namespace {name}: {} pods {done}, {last} to go",
-                standing.right
+        if state.late.len() != last {
+            last = state.late.len();
+            progress(&format!(
+                "namespace {name}: {} pods {done}, {last} pending",
+                state.done
             ));
         }
         tokio::time::sleep(PAUSE).await;
@@ -197,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_must_follow_are_told_from_those_that_need_not() {
+    fn pods_that_must_follow_are_distinguished_from_those_that_need_not() {
         let namespace = namespace(
             json!({"metadata": {"name": "a", "labels": {"istio.io/dataplane-mode": "ambient"}}}),
         );
@@ -208,20 +206,16 @@ mod tests {
             pod("host", None, &json!({"hostNetwork": true})),
             pod("ended", None, &json!({"phase": "Succeeded"})),
         ];
-        let standing = Standing::of(&Rules::of(None, "istio-system"), &pods, &namespace, true);
-        assert_eq!(standing.right, 1);
-        let late: Vec<_> = standing
-            .late
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect();
+        let state = Progress::of(&Rules::of(None, "istio-system"), &pods, &namespace, true);
+        assert_eq!(state.done, 1);
+        let late: Vec<_> = state.late.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(late, ["doubt", "late"]);
-        let apart: Vec<_> = standing
-            .apart
+        let exceptions: Vec<_> = state
+            .exceptions
             .iter()
             .map(|(name, _)| name.as_str())
             .collect();
-        assert_eq!(apart, ["host"]);
+        assert_eq!(exceptions, ["host"]);
     }
 
     #[test]
@@ -233,9 +227,9 @@ mod tests {
             pod("late", Some("enabled"), &json!({})),
             pod("own", Some("enabled"), &own),
         ];
-        let standing = Standing::of(&Rules::of(None, "istio-system"), &pods, &namespace, false);
+        let state = Progress::of(&Rules::of(None, "istio-system"), &pods, &namespace, false);
         assert_eq!(
-            (standing.right, standing.late.len(), standing.apart.len()),
+            (state.done, state.late.len(), state.exceptions.len()),
             (1, 1, 1)
         );
     }

@@ -29,10 +29,10 @@ pub(crate) struct Values {
     /// A value, as path.to.value=value; several are separated by commas
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// A value that is a text even if it looks like a number
+    /// A value that is a string even if it looks like a number
     #[arg(long, value_name = "PATH=VALUE")]
     set_string: Vec<String>,
-    /// gke, eks, aks, openshift, k3s, k3d, minikube, kind, talos, microk8s, none, or auto: what the nodes say
+    /// gke, eks, aks, openshift, k3s, k3d, minikube, kind, talos, microk8s, none, or auto: detected from the nodes
     #[arg(long, default_value = "auto", value_parser = platform_name)]
     platform: String,
 }
@@ -53,7 +53,7 @@ pub(crate) struct InstallArgs {
     /// How long to wait, such as 90s or 5m
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Take over fields that others set, for example Helm or kubectl
+    /// Take over fields that other managers own, for example Helm or kubectl
     #[arg(long)]
     force_conflicts: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) struct InstallArgs {
 pub(crate) struct UpgradeArgs {
     #[command(flatten)]
     install: InstallArgs,
-    /// Forget the values of the installation rather than lay the given ones over them
+    /// Discard the values of the installation instead of merging the given ones into them
     #[arg(long)]
     reset_values: bool,
 }
@@ -73,28 +73,28 @@ pub(crate) struct UpgradeArgs {
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
     target: Target,
-    /// Take the label off the namespaces of the mesh
+    /// Remove the label from the namespaces of the mesh
     #[arg(long)]
     unlabel: bool,
-    /// Go on although namespaces are labelled; their pods are released all the same
+    /// Go on although namespaces are labelled; their pods are unenrolled all the same
     #[arg(long)]
     force: bool,
-    /// Go on although pods cannot be released; they must be deleted afterwards
+    /// Go on although pods cannot be unenrolled; delete these pods afterwards
     #[arg(long)]
     force_captured: bool,
-    /// Only let all pods go, as the chart itself has it done before `helm uninstall`
+    /// Only unenrol all pods, as the chart itself does before `helm uninstall`
     #[arg(long, conflicts_with_all = ["crds", "root", "delete_namespace"])]
     release_only: bool,
-    /// Also the definitions of Istio's kinds, if the installation made them, with all their objects
+    /// Also delete the CRDs of Istio's kinds with all their objects, if the installation created them
     #[arg(long)]
     crds: bool,
-    /// Also the root that the CA made for itself: the next installation has another one
+    /// Also delete the self-signed root of the CA: the next installation has another one
     #[arg(long)]
     root: bool,
-    /// Also the namespace of the mesh, if the installation made it
+    /// Also delete the namespace of the mesh, if the installation created it
     #[arg(long)]
     delete_namespace: bool,
-    /// How long to wait for pods to be released, such as 90s or 5m
+    /// How long to wait until all pods are unenrolled, such as 90s or 5m
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
 }
@@ -160,17 +160,17 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
     } else {
         format!(" on {platform}")
     };
-    tell(&format!("Kubernetes {version}{named}"));
+    progress(&format!("Kubernetes {version}{named}"));
     let options = Options {
         wait: args.wait.then_some(args.timeout),
         force: args.force_conflicts,
     };
-    apply::install(&cluster, &plan, options, &tell)
+    apply::install(&cluster, &plan, options, &progress)
         .await
         .map_err(|error| {
             let hints: &[&str] = match &error {
                 InstallError::NotReady(..) => {
-                    &["the same command goes on from here; `ambit check` looks for what hinders"]
+                    &["the same command goes on from here; `ambit check` diagnoses the cluster"]
                 }
                 InstallError::Images(_) => IMAGE_HINTS,
                 _ => &[],
@@ -195,30 +195,29 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
     say(&format!("\n{}", rest.join("\n\n")))
 }
 
-/// Takes the installation away.
+/// Removes the installation.
 pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
         let namespace = &args.target.mesh_namespace;
-        // A release alone asks for nothing else: the chart's Job has rights for no more.
+        // Unenrolment alone reads nothing else: the chart's Job has rights for no more.
         if !args.release_only {
             let known = apply::installed(&cluster, namespace).await;
             if known.map_err(failed)?.is_none() {
                 return Err(failed(InstallError::Absent(namespace.clone()))
-                    .hint("what Helm installed, `helm uninstall` takes away"));
+                    .hint("what Helm installed, `helm uninstall` removes"));
             }
         }
         if args.unlabel || !args.release_only {
             leave(&cluster, args).await?;
         }
-        match remove::release(&cluster, namespace, args.timeout, &tell).await {
+        match remove::unenrol_all(&cluster, namespace, args.timeout, &progress).await {
             // They would be left with a redirection to a proxy that is gone.
             Err(error @ InstallError::NotReady(..)) if !args.force_captured => {
-                return Err(failed(error).hint(
-                    "--force-captured takes the mesh away regardless: delete these pods then",
-                ));
+                return Err(failed(error)
+                    .hint("--force-captured removes the mesh regardless: delete these pods then"));
             }
-            Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| tell(pod)),
+            Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| progress(pod)),
             other => other.map_err(failed)?,
         }
         if args.release_only {
@@ -229,26 +228,26 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
             root: args.root,
             namespace: args.delete_namespace,
         };
-        remove::uninstall(&cluster, namespace, removal, &tell)
+        remove::uninstall(&cluster, namespace, removal, &progress)
             .await
             .map_err(failed)?;
-        say("Ambit is gone.")
+        say("Ambit is uninstalled.")
     })
 }
 
-/// Takes the labels off the namespaces of the mesh, or makes sure that there are none.
+/// Removes the labels from the namespaces of the mesh, or makes sure that there are none.
 async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
     let enrolled = remove::enrolled_namespaces(cluster).await;
     let enrolled = enrolled.map_err(failed)?;
     if args.unlabel {
         for name in &enrolled {
             remove::label(cluster, name, false).await.map_err(failed)?;
-            tell(&format!("namespace {name}: label taken off"));
+            progress(&format!("namespace {name}: label removed"));
         }
     } else if !enrolled.is_empty() && !args.force {
         let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
         return Err(CliError::new(ErrorKind::Failed, what)
-            .hint("--unlabel takes their labels off; --force leaves the labels: another installation takes them in again"));
+            .hint("--unlabel removes their labels; --force leaves them: another installation enrols these namespaces again"));
     }
     Ok(())
 }
@@ -333,7 +332,7 @@ const IMAGE_HINTS: &[&str] = &[
 
 /// Progress is for people: it goes beside the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]
-pub(crate) fn tell(text: &str) {
+pub(crate) fn progress(text: &str) {
     eprintln!("{text}");
 }
 

@@ -111,7 +111,7 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
         Ok(_) => Ok(()),
         Err(_) => Err(
             CliError::new(ErrorKind::Failed, "not all pods became ready")
-                .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` tell more"),
+                .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` say more"),
         ),
     }
 }

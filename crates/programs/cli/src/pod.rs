@@ -64,8 +64,8 @@ pub(crate) struct Proxy {
     connections: usize,
     /// State of the certificate of the pod's identity, if there is one.
     certificate: Option<String>,
-    /// How others reach the pod, as the control plane tells: `HBONE` or `TCP`; none if the control
-    /// plane has not told of it.
+    /// How others reach the pod, as the control plane has published it: `HBONE` or `TCP`; none if it
+    /// has not.
     protocol: Option<String>,
 }
 
@@ -189,7 +189,7 @@ fn words(report: &Report) -> String {
         Verdict::NotYet => "should be in the mesh and is NOT (yet)",
         Verdict::Leaving => "is leaving the mesh",
         Verdict::Out => "is outside the mesh",
-        Verdict::Unclear => "is in doubt: not everybody agrees",
+        Verdict::Unclear => "is in doubt: agent, proxy and labels disagree",
     };
     let mut lines = vec![format!("{} on {} {verdict}", report.pod, report.node)];
     lines.push(match &report.wanted {
@@ -237,7 +237,7 @@ fn words(report: &Report) -> String {
                 proxy
                     .protocol
                     .as_deref()
-                    .unwrap_or("not heard of from the control plane")
+                    .unwrap_or("not published by the control plane")
             ));
         }
     }
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_proxys_dump_tells_of_the_pod() {
+    fn the_proxys_dump_is_read_for_the_pod() {
         let pod = json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
                          "spec": {"serviceAccountName": "s"}});
         let pod: Pod = serde_json::from_value(pod).unwrap();

@@ -1,5 +1,5 @@
-//! `ambit rollout`: watches the node proxies being replaced. Kubernetes' own commands wait for the old pods
-//! as well, which serve their connections for up to an hour.
+//! `ambit rollout`: watches the rollout of node proxies. Kubernetes' own commands wait for the old pods
+//! as well, which drain their connections for up to an hour.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
                     args.timeout.as_secs()
                 );
                 return Err(CliError::new(ErrorKind::Failed, what)
-                    .hint("`ambit status` and `ambit check` tell more"));
+                    .hint("`ambit status` and `ambit check` say more"));
             }
             Rollout::Waiting(what) if what != last => {
                 if args.output == Format::default() {
@@ -128,7 +128,7 @@ fn words(left: &[Draining]) -> String {
                 old.until.clone(),
             ]
         });
-        words += "\n\nold ones drain:\n";
+        words += "\n\ndraining:\n";
         words += &table(&["NODE", "POD", "CONNECTIONS", "UNTIL AT MOST"], rows);
     }
     words

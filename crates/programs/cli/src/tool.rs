@@ -1,4 +1,4 @@
-//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that tell
+//! Programs for pods of a lab or a cluster, so that nothing else needs to be in them: servers that say
 //! who called, clients that call again and again, and a steady load that accounts for every failure.
 
 mod duration;

@@ -340,6 +340,6 @@ fn notes_name_the_namespace() {
         .set("global.releaseOnUninstall=false", false)
         .unwrap();
     let text = notes(&release, &values.complete().unwrap()).unwrap();
-    let by_hand = "go:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
+    let by_hand = "unenrolled:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
     assert!(text.ends_with(by_hand), "{text}");
 }

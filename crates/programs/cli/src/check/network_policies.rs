@@ -1,4 +1,4 @@
-//! NetworkPolicies that let captured pods' traffic not through: pods of the mesh reach each other on
+//! NetworkPolicies that block the traffic of captured pods: pods of the mesh reach each other on
 //! port 15008, and kubelet's probes come from an address of their own.
 
 use std::{
@@ -25,16 +25,16 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let namespaces = snapshot.mesh_namespaces();
     for policy in &snapshot.network_policies {
         if namespaces.contains(&namespace_of(policy)) {
-            findings.extend(hindered(policy));
+            findings.extend(blocked(policy));
         } else if namespace_of(policy) == snapshot.mesh_namespace && !super::is_ours(policy) {
-            findings.extend(mesh_hindered(policy));
+            findings.extend(control_plane_blocked(policy));
         }
     }
     findings
 }
 
-/// What a policy keeps from captured pods.
-fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
+/// What a policy blocks of captured pods' traffic.
+fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     let about = || format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy));
     let mut findings = Vec::new();
     let Some(spec) = &policy.spec else {
@@ -49,9 +49,9 @@ fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
             findings.push(Finding::new(
                 Level::Error,
                 about(),
-                "it lets callers in on some ports and not on 15008, where the mesh brings them",
-                "add port 15008 (TCP) to the ports of its ingress rules; the ports themselves can be \
-                 kept to by an AuthorizationPolicy",
+                "its ingress rules list ports but not 15008, the port of HBONE",
+                "add port 15008 (TCP) to the ports of its ingress rules; restrict the application's \
+                 ports with an AuthorizationPolicy",
             ));
         }
         if !rules
@@ -61,9 +61,7 @@ fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
             findings.push(Finding::new(
                 Level::Warning,
                 about(),
-                format!(
-                    "it does not let {PROBES} in, from where kubelet's probes of captured pods come"
-                ),
+                format!("it blocks {PROBES}, the source of kubelet's probes of captured pods"),
                 format!(
                     "add an ingress rule from ipBlock {PROBES}/32 if the pods have probes and the \
                          network plugin does not let every node in"
@@ -80,7 +78,7 @@ fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
             findings.push(Finding::new(
                 Level::Error,
                 about(),
-                "it lets pods out to some ports and not to 15008, by which the mesh goes",
+                "its egress rules list ports but not 15008, the port of HBONE",
                 "add port 15008 (TCP) to the ports of its egress rules",
             ));
         }
@@ -88,8 +86,8 @@ fn hindered(policy: &NetworkPolicy) -> Vec<Finding> {
     findings
 }
 
-/// What a policy of others keeps from the control plane.
-fn mesh_hindered(policy: &NetworkPolicy) -> Option<Finding> {
+/// What a policy of others blocks of the control plane's traffic.
+fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
     let spec = policy.spec.as_ref()?;
     let selected = spec
         .pod_selector
@@ -105,8 +103,8 @@ fn mesh_hindered(policy: &NetworkPolicy) -> Option<Finding> {
         Finding::new(
             Level::Error,
             format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy)),
-            "it keeps the node proxies from the control plane's port 15012",
-            "`ambit upgrade --set global.networkPolicy.enabled=true` adds policies that let them",
+            "it blocks the node proxies from the control plane's port 15012",
+            "`ambit upgrade --set global.networkPolicy.enabled=true` adds policies that allow them",
         )
     })
 }

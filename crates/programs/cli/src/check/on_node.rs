@@ -15,14 +15,14 @@ const MODULES: &[(&str, &str)] = &[
     ("nf_conntrack", "connection tracking"),
 ];
 
-/// Where runtimes look for network configurations, unless they are told otherwise.
+/// Where runtimes look for network configurations, by default.
 const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
 /// What the kernel and the directories say.
 #[derive(Clone, Debug, Default)]
 struct Node {
     kernel: String,
-    /// Names of modules that are loaded, built in or can be loaded; none if that cannot be told.
+    /// Names of modules that are loaded, built in or can be loaded; none if that is not known.
     modules: Option<Vec<String>>,
     /// Files of the CNI configuration, in order.
     cni: Option<Vec<ConfFile>>,
@@ -103,7 +103,7 @@ fn judge(node: &Node) -> Vec<Finding> {
         findings.push(Finding::new(
             Level::Info,
             "kernel",
-            "which modules it has cannot be told: there is no list under /lib/modules",
+            "its kernel modules are not known: there is no list under /lib/modules",
             "",
         ));
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hinders_on_a_node() {
+    fn problems_of_a_node() {
         assert_eq!(found(|_| {}), []);
         assert_eq!(
             found(|n| n.kernel = "4.19.0".into()),

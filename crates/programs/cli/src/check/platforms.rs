@@ -1,4 +1,4 @@
-//! What platforms and network plugins are known to hinder.
+//! Known problems of platforms and network plugins.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,

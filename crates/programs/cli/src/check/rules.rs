@@ -78,7 +78,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 format!(
                     "its kernel is {kernel}: pods are captured by iptables rather than nftables"
                 ),
-                "`ambit check --on-node` there tells whether its modules are complete",
+                "`ambit check --on-node` there says whether its modules are complete",
             )),
             _ => {}
         }
@@ -87,7 +87,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 Level::Warning,
                 &about,
                 "it is not ready",
-                format!("`kubectl describe node {}` tells why", name(node)),
+                format!("`kubectl describe node {}` says why", name(node)),
             ));
         }
     }
@@ -178,8 +178,8 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(
                 Level::Warning,
                 &about,
-                "it is labelled for the mesh, and kept out by the value cni.excludeNamespaces",
-                "take it off that list, or take the label away",
+                "it is labelled for the mesh, but excluded by the value cni.excludeNamespaces",
+                "remove it from that list, or remove the label",
             ));
         }
         let injected = label(namespace, "istio-injection") == Some("enabled")

@@ -262,7 +262,7 @@ pub(crate) fn words(report: &Report) -> String {
     let parts = report.control_plane.iter().map(|control| {
         vec![
             control.pod.clone(),
-            standing(Some(control)),
+            version_and_state(Some(control)),
             control.restarts.to_string(),
         ]
     });
@@ -273,8 +273,8 @@ pub(crate) fn words(report: &Report) -> String {
         let certificates = node.certificates.as_ref();
         vec![
             node.node.clone(),
-            standing(node.agent.as_ref()),
-            standing(node.proxy.as_ref()),
+            version_and_state(node.agent.as_ref()),
+            version_and_state(node.proxy.as_ref()),
             or_dash(pods.map(|(captured, wanted)| format!("{captured}/{wanted}"))),
             or_dash(certificates.map(|c| format!("{}/{}", c.available, c.total))),
             or_dash(certificates.and_then(|c| c.first_expiry.clone())),
@@ -300,7 +300,7 @@ pub(crate) fn words(report: &Report) -> String {
     text
 }
 
-fn standing(part: Option<&PartReport>) -> String {
+fn version_and_state(part: Option<&PartReport>) -> String {
     match part {
         None => "missing".to_owned(),
         Some(part) => {

@@ -1,4 +1,4 @@
-//! Servers: HTTP that tells who called, and an echo. A thread for every connection.
+//! Servers: HTTP that says who called, and an echo. A thread for every connection.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

@@ -1,4 +1,4 @@
-//! One thread of the load: a connection that is kept or made anew, and a request at each turn.
+//! One thread of the load: a connection that is reused or opened anew, and a request at each turn.
 
 use std::{
     io::{self, Read, Write},

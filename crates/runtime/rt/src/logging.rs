@@ -1,11 +1,14 @@
 //! Logs: one line a fact, as text or JSON, in the form operators of Istio's node proxy know.
 //!
 //! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
-//! `scope`, the fields, `message`, one object a span. The scope is the event's target. Lines go
-//! through a bounded queue to a thread of their own: a stuck reader costs lines, never traffic.
+//! `scope`, the fields, `message`, one object a span. The scope is the event's target. Both are
+//! contracts with what reads Istio's logs, which none of tracing-subscriber's own formats writes, so
+//! [`LogFormat`] is a format for its `fmt` layer, which does the rest. Lines go through a bounded queue
+//! to a thread of their own: a stuck reader costs lines, never traffic. tracing-appender's queue would
+//! take an allocation and a system call a line, and could not be flushed.
 
 mod format;
-mod layer;
+mod line;
 mod writer;
 
 use std::{
@@ -15,7 +18,7 @@ use std::{
 };
 
 use tracing_subscriber::{
-    EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt,
+    EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
 
 use crate::{
@@ -109,9 +112,14 @@ fn subscriber(
     queue: LineQueue,
 ) -> Result<(impl SubscriberInitExt, LogHandle), LoggingError> {
     let (filter_layer, reload) = reload::Layer::new(parse_filter(filter)?);
-    let subscriber = Registry::default()
-        .with(filter_layer)
-        .with(layer::LineLayer::new(format, queue));
+    let subscriber = Registry::default().with(filter_layer).with(
+        fmt::layer()
+            .with_ansi(false)
+            .log_internal_errors(false)
+            .fmt_fields(format)
+            .event_format(format)
+            .with_writer(queue),
+    );
     Ok((
         subscriber,
         LogHandle {

@@ -190,8 +190,8 @@ fn a_stuck_output_costs_lines_not_time() {
     let queue = LineQueue::start(Stuck(stuck, output.clone())).unwrap();
     // Far more than may wait.
     for _ in 0..100 {
-        queue.push(&"x".repeat(100_000));
-        queue.push("\n");
+        queue.push("x".repeat(100_000).as_bytes());
+        queue.push(b"\n");
     }
     queue.flush(Duration::from_millis(1));
     drop(release);
@@ -222,7 +222,7 @@ fn the_writer_ends_with_its_last_queue() {
     let queue = LineQueue::start(Tells(tell)).unwrap();
     let clone = queue.clone();
     drop(queue);
-    clone.push("line\n");
+    clone.push(b"line\n");
     drop(clone);
     told.recv_timeout(Duration::from_secs(20)).unwrap();
 }

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracing_subscriber::fmt::MakeWriter;
+
 /// Bytes waiting at most; lines beyond it are counted and dropped.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Capacity an empty buffer may keep.
@@ -66,7 +68,7 @@ impl LineQueue {
     }
 
     /// Takes a line, or counts it as dropped; never waits for the output.
-    pub(super) fn push(&self, line: &str) {
+    pub(super) fn push(&self, line: &[u8]) {
         let shared = &self.0.0;
         let mut state = shared.lock();
         if state.buffer.len() + line.len() > MAX_BYTES {
@@ -74,7 +76,7 @@ impl LineQueue {
             return;
         }
         let idle = std::mem::take(&mut state.idle);
-        state.buffer.extend_from_slice(line.as_bytes());
+        state.buffer.extend_from_slice(line);
         state.accepted += line.len() as u64;
         drop(state);
         if idle {
@@ -102,6 +104,29 @@ impl LineQueue {
                 .0;
         }
         state.hurry -= 1;
+    }
+}
+
+impl<'a> MakeWriter<'a> for LineQueue {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(self)
+    }
+}
+
+/// Where one line goes, whole.
+#[derive(Debug)]
+pub(super) struct Line<'a>(&'a LineQueue);
+
+impl io::Write for Line<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

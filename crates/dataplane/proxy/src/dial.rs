@@ -23,7 +23,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::InvalidUri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::{local::Local, state::SharedState};
+use crate::{local::Local, state::SharedState, workers};
 
 pub use inner::{Inner, InnerError};
 
@@ -128,6 +128,7 @@ impl Dialer {
                 near: self.is_near(destination),
                 ..self.tuning
             },
+            worker: None,
         }
     }
 
@@ -184,7 +185,8 @@ impl Dialer {
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;
-        let spec = self.tunnel_spec(addr.ip());
+        let mut spec = self.tunnel_spec(addr.ip());
+        spec.worker = workers::current().filter(|_| spec.tuning.near);
         let socket = socket::outbound(self.netns.as_ref(), addr, &spec).map_err(|error| {
             DialError::Prepare {
                 text: "cannot make a socket in the pod",

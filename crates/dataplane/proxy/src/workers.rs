@@ -1,12 +1,26 @@
 //! The worker threads: each runs its share of all instances' connections, from accept to close.
 //!
 //! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A
-//! connection never leaves its worker, nor does the tunnel it uses.
+//! connection never leaves its worker, nor does the tunnel it uses. Of a tunnel within the node both ends
+//! are on one worker ([`steer`]): the work of a connection is on one thread, and no worker has more of
+//! both ends than another.
 
-use std::{io, thread::JoinHandle};
+use std::{cell::Cell, io, net::TcpListener, thread::JoinHandle};
 
-use ambit_sys::netns::Netns;
+use ambit_sys::{
+    netns::Netns,
+    socket::{self, Worker as Position},
+};
 use tokio::sync::mpsc;
+
+thread_local! {
+    static CURRENT: Cell<Option<Position>> = const { Cell::new(None) };
+}
+
+/// Which worker the caller's thread is.
+pub(crate) fn current() -> Option<Position> {
+    CURRENT.get()
+}
 
 /// What a worker is given to do, on its own thread and runtime.
 type Job = Box<dyn FnOnce() + Send>;
@@ -29,7 +43,12 @@ impl Workers {
     /// When a thread or its runtime cannot be made.
     pub fn start(count: usize) -> io::Result<Self> {
         (0..count.max(1))
-            .map(Worker::start)
+            .map(|index| {
+                Worker::start(Position {
+                    index,
+                    count: count.max(1),
+                })
+            })
             .collect::<io::Result<_>>()
             .map(Self)
     }
@@ -44,6 +63,15 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
+    /// Gives tunnels that a worker opens within the node to the same worker, at the listeners that share a
+    /// port with this one, of which the workers have one each in their order.
+    pub fn steer(&self, listener: &TcpListener) {
+        // Without it the kernel spreads them as it does all others.
+        if let Err(error) = socket::steer(listener, self.count()) {
+            tracing::debug!(%error, "the kernel spreads tunnels within the node over the workers");
+        }
+    }
+
     /// Runs the jobs, the workers taking them in turn. What a job spawns stays on its worker.
     pub fn assign<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
         for (worker, job) in self.0.iter().cycle().zip(jobs) {
@@ -55,11 +83,12 @@ impl Workers {
 }
 
 impl Worker {
-    fn start(index: usize) -> io::Result<Self> {
+    fn start(position: Position) -> io::Result<Self> {
         let runtime = ambit_rt::current_thread()?;
         let (assign, mut assigned) = mpsc::unbounded_channel::<Job>();
         let handle = runtime.handle().clone();
         let work = async move {
+            CURRENT.set(Some(position));
             if let Err(error) = Netns::stay_at_home() {
                 tracing::debug!(%error, "a worker asks at each opening where it is");
             }
@@ -68,7 +97,7 @@ impl Worker {
             }
         };
         let thread = std::thread::Builder::new()
-            .name(format!("ambit-worker-{index}"))
+            .name(format!("ambit-worker-{}", position.index))
             .spawn(move || runtime.block_on(ambit_rt::essential("worker", work)))?;
         Ok(Self {
             assign,

@@ -16,6 +16,10 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::netns::Netns;
 
+mod steering;
+
+pub use steering::{Worker, steer};
+
 /// Congestion control of connections that stay on the machine. There is no network there that could be
 /// congested, only a receiver that tells how much it takes; the system's may be one that paces what it
 /// sends (BBR), in small pieces with a timer for each. This one is in every kernel and free for all to use.
@@ -267,6 +271,8 @@ pub struct OutboundSpec {
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
+    /// Come from a port by which listeners prepared by [`steer`] know this worker.
+    pub worker: Option<Worker>,
 }
 
 /// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
@@ -282,7 +288,10 @@ pub fn outbound(
     spec: &OutboundSpec,
 ) -> Result<TcpSocket, SocketError> {
     let domain = Domain::for_address(destination);
-    let socket = within(netns, || new_socket(domain))??;
+    let socket = within(netns, || match spec.worker {
+        Some(worker) => steering::socket(domain, worker),
+        None => new_socket(domain),
+    })??;
     if let Some(mark) = spec.mark {
         socket.set_mark(mark).map_err(option("SO_MARK"))?;
     }

@@ -50,6 +50,7 @@ pub(crate) async fn connect(
             resets: true,
             ..Tuning::default()
         },
+        worker: None,
     };
     let socket = socket::outbound(Some(&pod.netns), addr, &spec)?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {

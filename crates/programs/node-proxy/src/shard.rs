@@ -36,6 +36,9 @@ impl Pod {
             self.connections(),
             self.config.missing_policy_grace,
         );
+        if let Some(first) = listeners.first() {
+            workers.steer(&first.hbone);
+        }
         workers.assign(listeners.into_iter().map(|listeners| {
             let pod = self.clone();
             move || {

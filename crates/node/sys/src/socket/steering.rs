@@ -1,0 +1,171 @@
+//! Which worker of a proxy gets a connection that another of its workers opens on the same node.
+//!
+//! The kernel spreads openings over the listeners that share a port by a hash of its own, so both ends of
+//! a tunnel within a node are on one worker by chance, and one worker may have most of the work. Here the
+//! listener is chosen by the opening's source port, and a worker opens such tunnels from a port that
+//! chooses itself. Connections from elsewhere are spread evenly, as before.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+};
+
+use nix::{
+    libc::{sock_filter, sock_fprog},
+    sys::socket::{setsockopt, sockopt::AttachReusePortCbpf},
+};
+use socket2::{Domain, Socket};
+
+use super::{SocketError, new_socket};
+
+/// How many ports are tried. The last is used whomever it chooses.
+const TRIES: usize = 64;
+
+/// One of the workers whose listeners share a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// Position of its listener among those of the port, by when they began to listen.
+    pub index: usize,
+    /// How many workers there are.
+    pub count: usize,
+}
+
+impl Worker {
+    /// Half the ports of a kernel's own choice are even only, those of `connect`, and half odd: the last
+    /// bit says nothing.
+    fn is_chosen_by(self, port: u16) -> bool {
+        usize::from(port >> 1) % self.count.max(1) == self.index
+    }
+}
+
+/// Lets the source port choose among the first `workers` listeners that share a port with this one.
+///
+/// # Errors
+/// When the kernel refuses the program.
+pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
+    let mut program = program(u32::try_from(workers.max(1)).unwrap_or(1));
+    let program = sock_fprog {
+        len: u16::try_from(program.len()).unwrap_or_default(),
+        filter: program.as_mut_ptr(),
+    };
+    Ok(setsockopt(listener, AttachReusePortCbpf, &program)?)
+}
+
+/// Classic BPF: the source port of the TCP header behind an IPv4 header without options or an IPv6 header
+/// without extensions; any other opening gets any worker.
+fn program(workers: u32) -> [sock_filter; 9] {
+    /// `SKF_NET_OFF`: offsets from here are into the network header.
+    const NETWORK: u32 = 0xfff0_0000;
+    const LOAD_BYTE: u16 = 0x30;
+    const LOAD_HALF: u16 = 0x28;
+    const SHIFT_RIGHT: u16 = 0x74;
+    const MODULO: u16 = 0x94;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const JUMP: u16 = 0x05;
+    const RETURN: u16 = 0x16;
+    let plain = |code, k| sock_filter {
+        code,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let version_is_6 = sock_filter {
+        code: JUMP_IF_EQUAL,
+        jt: 2,
+        jf: 0,
+        k: 6,
+    };
+    [
+        plain(LOAD_BYTE, NETWORK),
+        plain(SHIFT_RIGHT, 4),
+        version_is_6,
+        plain(LOAD_HALF, NETWORK + 20),
+        plain(JUMP, 1),
+        plain(LOAD_HALF, NETWORK + 40),
+        plain(SHIFT_RIGHT, 1),
+        plain(MODULO, workers),
+        plain(RETURN, 0),
+    ]
+}
+
+/// A socket bound to a port that chooses `worker`, if one is found soon.
+pub(super) fn socket(domain: Domain, worker: Worker) -> Result<Socket, SocketError> {
+    let any: IpAddr = match domain {
+        Domain::IPV6 => Ipv6Addr::UNSPECIFIED.into(),
+        _ => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let addr = SocketAddr::new(any, 0);
+    for _ in 0..TRIES {
+        let socket = new_socket(domain)?;
+        // For want of ports `connect` says so, or finds one that others use for other peers.
+        if socket.bind(&addr.into()).is_err() {
+            break;
+        }
+        let port = socket.local_addr().ok().and_then(|at| at.as_socket());
+        if port.is_some_and(|at| worker.is_chosen_by(at.port())) {
+            return Ok(socket);
+        }
+    }
+    new_socket(domain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+    use crate::socket::{ListenSpec, Transparent, listen};
+
+    #[test]
+    fn a_worker_gets_what_it_opens_itself() {
+        let count = 3;
+        let mut spec = ListenSpec {
+            transparent: Transparent::Off,
+            ..ListenSpec::of_pod(0, None)
+        };
+        let mut listeners = Vec::new();
+        for _ in 0..count {
+            let listener = listen(None, &spec).unwrap().listener;
+            spec.port = listener.local_addr().unwrap().port();
+            listeners.push(listener);
+        }
+        steer(&listeners[0], count).unwrap();
+        for ip in ["127.0.0.1", "::1"] {
+            let peer = SocketAddr::new(ip.parse().unwrap(), spec.port);
+            for index in 0..count {
+                for _ in 0..8 {
+                    let socket =
+                        socket(Domain::for_address(peer), Worker { index, count }).unwrap();
+                    socket.set_nonblocking(false).unwrap();
+                    socket.connect(&peer.into()).unwrap();
+                    let mine = socket.local_addr().unwrap().as_socket().unwrap();
+                    let (mut accepted, from) = listeners[index].accept().unwrap();
+                    assert_eq!(from.port(), mine.port());
+                    drop(socket);
+                    assert_eq!(accepted.read(&mut [0]).unwrap(), 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn connections_of_others_reach_every_worker() {
+        let count = 2;
+        let mut spec = ListenSpec {
+            transparent: Transparent::Off,
+            ..ListenSpec::of_pod(0, None)
+        };
+        let first = listen(None, &spec).unwrap().listener;
+        spec.port = first.local_addr().unwrap().port();
+        let listeners = [first, listen(None, &spec).unwrap().listener];
+        steer(&listeners[0], count).unwrap();
+        let opened: Vec<_> = (0..64)
+            .map(|_| std::net::TcpStream::connect(("127.0.0.1", spec.port)).unwrap())
+            .collect();
+        let mut taken =
+            listeners.map(|listener| std::iter::from_fn(|| listener.accept().ok()).count());
+        taken.sort_unstable();
+        assert_eq!(taken.iter().sum::<usize>(), opened.len());
+        assert!(taken[0] > 0, "{taken:?}");
+    }
+}

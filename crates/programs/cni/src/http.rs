@@ -1,4 +1,5 @@
-//! As much of an HTTP/1.1 client as one request over a Unix socket needs.
+//! One HTTP/1.1 request over a Unix socket, without a runtime: the plugin starts in milliseconds. `httparse`
+//! reads the answer.
 
 use std::{
     io::{self, Read, Write},
@@ -11,6 +12,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Most bytes read of an answer.
 const MAX_ANSWER: u64 = 1024 * 1024;
+/// Most headers of an answer; the agent sends a handful.
+const MAX_HEADERS: usize = 64;
 
 /// An answer: its status and body.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,42 +102,34 @@ fn malformed(what: &str) -> io::Error {
     )
 }
 
+/// An agent that is killed closes early: worth another try, so not `InvalidData`.
+fn cut_short() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the agent's answer is cut short",
+    )
+}
+
 fn parse(bytes: &[u8]) -> io::Result<Answer> {
-    let head_end = bytes
-        .windows(4)
-        .position(|window| window == b"\r\n\r\n")
-        // An agent that is killed closes early: worth another try, so not `InvalidData`.
-        .ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the agent's answer is cut short",
-            )
-        })?;
-    let (head, rest) = bytes.split_at(head_end);
-    let head = std::str::from_utf8(head).map_err(|_| malformed("has a malformed head"))?;
-    let mut body = rest.get(4..).unwrap_or_default();
-    let mut lines = head.split("\r\n");
-    let status = lines
-        .next()
-        .and_then(|line| line.strip_prefix("HTTP/1."))
-        .and_then(|line| line.split(' ').nth(1))
-        .and_then(|status| status.parse().ok())
-        .ok_or_else(|| malformed("is not HTTP"))?;
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let length = match head.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Err(cut_short()),
+        Err(error) => return Err(malformed(&format!("is not HTTP ({error})"))),
+    };
+    let status = head.code.ok_or_else(|| malformed("is not HTTP"))?;
+    let mut body = bytes.get(length..).unwrap_or_default();
     let mut chunked = false;
-    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
-        if name.eq_ignore_ascii_case("content-length") {
+    for header in head.headers.iter() {
+        let value = std::str::from_utf8(header.value).unwrap_or_default().trim();
+        if header.name.eq_ignore_ascii_case("content-length") {
             let length: usize = value
-                .trim()
                 .parse()
                 .map_err(|_| malformed("has no valid length"))?;
-            body = body.get(..length).ok_or_else(|| {
-                io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the agent's answer is cut short",
-                )
-            })?;
-        } else if name.eq_ignore_ascii_case("transfer-encoding") {
-            chunked = value.trim().eq_ignore_ascii_case("chunked");
+            body = body.get(..length).ok_or_else(cut_short)?;
+        } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            chunked = value.eq_ignore_ascii_case("chunked");
         }
     }
     let body = if chunked {
@@ -151,26 +146,20 @@ fn parse(bytes: &[u8]) -> io::Result<Answer> {
 fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
-        let end = bytes
-            .windows(2)
-            .position(|window| window == b"\r\n")
-            .ok_or_else(|| malformed("is cut within a chunk"))?;
-        let (size, rest) = bytes.split_at(end);
-        let size = std::str::from_utf8(size).unwrap_or_default();
-        let size = size.split(';').next().unwrap_or_default().trim();
-        let size =
-            usize::from_str_radix(size, 16).map_err(|_| malformed("has a malformed chunk"))?;
+        let (start, size) = match httparse::parse_chunk_size(bytes) {
+            Ok(httparse::Status::Complete(line)) => line,
+            Ok(httparse::Status::Partial) => return Err(cut_short()),
+            Err(_) => return Err(malformed("has a malformed chunk")),
+        };
+        let size = usize::try_from(size).map_err(|_| malformed("has a malformed chunk"))?;
         if size == 0 {
             return Ok(body);
         }
-        let rest = rest.get(2..).unwrap_or_default();
-        body.extend(
-            rest.get(..size)
-                .ok_or_else(|| malformed("is cut within a chunk"))?,
-        );
+        let rest = bytes.get(start..).unwrap_or_default();
+        let (chunk, rest) = rest.split_at_checked(size).ok_or_else(cut_short)?;
+        body.extend_from_slice(chunk);
         bytes = rest
-            .get(size..)
-            .and_then(|rest| rest.strip_prefix(b"\r\n"))
+            .strip_prefix(b"\r\n")
             .ok_or_else(|| malformed("has a malformed chunk"))?;
     }
 }

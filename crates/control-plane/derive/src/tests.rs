@@ -102,10 +102,7 @@ impl TestMesh {
                 policy.as_deref().cloned(),
             );
         }
-        assert!(
-            self.index.flush().is_empty(),
-            "a second flush has nothing to tell"
-        );
+        assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names
     }
 
@@ -150,7 +147,7 @@ fn put<T>(map: &mut BTreeMap<String, T>, names: &mut Vec<String>, name: String, 
             map.insert(name, value);
         }
         None => {
-            assert!(map.remove(&name).is_some(), "{name} was never told");
+            assert!(map.remove(&name).is_some(), "{name} was never published");
             names.push(format!("-{name}"));
         }
     }
@@ -204,4 +201,22 @@ pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
 /// Joins documents.
 pub(crate) fn all(documents: &[&str]) -> String {
     documents.join("\n---\n")
+}
+
+#[test]
+fn conditions_that_stand_on_objects_change_no_record() {
+    let objects = [
+        SERVICE.trim_start(),
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {rules: [{}]}\n",
+        "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: p, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n",
+        "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e, namespace: shop}\nspec: {hosts: [a.com], resolution: DNS}\n",
+        "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: w, namespace: shop}\nspec: {address: 192.0.2.1}\n",
+    ];
+    let mut mesh = TestMesh::of(&all(&objects));
+    assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
+    for object in objects {
+        let condition = "{type: Any, status: \"False\", reason: Any, message: \"\", lastTransitionTime: \"2026-01-01T00:00:00Z\"}";
+        let judged = format!("{object}status: {{conditions: [{condition}]}}\n");
+        assert!(mesh.apply(&judged).is_empty(), "{judged}");
+    }
 }

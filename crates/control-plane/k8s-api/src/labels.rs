@@ -10,7 +10,7 @@ pub const DATAPLANE_MODE_NONE: &str = "none";
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Value of [`REDIRECTION`] for a captured pod.
 pub const REDIRECTION_ENABLED: &str = "enabled";
-/// Value of [`REDIRECTION`] for a pod whose capture is under way or in doubt.
+/// Value of [`REDIRECTION`] for a pod whose capture is pending or in doubt.
 pub const REDIRECTION_PENDING: &str = "pending";
 /// Label: the process ends HBONE by itself; a comma list that contains `http`.
 pub const TUNNEL: &str = "networking.istio.io/tunnel";

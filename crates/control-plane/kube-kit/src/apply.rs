@@ -82,7 +82,7 @@ impl Queue {
         }
     }
 
-    /// The next write that may begin, which then is under way.
+    /// The next write that may begin, which then is in flight.
     fn begin(&mut self, now: Instant) -> Option<(Part, Value)> {
         for _ in 0..self.order.len() {
             let part = self.order.pop_front()?;
@@ -155,7 +155,7 @@ pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
                 let Part { kind, namespace, name, .. } = &part;
                 let succeeded = match &result {
                     Ok(()) => true,
-                    // It is gone, which its watch will tell.
+                    // It is gone, which its watch will report.
                     Err(kube::Error::Api(status)) if status.code == 404 => true,
                     Err(error) => {
                         tracing::debug!(kind, namespace, name, %error, "a status is not written");

@@ -18,7 +18,7 @@ pub enum ClientError {
 }
 
 /// A client from a kubeconfig file if one is named, else from `KUBECONFIG` or `~/.kube/config`, else
-/// from the pod's service account. `agent` is sent as the user agent, so that audit logs tell
+/// from the pod's service account. `agent` is sent as the user agent, so that audit logs show
 /// Ambit's parts apart.
 pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
     let config = config(kubeconfig).await?;

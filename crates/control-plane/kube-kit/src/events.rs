@@ -12,14 +12,14 @@ use kube::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-/// Events after a quiet time, at once.
+/// Events at once, after a pause.
 const BURST: u32 = 25;
 /// How often there may be a further one.
 const EVERY: Duration = Duration::from_secs(2);
 /// Longest text that the API takes, in characters.
 const LONGEST: usize = 1000;
 
-/// Something to tell about an object.
+/// Something to say about an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remark {
     /// The object, with its uid: without it `kubectl describe` does not show it.
@@ -102,14 +102,14 @@ mod tests {
     fn many_events_at_once_are_cut_and_later_ones_are_not() {
         let now = Instant::now();
         let mut budget = Budget::default();
-        let told = (0..1000).filter(|_| budget.spend(now)).count();
-        assert_eq!(told, 25);
+        let sent = (0..1000).filter(|_| budget.spend(now)).count();
+        assert_eq!(sent, 25);
         assert!(!budget.spend(now + EVERY - Duration::from_millis(1)));
         assert!(budget.spend(now + EVERY));
         assert!(!budget.spend(now + EVERY));
-        let told = (0..1000)
+        let sent = (0..1000)
             .filter(|_| budget.spend(now + 100 * EVERY))
             .count();
-        assert_eq!(told, 25);
+        assert_eq!(sent, 25);
     }
 }

@@ -33,7 +33,7 @@ pub enum ForwardError {
     },
 }
 
-/// Opens a connection. The future tells, once the connection has ended, whether the other side said
+/// Opens a connection. The future says, once the connection has ended, whether the other side said
 /// why.
 ///
 /// # Errors
@@ -69,7 +69,7 @@ pub async fn dial(
 }
 
 /// Sends bytes to a port and reads the answer until it is `complete`, or the other side closes: that
-/// it did is not always told.
+/// it did is not always reported.
 ///
 /// # Errors
 /// When the port cannot be reached, or the connection breaks before a byte came.

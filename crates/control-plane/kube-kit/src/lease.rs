@@ -99,7 +99,7 @@ fn duration(lease: &LeaseSpec) -> Duration {
 }
 
 /// Takes part in the election of `name` under `identity` until `stop` is done, then gives the lease
-/// back. `leads` tells whether this candidate leads.
+/// back. `leads` says whether this candidate leads.
 pub async fn take_part(
     api: Api<Lease>,
     name: &str,
@@ -121,7 +121,7 @@ pub async fn take_part(
                     "the Kubernetes API does not answer the election"
                 ),
             }
-            tell(&leads, election.leads(Instant::now()), name);
+            publish(&leads, election.leads(Instant::now()), name);
             tokio::time::sleep(EVERY).await;
         }
     };
@@ -140,7 +140,7 @@ pub async fn take_part(
     }
 }
 
-fn tell(leads: &watch::Sender<bool>, now: bool, name: &str) {
+fn publish(leads: &watch::Sender<bool>, now: bool, name: &str) {
     let changed = leads.send_if_modified(|leads| std::mem::replace(leads, now) != now);
     if changed {
         tracing::info!(lease = name, leads = now, "leadership changed");
@@ -188,7 +188,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
             election.held(&spec, asked);
             Ok(())
         }
-        // Another candidate was faster; the next look tells who.
+        // Another candidate was faster; the next look shows which.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error),
     }

@@ -1,7 +1,7 @@
 //! Following all objects of a kind through outages of the API server.
 //!
 //! Around `kube`'s watcher: each object is reduced to what its reader needs as soon as it is there;
-//! whatever disappeared while nobody could tell is reported as gone after the next listing; and an
+//! whatever disappeared while nobody watched is reported as gone after the next listing; and an
 //! API server that is away, for however long, changes nothing about what is known. The bookkeeping
 //! ([`Known`]) is pure.
 
@@ -53,7 +53,7 @@ impl ObjectId {
     }
 }
 
-/// What a watch tells. After [`WatchEvent::Listed`] the reader knows everything there is.
+/// What a watch reports. After [`WatchEvent::Listed`] the reader knows everything there is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
     /// A listing begins: every object comes (again), then [`WatchEvent::Listed`]. One that fails
@@ -61,13 +61,13 @@ pub enum WatchEvent<V> {
     Listing,
     /// An object is new, has changed, or is part of a listing.
     Object(ObjectId, V),
-    /// An object is gone, or is no longer of interest. Told exactly once of every object told of,
+    /// An object is gone, or is no longer of interest. Reported exactly once of every object reported,
     /// also when it went while the API server was away or another took its name.
     Gone(ObjectId),
-    /// The listing is complete; what it did not have any more has been told as gone.
+    /// The listing is complete; what it did not have any more has been reported as gone.
     Listed,
     /// The API server cannot be asked, and why. What is known stays; a listing follows when it is
-    /// back. Told once an outage.
+    /// back. Reported once an outage.
     Away(String),
 }
 
@@ -88,7 +88,7 @@ pub struct Watch<K, V> {
     project: Project<K, V>,
     stream: Stream<K>,
     known: Known,
-    told: VecDeque<WatchEvent<V>>,
+    pending: VecDeque<WatchEvent<V>>,
     listing: bool,
     away: bool,
     backoff: Backoff,
@@ -125,7 +125,7 @@ where
             open: Box::new(open),
             project: Box::new(project),
             known: Known::default(),
-            told: VecDeque::new(),
+            pending: VecDeque::new(),
             listing: false,
             away: false,
             backoff: Backoff::new(PAUSE.0, PAUSE.1, 0.2),
@@ -136,7 +136,7 @@ where
     /// Waits for the next event; there is always one. Cancelling loses nothing.
     pub async fn next(&mut self) -> WatchEvent<V> {
         loop {
-            if let Some(event) = self.told.pop_front() {
+            if let Some(event) = self.pending.pop_front() {
                 return event;
             }
             if let Some(until) = self.pause_until {
@@ -165,20 +165,20 @@ where
             Event::Init => {
                 self.listing = true;
                 self.known.begin_listing();
-                self.told.push_back(WatchEvent::Listing);
+                self.pending.push_back(WatchEvent::Listing);
             }
             Event::InitApply(object) | Event::Apply(object) => self.object(&object),
             Event::Delete(object) => {
                 let id = ObjectId::of(&object);
                 if self.known.remove(&id) {
-                    self.told.push_back(WatchEvent::Gone(id));
+                    self.pending.push_back(WatchEvent::Gone(id));
                 }
             }
             Event::InitDone => {
                 self.listing = false;
                 let gone = self.known.end_listing();
-                self.told.extend(gone.into_iter().map(WatchEvent::Gone));
-                self.told.push_back(WatchEvent::Listed);
+                self.pending.extend(gone.into_iter().map(WatchEvent::Gone));
+                self.pending.push_back(WatchEvent::Listed);
                 if std::mem::replace(&mut self.away, false) {
                     tracing::info!(what = self.what, "the Kubernetes API answers again");
                 }
@@ -190,13 +190,13 @@ where
         let id = ObjectId::of(object);
         let Some(value) = (self.project)(object) else {
             if self.known.remove(&id) {
-                self.told.push_back(WatchEvent::Gone(id));
+                self.pending.push_back(WatchEvent::Gone(id));
             }
             return;
         };
         let before = self.known.insert(&id);
-        self.told.extend(before.map(WatchEvent::Gone));
-        self.told.push_back(WatchEvent::Object(id, value));
+        self.pending.extend(before.map(WatchEvent::Gone));
+        self.pending.push_back(WatchEvent::Object(id, value));
     }
 
     fn failed(&mut self, error: &watcher::Error) {
@@ -233,7 +233,7 @@ where
                 error = why,
                 "the Kubernetes API cannot be asked; going on with what is known"
             );
-            self.told.push_back(WatchEvent::Away(why));
+            self.pending.push_back(WatchEvent::Away(why));
         }
         self.list_again();
     }
@@ -250,7 +250,7 @@ where
     }
 }
 
-/// Which objects the reader has been told of. Pure.
+/// Which objects the reader knows. Pure.
 #[derive(Debug, Default)]
 struct Known {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
@@ -261,7 +261,7 @@ struct Known {
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// The listing that had it last, or during or after which it was told.
+    /// The listing that had it last, or during or after which it was reported.
     round: u32,
 }
 

@@ -68,7 +68,7 @@ pub(crate) enum Format {
 /// Documents of a file as last read, by [`Document::written`].
 pub(crate) type Known = HashMap<u64, Document>;
 
-/// Parses a whole file. `patch` tells that it lies in a later layer, where `null` removes a field.
+/// Parses a whole file. `patch` says that it lies in a later layer, where `null` removes a field.
 /// Documents that are written as one of `known` are not parsed again.
 pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> Parsed {
     let mut parsed = Parsed::default();

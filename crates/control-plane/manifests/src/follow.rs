@@ -1,4 +1,4 @@
-//! Follows directories live: a thread of its own looks when inotify tells of a change, and now and
+//! Follows directories live: a thread of its own looks when inotify reports a change, and now and
 //! then in any case (links' targets, network file systems and replaced directories make no events).
 
 use std::{

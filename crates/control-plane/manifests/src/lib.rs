@@ -19,7 +19,7 @@ use ambit_k8s_api::{Object, ObjectKey};
 pub use ambit_k8s_api::{ObjectEvent, Origin};
 pub use follow::{ManifestDirs, OpenError, read};
 
-/// Something that could not be read. It stands until it is mended.
+/// Something that could not be read. It stands until it is corrected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// Where.

@@ -187,7 +187,7 @@ impl Scanner {
 }
 
 /// How long to wait until the file counts as quiet; `None` if it is. A time in the future counts as
-/// quiet: it tells nothing.
+/// quiet: it reports nothing.
 fn unquiet(meta: &Metadata, held_objects: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)

@@ -36,8 +36,8 @@ pub(crate) struct Tree {
     files: BTreeMap<FileId, FileState>,
     /// The files that speak of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
-    /// Hash of the merged JSON of every object that was told.
-    told: HashMap<ObjectKey, u64>,
+    /// Hash of the merged JSON of every object that was reported.
+    reported: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, Problem>,
     /// Problems of reading files and directories.
     path_problems: BTreeMap<FileId, Problem>,
@@ -94,7 +94,7 @@ impl Tree {
             });
         }
         if keep_all {
-            // Whose document is broken cannot be told: nothing that the file held before goes.
+            // Whose document is broken cannot be known: nothing that the file held before goes.
             for (key, document) in std::mem::take(&mut old.documents) {
                 new.documents.entry(key).or_insert(document);
             }
@@ -176,7 +176,7 @@ impl Tree {
             Some((key.clone(), (object, origin?)))
         };
         Snapshot {
-            objects: self.told.keys().filter_map(object).collect(),
+            objects: self.reported.keys().filter_map(object).collect(),
             problems: self.problems(),
         }
     }
@@ -232,7 +232,7 @@ impl Tree {
         self.touched.extend(
             new.documents
                 .keys()
-                .filter(|key| !self.told.contains_key(*key))
+                .filter(|key| !self.reported.contains_key(*key))
                 .cloned(),
         );
         let refused = old.refused.keys().chain(new.refused.keys());
@@ -269,7 +269,7 @@ impl Tree {
                     })
                 }
                 None => self
-                    .told
+                    .reported
                     .remove(&key)
                     .map(|_| ObjectEvent::Deleted(key.clone())),
             },
@@ -287,12 +287,12 @@ impl Tree {
         files.find_map(|file| file.refused.get(key)).cloned()
     }
 
-    /// Whether an object was not told like this before; from now on it was.
+    /// Whether an object was not reported like this before; from now on it was.
     fn is_news(&mut self, key: &ObjectKey, value: &Value) -> bool {
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);
         let hash = hasher.finish();
-        self.told.insert(key.clone(), hash) != Some(hash)
+        self.reported.insert(key.clone(), hash) != Some(hash)
     }
 
     /// Lays the documents of an object over each other: the first of each layer, then its overlays.

@@ -8,7 +8,7 @@ use tonic::{Status, metadata::MetadataMap};
 
 use crate::{
     auth::{Authenticator, Caller, TokenError, bearer},
-    grpc::Standing,
+    grpc::CallerState,
     metrics::Metrics,
 };
 
@@ -47,13 +47,13 @@ impl Access {
         }
     }
 
-    /// The caller of a call, by its token. What is wrong with a token is logged, not told.
+    /// The caller of a call, by its token. What is wrong with a token is logged, not answered.
     pub async fn caller(
         &self,
         metadata: &MetadataMap,
         extensions: &http::Extensions,
     ) -> Result<Caller, Status> {
-        let (standing, source) = Standing::of(extensions);
+        let (caller_state, source) = CallerState::of(extensions);
         let caller = match bearer(metadata) {
             Ok(token) => self.authenticator.authenticate(token, source).await,
             Err(error) => Err(error),
@@ -62,8 +62,8 @@ impl Access {
             Ok(caller) => {
                 self.metrics.token("accepted");
                 let stays = self.any_reader || self.is_trusted_node(&caller);
-                if let Some(standing) = standing {
-                    standing.authenticated(stays);
+                if let Some(caller_state) = caller_state {
+                    caller_state.authenticated(stays);
                 }
                 Ok(caller)
             }
@@ -78,8 +78,8 @@ impl Access {
             Err(error) => {
                 self.metrics.token("refused");
                 self.warn(source, &error);
-                if let Some(standing) = standing {
-                    standing.refused();
+                if let Some(caller_state) = caller_state {
+                    caller_state.refused();
                 }
                 Err(Status::unauthenticated("the token is not accepted"))
             }
@@ -103,12 +103,12 @@ impl Access {
     ) -> Result<Caller, Status> {
         let caller = self.caller(metadata, extensions).await?;
         if !self.any_reader && !self.is_trusted_node(&caller) {
-            let (standing, source) = Standing::of(extensions);
+            let (caller_state, source) = CallerState::of(extensions);
             if self.warnings.take(source, Instant::now()) {
                 tracing::warn!(%caller, "refused discovery: not a trusted node account");
             }
-            if let Some(standing) = standing {
-                standing.refused();
+            if let Some(caller_state) = caller_state {
+                caller_state.refused();
             }
             return Err(Status::permission_denied(
                 "only trusted node accounts may read the mesh (--trusted-node-accounts, --xds-any-account)",

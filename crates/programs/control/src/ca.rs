@@ -23,4 +23,4 @@ pub use directory::follow as follow_directory;
 pub use material::{CaError, Material, open_or_make, write_root};
 pub use secret::{CaSecret, SecretError};
 pub use service::{CertificateService, Denied, check_impersonation};
-pub use trust::{Trust, TrustKeeper};
+pub use trust::{Trust, TrustPublisher};

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::{
     args::Args,
     auth::{Authenticator, KeyFile, NoKeys, Reviewer},
-    ca::{self, CaSecret, Material, TrustKeeper},
+    ca::{self, CaSecret, Material, TrustPublisher},
     kubernetes::Informers,
     metrics::Metrics,
     source::Source,
@@ -29,7 +29,7 @@ pub struct Environment {
     /// Where objects come from.
     pub source: Source,
     /// Who signs.
-    pub keeper: TrustKeeper,
+    pub publisher: TrustPublisher,
     /// Who verifies tokens.
     pub authenticator: Arc<dyn Authenticator>,
     /// The cluster, if there is one.
@@ -72,7 +72,7 @@ impl Environment {
     fn of_files(args: &Args, metrics: &Arc<Metrics>, drain: &DrainWatcher) -> anyhow::Result<Self> {
         let dir = args.ca_dir.as_deref();
         let material = ca::open_or_make(dir, &args.trust_domain)?;
-        let keeper = plugged_in(dir, &material, metrics, drain)?;
+        let publisher = plugged_in(dir, &material, metrics, drain)?;
         let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
             Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
             None => {
@@ -82,7 +82,7 @@ impl Environment {
         };
         Ok(Self {
             source: Source::Manifests(ManifestDirs::open(args.manifests.clone())?),
-            keeper,
+            publisher,
             authenticator,
             cluster: None,
         })
@@ -100,16 +100,17 @@ impl Environment {
             Some(dir) => Material::read(dir)?,
             None => None,
         };
-        let keeper = match found {
+        let publisher = match found {
             Some(material) => plugged_in(dir, &material, metrics, drain)?,
             None => {
                 let namespace = args.own_namespace();
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
                 let material = patiently(&secret).await;
-                let keeper = TrustKeeper::new(material, &secret.place(), Arc::clone(metrics))?;
-                let follow = secret.follow(keeper.clone(), leads.clone(), drain.clone());
+                let publisher =
+                    TrustPublisher::new(material, &secret.place(), Arc::clone(metrics))?;
+                let follow = secret.follow(publisher.clone(), leads.clone(), drain.clone());
                 ambit_rt::spawn("ca secret", follow);
-                keeper
+                publisher
             }
         };
         let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
@@ -130,7 +131,7 @@ impl Environment {
         });
         Ok(Self {
             source: Source::Kubernetes(Informers::start(&client, drain)),
-            keeper,
+            publisher,
             authenticator,
             cluster: Some(Cluster {
                 client,
@@ -147,15 +148,15 @@ fn plugged_in(
     material: &Material,
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
-) -> anyhow::Result<TrustKeeper> {
+) -> anyhow::Result<TrustPublisher> {
     let place = dir.map_or_else(|| "memory".to_owned(), |dir| dir.display().to_string());
-    let keeper = TrustKeeper::new(material.clone(), &place, Arc::clone(metrics))
+    let publisher = TrustPublisher::new(material.clone(), &place, Arc::clone(metrics))
         .context("the certificate authority")?;
     if let Some(dir) = dir {
-        let follow = ca::follow_directory(dir.to_owned(), keeper.clone(), drain.clone());
+        let follow = ca::follow_directory(dir.to_owned(), publisher.clone(), drain.clone());
         ambit_rt::spawn("ca directory", follow);
     }
-    Ok(keeper)
+    Ok(publisher)
 }
 
 /// Waits for the API server rather than being restarted, slower each time, until it is there.

@@ -1,11 +1,11 @@
 //! The connections that xDS and the CSR API are served on.
 //!
 //! A connection lives for a limited time, so that clients come to spread over all replicas, also over
-//! those that started later. At its end, and when the control plane stops, the client is told to go
-//! away (GOAWAY), its streams end in order, and it connects anew, maybe elsewhere. Callers that are not
-//! known get neither time nor room (see [`Standing`]).
+//! those that started later. At its end, and when the control plane stops, the client gets a
+//! GOAWAY, its streams end in order, and it connects anew, maybe elsewhere. Unauthenticated
+//! connections get neither time nor room (see [`CallerState`]).
 
-mod standing;
+mod caller_state;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower_service::Service;
 
 use crate::metrics::Metrics;
-pub use standing::Standing;
+pub use caller_state::CallerState;
 
 /// Streams of one connection at once.
 const MAX_STREAMS: u32 = 128;
@@ -31,7 +31,7 @@ const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
 const MAX_LASTING: usize = 16_384;
 /// How often a silent peer is asked for a sign, and how long it may take.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// How long streams may take to end, once they are told to.
+/// How long streams may take to end, once they are asked to.
 const LAST: Duration = Duration::from_secs(5);
 
 /// Among a request's extensions: becomes true when its connection is to end.
@@ -62,27 +62,27 @@ pub async fn serve(mut incoming: Incoming, serving: Serving, drain: DrainWatcher
     let lasting = Arc::new(Semaphore::new(MAX_LASTING));
     while let Some(Ok(connection)) = incoming.next().await {
         let source = connection.connect_info().address.map(|peer| peer.ip());
-        let standing = Standing::new(source, Arc::clone(&lasting));
-        let served = serve_one(connection, standing, serving.clone(), drain.clone());
+        let caller_state = CallerState::new(source, Arc::clone(&lasting));
+        let served = serve_one(connection, caller_state, serving.clone(), drain.clone());
         ambit_rt::spawn("grpc connection", served);
     }
 }
 
 async fn serve_one(
     mut connection: TlsConnection,
-    standing: Standing,
+    caller_state: CallerState,
     serving: Serving,
     mut drain: DrainWatcher,
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
-    let over = standing.clone().over(connection.take_slot());
+    let over = caller_state.clone().over(connection.take_slot());
     let age = serving.age.mul_f64(rand::rng().random_range(0.9..1.1));
     let routes = serving.routes;
     let (end, ended) = watch::channel(false);
     let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(peer);
-        request.extensions_mut().insert(standing.clone());
+        request.extensions_mut().insert(caller_state.clone());
         request
             .extensions_mut()
             .insert(ConnectionEnd(ended.clone()));

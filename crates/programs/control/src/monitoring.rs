@@ -87,7 +87,7 @@ impl Monitoring {
 
 /// A debug page, made on a thread of its own when it is its turn.
 async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
-    // It is never closed. Whoever asks may go away; the page is made all the same.
+    // It is never closed. The client may go away; the page is made all the same.
     let turn = PAGES.acquire().await;
     let made = ambit_rt::spawn_blocking("debug page", move || {
         let page = json_pretty(200, &make());

@@ -17,7 +17,7 @@ use tonic::service::Routes;
 use crate::{
     access::{Access, parse_accounts},
     args::Args,
-    ca::{self, CertificateService, TrustKeeper, write_root},
+    ca::{self, CertificateService, TrustPublisher, write_root},
     environment::{Cluster, Environment},
     grpc,
     leading::while_leading,
@@ -84,12 +84,12 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let metrics = Arc::new(Metrics::default());
     let Environment {
         source,
-        keeper,
+        publisher,
         authenticator,
         cluster,
     } = Environment::open(args, &metrics, &watcher).await?;
     if let Some(path) = &args.root_cert_out {
-        keep_root_written(path, &keeper)?;
+        keep_root_written(path, &publisher)?;
     }
     let trusted = parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
@@ -97,7 +97,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let any_reader = args.xds_any_account;
     let access = Access::new(authenticator, trusted, any_reader, Arc::clone(&metrics));
     let access = Arc::new(access);
-    let serving = Serving::start(keeper.follow(), server_names(args), watcher.clone())?;
+    let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
     let reports = cluster
         .as_ref()
         .map(|cluster| status::start(cluster, &watcher));
@@ -109,7 +109,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        lead(cluster, &keeper, args, &watcher);
+        lead(cluster, &publisher, args, &watcher);
     }
     let discovery = Discovery::new(
         Arc::clone(&mesh.store),
@@ -126,7 +126,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         readiness: readiness(&mesh),
     };
     let certificates = CertificateService {
-        trust: keeper.follow(),
+        trust: publisher.follow(),
         access,
         pods: Arc::clone(&mesh.pods),
         followed: mesh.followed.clone(),
@@ -177,8 +177,8 @@ fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
 }
 
 /// Begins what this replica does for all while it leads.
-fn lead(cluster: &Cluster, keeper: &TrustKeeper, args: &Args, drain: &DrainWatcher) {
-    let (client, trust) = (cluster.client.clone(), keeper.follow());
+fn lead(cluster: &Cluster, publisher: &TrustPublisher, args: &Args, drain: &DrainWatcher) {
+    let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
         ca::distribute(client.clone(), trust.clone())
     });
@@ -195,8 +195,8 @@ fn lead(cluster: &Cluster, keeper: &TrustKeeper, args: &Args, drain: &DrainWatch
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.
-fn keep_root_written(path: &Path, keeper: &TrustKeeper) -> anyhow::Result<()> {
-    let mut trust = keeper.follow();
+fn keep_root_written(path: &Path, publisher: &TrustPublisher) -> anyhow::Result<()> {
+    let mut trust = publisher.follow();
     write_root(path, &trust.borrow_and_update().authority.root_pem())?;
     let path = path.to_owned();
     ambit_rt::spawn("root file", async move {

@@ -489,7 +489,7 @@ async fn replicas_share_one_root_and_a_leader_copies_it_into_every_namespace() {
         .delete(SECRETS, "istio-system", "istio-ca-secret");
     let after = shown("the secret", || secret(&cluster)).await;
     assert_eq!(before["data"], after["data"], "nothing issued becomes void");
-    // Whoever led goes; the other one takes over at once.
+    // The leader goes; the other one takes over at once.
     first.running.stop().await;
     cluster.namespace("new");
     copied("new").await;
@@ -758,7 +758,7 @@ async fn the_roles_are_what_is_used() {
 }
 
 /// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,
-/// when the root is renewed, when an event is told again.
+/// when the root is renewed, when an event is written again.
 const ELSEWHERE: [&str; 4] = [
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
     "get apiextensions.k8s.io/customresourcedefinitions",

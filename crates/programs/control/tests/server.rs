@@ -338,7 +338,7 @@ const WEB: &str = "Kubernetes//Pod/shop/web-1";
 const SERVICE: &str = "shop/api.shop.svc.cluster.local";
 
 #[tokio::test]
-async fn a_node_proxy_is_told_everything_and_what_changes() {
+async fn a_node_proxy_is_sent_everything_and_what_changes() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -419,7 +419,7 @@ async fn a_rejection_is_shown_and_not_answered_before_the_next_change() {
 }
 
 #[tokio::test]
-async fn after_a_restart_a_client_is_told_only_what_it_lacks() {
+async fn after_a_restart_a_client_is_sent_only_what_it_lacks() {
     let plane = Plane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -505,7 +505,7 @@ async fn callers_without_a_good_token_or_under_a_wrong_name_are_refused() {
         assert_eq!(
             status.message(),
             "the token is not accepted",
-            "the reason is not told"
+            "the reason is not answered"
         );
     }
     // A service account that is no node proxy.
@@ -750,7 +750,7 @@ async fn bytes_that_are_no_tls_harm_nobody() {
         open.push(stream);
     }
     let mut end = Vec::new();
-    // The peer is told and cut; a silent one may stay until its time is over.
+    // The peer gets a GOAWAY and is cut; a silent one may stay until its time is over.
     tokio::time::timeout(DEADLINE, open[0].read_to_end(&mut end))
         .await
         .unwrap()
@@ -858,7 +858,7 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
     plane.running.stop().await;
 }
 
-/// What our own client tells its node proxy, as texts.
+/// What our own client hands to its node proxy, as texts.
 struct Told(std::sync::mpsc::Sender<String>);
 
 impl ambit_xds::Handler for Told {
@@ -888,9 +888,9 @@ impl ambit_xds::Handler for Told {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     let plane = Plane::start().await;
-    let (sender, told) = std::sync::mpsc::channel::<String>();
+    let (sender, handed) = std::sync::mpsc::channel::<String>();
     let wait = |expected: &str| loop {
-        let text = told.recv_timeout(DEADLINE).unwrap();
+        let text = handed.recv_timeout(DEADLINE).unwrap();
         assert!(
             !text.starts_with('-') || text == expected,
             "{text} while waiting for {expected}"
@@ -940,7 +940,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     let plane = Plane { dir, key, running };
     let mut seen = Vec::new();
     while seen.len() < 3 {
-        seen.push(told.recv_timeout(DEADLINE).unwrap());
+        seen.push(handed.recv_timeout(DEADLINE).unwrap());
     }
     seen.sort();
     let changed = format!("+{API} spiffe://cluster.local/ns/shop/sa/api []");
@@ -950,7 +950,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
 }
 
 #[tokio::test]
-async fn an_old_connection_ends_in_order_and_the_next_one_is_told_only_what_changed() {
+async fn an_old_connection_ends_in_order_and_the_next_one_is_sent_only_what_changed() {
     let plane = Plane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
     let mut stream = plane.stream().await;
     let all = stream.subscribe(ADDRESS_TYPE_URL).await;

@@ -1,7 +1,7 @@
 //! Everything that the mesh knows of one kind of object: the two traits that the kinds implement, one file a
 //! kind ([`super::kinds`]).
 //!
-//! [`Followed`] is for whoever fetches objects; [`MeshKind`] says what is read of one, what depends on it,
+//! [`Followed`] is for the source that fetches objects; [`MeshKind`] says what is read of one, what depends on it,
 //! which records it makes, and which conditions should stand on it.
 
 use std::fmt;

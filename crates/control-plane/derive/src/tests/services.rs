@@ -122,7 +122,7 @@ fn a_namespace_sets_the_distribution_of_services_that_set_none() {
 }
 
 #[test]
-fn families_are_told() {
+fn families_are_published() {
     for (families, expected) in [
         ("[IPv4]", Some(IpFamilies::Ipv4)),
         ("[IPv6]", Some(IpFamilies::Ipv6)),

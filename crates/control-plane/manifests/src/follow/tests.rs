@@ -101,7 +101,7 @@ fn a_missing_directory_is_named() {
 }
 
 #[tokio::test]
-async fn an_empty_directory_tells_so_at_once() {
+async fn an_empty_directory_is_reported_at_once() {
     let dir = TempDir::new().unwrap();
     let mut reader = Reader::open(&[dir.path()]);
     reader.step().await;
@@ -171,7 +171,9 @@ async fn a_broken_file_keeps_its_objects_until_it_is_mended() {
     assert_eq!(reader.nodes["a"], "n1");
     fs::write(&file, pod("a", "n3")).unwrap();
     reader
-        .until("mended", |r| r.nodes["a"] == "n3" && r.problems.is_empty())
+        .until("corrected", |r| {
+            r.nodes["a"] == "n3" && r.problems.is_empty()
+        })
         .await;
 }
 

@@ -51,7 +51,7 @@ fn node_of(tree: &mut Tree, name: &str) -> String {
 }
 
 #[test]
-fn only_what_changed_is_told() {
+fn only_what_changed_is_reported() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     assert_eq!(
@@ -117,7 +117,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     tree.take_change();
-    // Unreadable altogether: whose document it was cannot be told.
+    // Unreadable altogether: whose document it was cannot be known.
     read(
         &mut tree,
         0,
@@ -180,7 +180,7 @@ fn the_same_object_given_twice_differently_is_a_problem_and_the_first_is_used() 
 }
 
 #[test]
-fn what_never_could_be_read_is_told_as_such_and_goes_like_anything_else() {
+fn what_never_could_be_read_is_reported_as_such_and_goes_like_anything_else() {
     const POLICY: &str =
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p}\n";
     let bad = format!("{POLICY}spec: {{rulez: []}}\n");

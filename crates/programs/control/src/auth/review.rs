@@ -51,7 +51,7 @@ impl fmt::Debug for Reviewer {
 impl Reviewer {
     /// Tokens must be meant for `audience`.
     pub fn new(client: Client, audience: &str) -> Self {
-        // Outside of a cluster there is none: the first token that is accepted tells the issuer.
+        // Outside of a cluster there is none: the first token that is accepted names the issuer.
         let own = std::fs::read_to_string(OWN_TOKEN).ok();
         let issuer = own.as_deref().and_then(unverified::issuer_of_own);
         Self {

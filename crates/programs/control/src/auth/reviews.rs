@@ -1,5 +1,5 @@
 //! Which tokens the API server is asked about, and how often: each question costs the cluster far more than
-//! it costs whoever makes up a token. Knows nothing of the API server.
+//! it costs a caller to make up a token. Knows nothing of the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +20,7 @@ pub(super) const ACCEPTED: Duration = Duration::from_secs(30);
 pub(super) const REFUSED: Duration = Duration::from_secs(5);
 /// Tokens remembered at most, of either kind.
 const MOST: usize = 10_000;
-/// Reviews for one address in a second, at once after a quiet time, and under way.
+/// Reviews for one address in a second, at once after a pause, and in flight.
 const EACH: (u32, u32, usize) = (2, 20, 4);
 /// The same in a second and at once for tokens of issuers that no accepted token has named yet: those of
 /// another cluster, or of this one if it has changed its name.

@@ -29,7 +29,7 @@ enum Audiences {
 }
 
 /// The issuer that a token names, if it is a bound service account token for `audience` that is neither too
-/// old nor too young, as far as one can tell without its keys.
+/// old nor too young, as far as that shows without its keys.
 pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<String, TokenError> {
     if token.is_empty() {
         return Err(TokenError::Missing);

@@ -84,7 +84,7 @@ impl Copies {
         due
     }
 
-    /// A write succeeded; the watch will tell the same a little later.
+    /// A write succeeded; the watch will report the same a little later.
     fn written(&mut self, due: &Due) {
         let place = (due.namespace.clone(), due.name);
         match &due.text {

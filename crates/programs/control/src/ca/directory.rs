@@ -4,16 +4,16 @@ use std::{path::PathBuf, time::Duration};
 
 use ambit_rt::{DrainWatcher, ErrorChain};
 
-use super::{Material, TrustKeeper};
+use super::{Material, TrustPublisher};
 
 /// How often the files are read: mounted secrets arrive a minute late anyway, and make no events that
 /// could be relied on.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Follows the files of `dir` until the drain. What cannot be used is told once and changes nothing.
-pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) {
+/// Follows the files of `dir` until the drain. What cannot be used is logged once and changes nothing.
+pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
     let place = dir.display().to_string();
-    let mut told = None;
+    let mut logged = None;
     loop {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
@@ -22,7 +22,7 @@ pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) 
         let from = dir.clone();
         let read = ambit_rt::spawn_blocking("ca files", move || Material::read(&from)).await;
         let problem = match read {
-            Ok(Ok(Some(material))) => match keeper.replace(&material, &place) {
+            Ok(Ok(Some(material))) => match publisher.replace(&material, &place) {
                 Ok(_) => None,
                 Err(error) => Some(ErrorChain(&error).to_string()),
             },
@@ -30,12 +30,12 @@ pub async fn follow(dir: PathBuf, keeper: TrustKeeper, mut drain: DrainWatcher) 
             Ok(Err(error)) => Some(ErrorChain(&error).to_string()),
             Err(_) => return,
         };
-        if let Some(error) = problem.as_ref().filter(|_| problem != told) {
+        if let Some(error) = problem.as_ref().filter(|_| problem != logged) {
             tracing::error!(
                 error,
                 "the certificate authority is not renewed; the present one stays in force"
             );
         }
-        told = problem;
+        logged = problem;
     }
 }

@@ -1,5 +1,5 @@
 //! Where the authority's key and certificates come from: a directory in one of two layouts, or a root
-//! made here once and kept in the first of them.
+//! made here once and stored in the first of them.
 //!
 //! | layout | files |
 //! |---|---|
@@ -65,7 +65,7 @@ pub enum CaError {
     },
 }
 
-/// An authority as it is kept, as text. Equal texts are the same authority.
+/// An authority as it is stored, as text. Equal texts are the same authority.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Material {
     /// The certificate that signs.
@@ -104,7 +104,7 @@ impl Material {
         }
     }
 
-    /// The authority; `place` names where it is kept.
+    /// The authority; `place` names where it is stored.
     pub fn open(&self, place: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {

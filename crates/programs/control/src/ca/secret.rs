@@ -1,4 +1,4 @@
-//! A root of the mesh's own, kept in a Secret of Istio's form. Whichever replica comes first makes it,
+//! A root of the mesh's own, stored in a Secret of Istio's form. The replica that comes first makes it,
 //! all read it, the leader renews it.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -10,7 +10,7 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams, core::ObjectMeta};
 
 use super::{
-    Material, TrustKeeper,
+    Material, TrustPublisher,
     material::{CRL_FILE, ROOT_TTL},
 };
 
@@ -96,7 +96,7 @@ impl CaSecret {
     /// root in force again: nothing that was issued becomes void.
     pub async fn follow(
         self,
-        keeper: TrustKeeper,
+        publisher: TrustPublisher,
         leads: tokio::sync::watch::Receiver<bool>,
         mut drain: DrainWatcher,
     ) {
@@ -105,7 +105,7 @@ impl CaSecret {
             Some(secret.clone())
         });
         let mut leading = leads;
-        // Unknown while a listing has not told of it yet.
+        // Unknown until a listing is complete.
         let mut there = None;
         let mut look = tokio::time::interval(RENEW_EVERY);
         loop {
@@ -114,7 +114,7 @@ impl CaSecret {
                     WatchEvent::Listing => there = None,
                     WatchEvent::Object(_, secret) => {
                         there = Some(true);
-                        self.take(&secret, &keeper);
+                        self.take(&secret, &publisher);
                     }
                     WatchEvent::Gone(_) => there = Some(false),
                     WatchEvent::Listed => there = there.or(Some(false)),
@@ -126,18 +126,18 @@ impl CaSecret {
             }
             let leads = *leading.borrow_and_update();
             if let Some(there) = there.filter(|_| leads) {
-                self.tend(&keeper, there).await;
+                self.tend(&publisher, there).await;
             }
         }
     }
 
-    fn take(&self, secret: &Secret, keeper: &TrustKeeper) {
+    fn take(&self, secret: &Secret, publisher: &TrustPublisher) {
         let place = self.place();
         let taken = self
             .material(secret)
             .map_err(|error| ErrorChain(&error).to_string())
             .and_then(|material| {
-                keeper
+                publisher
                     .replace(&material, &place)
                     .map_err(|error| ErrorChain(&error).to_string())
             });
@@ -150,8 +150,8 @@ impl CaSecret {
     }
 
     /// What only the leader does.
-    async fn tend(&self, keeper: &TrustKeeper, there: bool) {
-        let trust = keeper.trust();
+    async fn tend(&self, publisher: &TrustPublisher, there: bool) {
+        let trust = publisher.trust();
         if !there {
             match self.create(&trust.material).await {
                 Ok(()) => {

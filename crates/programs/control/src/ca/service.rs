@@ -28,7 +28,7 @@ const MAX_TTL: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How long to wait for the pod that a certificate is asked for.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-/// Why a caller does not get an identity. Told to the log only: callers learn nothing about pods.
+/// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// Not a node proxy.
@@ -40,7 +40,7 @@ pub enum Denied {
     /// Another mesh's.
     #[error("{0} is of another trust domain")]
     TrustDomain(String),
-    /// A token that is bound to no pod tells no node.
+    /// A token that is bound to no pod names no node.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
     /// The pod is not there.

@@ -1,4 +1,4 @@
-//! Who signs at present. One keeper replaces it, everybody else follows.
+//! The authority that signs at present. One publisher replaces it, all others follow.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 pub struct Trust {
     /// Who signs.
     pub authority: Authority,
-    /// As it is kept.
+    /// As it is stored.
     pub material: Material,
 }
 
@@ -37,13 +37,13 @@ pub enum ReplaceError {
 
 /// Replaces the authority.
 #[derive(Clone, Debug)]
-pub struct TrustKeeper {
+pub struct TrustPublisher {
     sender: Arc<watch::Sender<Arc<Trust>>>,
     metrics: Arc<Metrics>,
 }
 
-impl TrustKeeper {
-    /// Begins with an authority; `place` names where it is kept.
+impl TrustPublisher {
+    /// Begins with an authority; `place` names where it is stored.
     pub fn new(material: Material, place: &str, metrics: Arc<Metrics>) -> Result<Self, CaError> {
         let authority = material.open(place)?;
         metrics.set_root_expiry(authority.not_after());
@@ -119,17 +119,17 @@ mod tests {
         Authority::new_root("t", YEAR, SystemTime::now()).unwrap()
     }
 
-    fn keeper(root: &Authority) -> TrustKeeper {
-        TrustKeeper::new(Material::of_root(root), "here", Arc::default()).unwrap()
+    fn publisher(root: &Authority) -> TrustPublisher {
+        TrustPublisher::new(Material::of_root(root), "here", Arc::default()).unwrap()
     }
 
     #[test]
     fn another_root_comes_in_three_steps_only() {
         let (old, new) = (root(), root());
-        let keeper = keeper(&old);
-        let changes = keeper.follow();
+        let publisher = publisher(&old);
+        let changes = publisher.follow();
         let alone = Material::of_root(&new);
-        let refused = keeper.replace(&alone, "here").unwrap_err().to_string();
+        let refused = publisher.replace(&alone, "here").unwrap_err().to_string();
         assert!(refused.contains("put both roots"), "{refused}");
         assert!(!changes.has_changed().unwrap());
         let both = old.root_pem() + &new.root_pem();
@@ -138,13 +138,16 @@ mod tests {
             ..material.clone()
         };
         let too_early = with_both(&alone);
-        assert!(keeper.replace(&too_early, "here").is_err());
+        assert!(publisher.replace(&too_early, "here").is_err());
         let first = with_both(&Material::of_root(&old));
-        assert!(keeper.replace(&first, "here").unwrap());
-        assert!(!keeper.replace(&first, "here").unwrap(), "nothing is new");
-        assert!(keeper.replace(&with_both(&alone), "here").unwrap());
-        assert!(keeper.replace(&alone, "here").unwrap());
-        assert_eq!(keeper.trust().authority.roots(), new.roots());
+        assert!(publisher.replace(&first, "here").unwrap());
+        assert!(
+            !publisher.replace(&first, "here").unwrap(),
+            "nothing is new"
+        );
+        assert!(publisher.replace(&with_both(&alone), "here").unwrap());
+        assert!(publisher.replace(&alone, "here").unwrap());
+        assert_eq!(publisher.trust().authority.roots(), new.roots());
         assert!(changes.has_changed().unwrap());
     }
 
@@ -152,10 +155,10 @@ mod tests {
     fn a_renewed_root_is_taken_and_nonsense_is_not() {
         let now = SystemTime::now();
         let old = Authority::new_root("t", YEAR, now - YEAR * 9 / 10).unwrap();
-        let keeper = keeper(&old);
+        let publisher = publisher(&old);
         let renewed = old.renewed_root(YEAR, now).unwrap().unwrap();
         assert!(
-            keeper
+            publisher
                 .replace(&Material::of_root(&renewed), "here")
                 .unwrap()
         );
@@ -163,7 +166,7 @@ mod tests {
             cert: "x".into(),
             ..Material::of_root(&renewed)
         };
-        assert!(keeper.replace(&nonsense, "here").is_err());
-        assert_eq!(keeper.trust().authority.roots(), renewed.roots());
+        assert!(publisher.replace(&nonsense, "here").is_err());
+        assert_eq!(publisher.trust().authority.roots(), renewed.roots());
     }
 }

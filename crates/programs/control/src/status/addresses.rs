@@ -232,7 +232,7 @@ mod tests {
         let first = values(pool.give(&key("a"), &entry("1", &[])));
         assert_eq!(first, ["240.240.0.1", "2001:2::1"]);
         let known = [("a.com", first[0].as_str()), ("a.com", first[1].as_str())];
-        // After a restart, whoever comes first.
+        // After a restart, in any order.
         let mut pool = Pool::default();
         pool.see(&key("b"), &entry("2", &[]));
         pool.see(&key("a"), &entry("1", &known));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_of_two_keeps_an_address_whoever_comes_first() {
+    fn the_older_of_two_keeps_an_address_whichever_comes_first() {
         let same = [("a.com", "240.240.0.1"), ("a.com", "2001:2::1")];
         let mut pool = Pool::default();
         assert!(pool.see(&key("young"), &entry("2", &same)).is_empty());

@@ -19,7 +19,7 @@ pub struct Admission {
 #[derive(Debug)]
 struct Gate {
     interval: Duration,
-    /// So many may enter at once after a quiet time.
+    /// So many may enter at once after a pause.
     burst: u32,
     /// When the line would be empty, if nobody else came.
     line_ends: Option<Instant>,

@@ -136,7 +136,7 @@ impl Server {
 }
 
 #[test]
-fn a_policy_tells_what_became_of_it() {
+fn the_conditions_of_a_policy_say_what_became_of_it() {
     let mut server = Server::leading();
     let of = key(Kind::AuthorizationPolicy, "p");
     let warning = [(Severity::Warning, "a")];
@@ -212,7 +212,7 @@ fn a_write_is_not_repeated_before_its_object_shows_it_but_after_somebody_else_wr
 }
 
 #[test]
-fn a_waypoint_that_is_missing_is_told_and_forgotten() {
+fn a_waypoint_that_is_missing_is_reported_and_forgotten() {
     let mut server = Server::leading();
     let of = key(Kind::Service, "s");
     assert_eq!(server.put(service(None)), 0);
@@ -250,7 +250,7 @@ fn when_a_condition_changed_is_kept_while_it_says_the_same() {
 }
 
 #[test]
-fn problems_of_other_objects_are_told_once() {
+fn problems_of_other_objects_are_reported_once() {
     let mut server = Server::leading();
     let mut pod = policy(&[(Severity::Error, "bad address")], false);
     pod.key = key(Kind::Pod, "a");

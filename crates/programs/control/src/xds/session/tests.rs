@@ -103,7 +103,7 @@ fn decode(push: &Push) -> DeltaDiscoveryResponse {
     DeltaDiscoveryResponse::decode(message).unwrap()
 }
 
-/// A client that keeps what it is told, per type.
+/// A client that keeps what it is sent, per type.
 struct Peer {
     session: Session,
     known: BTreeMap<ResourceType, BTreeMap<String, String>>,
@@ -378,7 +378,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     assert_eq!(removed_policies(&gone), ["shop/p"]);
 }
 
-/// A client that has been told of everything there is and has answered.
+/// A client that has been sent everything there is and has answered.
 fn settled(store: &Store) -> Peer {
     let mut peer = Peer::new();
     for kind in [ResourceType::ADDRESS, ResourceType::AUTHORIZATION] {
@@ -401,7 +401,7 @@ fn removed_policies(responses: &[DeltaDiscoveryResponse]) -> Vec<&str> {
 fn a_policy_is_removed_only_when_workloads_that_no_longer_name_it_are_answered() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
     let mut peer = settled(&store);
-    // An update of a workload is under way when the policy goes, and with it its name from the workload.
+    // An update of a workload is in flight when the policy goes, and with it its name from the workload.
     store.update(&pod("a", "", 1, None, 2));
     let first = peer.changed(&store);
     store.update(&pod("a", "", 1, None, 3));
@@ -823,7 +823,7 @@ fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
 }
 
 #[test]
-fn clients_of_everything_are_told_the_same_bytes_under_nonces_of_their_own() {
+fn clients_of_everything_are_sent_the_same_bytes_under_nonces_of_their_own() {
     let mut store = store(&[pod("a", "n1", 1, None, 1)]);
     let (mut one, begun) = opened(&store, 1);
     let (mut other, begun_too) = opened(&store, 2);
@@ -837,7 +837,7 @@ fn clients_of_everything_are_told_the_same_bytes_under_nonces_of_their_own() {
 }
 
 #[test]
-fn a_newcomer_may_begin_with_an_older_state_and_is_told_at_once_what_changed_since() {
+fn a_new_client_may_begin_with_an_older_state_and_is_sent_at_once_what_changed_since() {
     let mut store = store(&[pod("a", "n1", 1, None, 1), pod("b", "n1", 2, None, 1)]);
     let (_first, sending) = opened(&store, 1);
     store.update(&no_pod("a"));

@@ -3,7 +3,7 @@
 //! Anybody may connect; a call's token says who it is. Until the first call that is authenticated, the
 //! connection holds one of the few slots for unknown callers, and not for long. Node proxies are then
 //! moved among those that may stay; other accounts get what they came for, and are asked to leave in order
-//! when the same time is over. Whoever presents one bad token after the other is disconnected.
+//! when the same time is over. A client that presents one bad token after the other is disconnected.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -24,7 +24,7 @@ const REFUSALS: u32 = 8;
 
 /// What is known of a connection's caller: among each request's extensions.
 #[derive(Clone, Debug)]
-pub struct Standing(Arc<Inner>);
+pub struct CallerState(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -70,13 +70,13 @@ impl Ending {
         }
     }
 
-    /// Whether calls under way are answered first.
+    /// Whether calls in flight are answered first.
     pub(super) fn is_in_order(self) -> bool {
         matches!(self, Self::Leave | Self::Refused)
     }
 }
 
-impl Standing {
+impl CallerState {
     /// Of a connection from `source`, whose caller is not known yet; `lasting` are the slots of those
     /// that stay.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
@@ -88,12 +88,12 @@ impl Standing {
         }))
     }
 
-    /// The standing of a request's connection, and the address it comes from.
+    /// The state of a request's connection, and the address it comes from.
     pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
-        let standing = extensions.get::<Self>();
-        let source = standing.and_then(|standing| standing.0.source);
+        let caller_state = extensions.get::<Self>();
+        let source = caller_state.and_then(|caller_state| caller_state.0.source);
         (
-            standing,
+            caller_state,
             source.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         )
     }
@@ -162,8 +162,8 @@ mod tests {
 
     const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
-    fn standing(lasting: usize) -> Standing {
-        Standing::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
+    fn caller_state(lasting: usize) -> CallerState {
+        CallerState::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
     /// One slot for each address.
@@ -182,25 +182,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_an_authenticated_call_ends() {
         let begin = tokio::time::Instant::now();
-        assert_eq!(standing(1).over(None).await, Ending::Silent);
+        assert_eq!(caller_state(1).over(None).await, Ending::Silent);
         assert_eq!(begin.elapsed().as_secs(), FIRST_CALL.as_secs());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_account_that_does_not_stay_leaves_in_order() {
-        let one = standing(1);
+        let one = caller_state(1);
         one.authenticated(false);
         assert_eq!(one.over(None).await, Ending::Leave);
     }
 
     #[tokio::test(start_paused = true)]
     async fn bad_tokens_end_a_connection_unless_its_caller_is_known_to_stay() {
-        let one = standing(1);
+        let one = caller_state(1);
         for _ in 0..REFUSALS {
             one.refused();
         }
         assert_eq!(one.over(None).await, Ending::Refused);
-        let one = standing(1);
+        let one = caller_state(1);
         one.authenticated(true);
         for _ in 0..REFUSALS {
             one.refused();
@@ -212,10 +212,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_stays_makes_room_for_unknown_callers_and_cannot_be_displaced() {
         let slots = slots();
-        let one = standing(1);
+        let one = caller_state(1);
         let over = tokio::spawn(one.clone().over(slot(&slots).await));
         one.authenticated(true);
-        let second = standing(1).over(slot(&slots).await);
+        let second = caller_state(1).over(slot(&slots).await);
         let third = slot(&slots).await;
         assert_eq!(second.await, Ending::Displaced);
         assert!(!over.is_finished());
@@ -225,7 +225,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn when_no_more_can_stay_a_caller_leaves_as_others_do() {
         let lasting = Arc::new(Semaphore::new(1));
-        let [first, second] = [(); 2].map(|()| Standing::new(None, Arc::clone(&lasting)));
+        let [first, second] = [(); 2].map(|()| CallerState::new(None, Arc::clone(&lasting)));
         first.authenticated(true);
         second.authenticated(true);
         assert_eq!(second.over(None).await, Ending::Leave);

@@ -139,7 +139,7 @@ impl PolicySet {
         self.by_key(&PolicyKey::of_record(name))
     }
 
-    /// How many stand in for a policy that is not understood in full.
+    /// How many are fail-closed substitutes of policies that are not understood in full.
     pub fn not_understood(&self) -> usize {
         let policies = self.by_key.values();
         policies

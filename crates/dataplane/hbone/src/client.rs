@@ -282,7 +282,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so
-    /// long that its owner should let go of it.
+    /// long that its owner should drop it.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
         let _retire = Retire(self.shared.clone());
         let result = poll_fn(|cx| {
@@ -376,7 +376,7 @@ pub(crate) async fn open_tunnel(
     let (answer, stream) = send
         .send_request(request, false)
         .map_err(TunnelError::Stream)?;
-    // The connection must be free to end when its owner and its tunnels let go of it.
+    // The connection must be free to end when its owner and its tunnels drop it.
     drop(send);
     let (parts, body) = answer.await.map_err(TunnelError::Stream)?.into_parts();
     if parts.status != StatusCode::OK {

@@ -170,7 +170,7 @@ impl Pool {
             match self.look(key) {
                 Looked::Leased(leased) => return Ok((leased, false)),
                 Looked::Draining => return Err(TunnelError::Draining),
-                // Otherwise there is a new connection, or whoever was setting it up went away.
+                // Otherwise there is a new connection, or the task that was setting it up went away.
                 Looked::Wait(outcome) => {
                     if let Ok(Err(error)) = outcome.await {
                         return Err(TunnelError::Dial(error));

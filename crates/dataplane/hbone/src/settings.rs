@@ -30,7 +30,7 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// TCP must be connected within this.
     pub connect_timeout: Duration,
-    /// A pooled connection that served no new tunnel for this long is let go.
+    /// A pooled connection that served no new tunnel for this long is closed.
     pub idle_release: Duration,
 }
 

@@ -16,7 +16,7 @@ use crate::{
     warm_start::WarmCertificates,
 };
 
-/// How long certificates that the CA refuses are waited for: it may not have heard of the workloads.
+/// How long certificates that the CA refuses are waited for: it may not know of the workloads yet.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// Where certificates come from.

@@ -2,7 +2,7 @@
 //!
 //! What is established costs its peer as much as us; what is being set up costs only us, for up to as many
 //! seconds as an application takes that does not answer. So each source, and all together, have a limit.
-//! It is high: whoever stays below some hundred at once, which take milliseconds, never meets it.
+//! It is high: a peer that stays below some hundred at once, which take milliseconds, never meets it.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 

@@ -69,7 +69,7 @@ impl LocalMesh {
     }
 }
 
-/// A policy, or what stands in for one that is not understood in full.
+/// A policy, or the fail-closed substitute for one that is not understood in full.
 fn policy(from: Value) -> Authorization {
     let text = |field: &str| match from.get(field) {
         None | Some(Value::Null) => ArcStr::new(),

@@ -293,7 +293,7 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// A resource was refused. Whoever waits for it is woken: more will not come.
+    /// A resource was refused. Its waiters are woken: more will not come.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note(name, reason);

@@ -14,7 +14,7 @@ use ambit_wire::{
 use ambit_xds_core::{Effect, Ending, Kind, Push, TypeConfig};
 use bytes::Bytes;
 
-/// Records handed over at a time. Whoever applies them under a lock holds it for some tens of
+/// Records handed over at a time. A handler that applies them under a lock holds it for some tens of
 /// microseconds.
 const BATCH: usize = 64;
 /// Records after which other tasks of the thread get their turn.
@@ -56,7 +56,7 @@ pub enum Update {
     Workload(Box<Workload>),
     /// A service is there, or is different.
     Service(Box<Service>),
-    /// A policy is there, or is different; or something stands in for it
+    /// A policy is there, or is different; or a fail-closed substitute is
     /// ([`Authorization::not_understood`]).
     Policy(Authorization),
     /// A workload or service is gone: its name in WDS.
@@ -189,7 +189,7 @@ struct Taken {
     resource: LeanResource,
     /// As it came.
     bytes: Bytes,
-    /// Why something stands in for it.
+    /// Why it has a fail-closed substitute.
     replaced: Option<DecodeError>,
 }
 
@@ -303,7 +303,7 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 }
 
-/// Says what a stand-in does from now on.
+/// Says what a fail-closed substitute does from now on.
 fn log_stand_in(policy: &Authorization) {
     let (name, scope, error) = (policy.key(), policy.scope, policy.not_understood.as_deref());
     if policy.dry_run {

@@ -59,7 +59,7 @@ impl Holder {
             self.connected(socket);
         }
         for index in 0..self.lines.len() {
-            self.hear(index);
+            self.receive(index);
         }
         self.lines.retain(|line| !line.gone);
     }
@@ -82,14 +82,14 @@ impl Holder {
         });
     }
 
-    fn hear(&mut self, index: usize) {
+    fn receive(&mut self, index: usize) {
         let Some(line) = self.lines.get_mut(index) else {
             return;
         };
         line.link.flush();
-        let (heard, gone) = line.link.hear_all();
+        let (received, gone) = line.link.receive_all();
         let mut owns_now = false;
-        for (record, fd) in heard {
+        for (record, fd) in received {
             let holding = if line.owns {
                 &mut self.handover
             } else {
@@ -104,7 +104,7 @@ impl Holder {
                 }
                 _ => {
                     if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
-                        tracing::error!(%error, "heard something that does not fit");
+                        tracing::error!(%error, "received a record that does not fit");
                     }
                 }
             }
@@ -135,7 +135,7 @@ mod tests {
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
             holder.look();
-            let (received, gone) = link.hear_all();
+            let (received, gone) = link.receive_all();
             assert!(!gone);
             let mut held = Handover::default();
             let mut last = None;

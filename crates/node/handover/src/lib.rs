@@ -1,6 +1,6 @@
 //! A process that outlives the program it runs: it holds descriptors for it (listening sockets, network
 //! namespaces, files), starts the program proper as its worker, and starts another as soon as that dies, so
-//! that a crash costs milliseconds rather than the back-off of whoever started the process. Connections
+//! that a crash costs milliseconds rather than the back-off of the one that started the process. Connections
 //! opened meanwhile wait in the kernel's queues.
 //!
 //! [`process`] is that process, [`supervisor`] the worker's side of it. What is held are items with a name, words

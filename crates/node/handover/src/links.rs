@@ -26,7 +26,7 @@ pub(crate) struct Link {
 
 /// What came.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     Record(Record, Option<OwnedFd>),
     /// Nothing, for now.
     Nothing,
@@ -64,28 +64,30 @@ impl Link {
         }
     }
 
-    pub(crate) fn hear(&mut self) -> Heard {
+    pub(crate) fn receive(&mut self) -> Received {
         let mut buffer = [0; MAX_RECORD];
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
                 Ok(received) if received.len == 0 && received.fd.is_none() => {
                     self.broken = true;
-                    return Heard::End;
+                    return Received::End;
                 }
                 Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Received::Nothing;
+                }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::error!(%error, "cannot use what was said");
                     continue;
                 }
                 Err(_) => {
                     self.broken = true;
-                    return Heard::End;
+                    return Received::End;
                 }
             };
             let record = buffer.get(..received.len).unwrap_or_default();
             match Record::decode(record) {
-                Ok(Some(record)) => return Heard::Record(record, received.fd),
+                Ok(Some(record)) => return Received::Record(record, received.fd),
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "cannot understand what was said"),
             }
@@ -93,13 +95,13 @@ impl Link {
     }
 
     /// Everything that has come; whether the other side is gone after it.
-    pub(crate) fn hear_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
-        let mut heard = Vec::new();
+    pub(crate) fn receive_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
+        let mut received = Vec::new();
         loop {
-            match self.hear() {
-                Heard::Record(record, fd) => heard.push((record, fd)),
-                Heard::Nothing => return (heard, false),
-                Heard::End => return (heard, true),
+            match self.receive() {
+                Received::Record(record, fd) => received.push((record, fd)),
+                Received::Nothing => return (received, false),
+                Received::End => return (received, true),
             }
         }
     }
@@ -133,14 +135,14 @@ mod tests {
         let mut sockets = 0;
         loop {
             ours.flush();
-            match theirs.hear() {
-                Heard::Record(Record::Descriptor, Some(_)) => sockets += 1,
-                Heard::Record(Record::Accept(Accept::Now), None) => break,
+            match theirs.receive() {
+                Received::Record(Record::Descriptor, Some(_)) => sockets += 1,
+                Received::Record(Record::Accept(Accept::Now), None) => break,
                 other => panic!("{other:?}"),
             }
         }
         assert_eq!(sockets, 5000);
         drop(ours);
-        assert!(matches!(theirs.hear(), Heard::End));
+        assert!(matches!(theirs.receive(), Received::End));
     }
 }

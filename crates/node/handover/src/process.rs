@@ -182,7 +182,7 @@ impl Process {
 
     fn run(mut self) -> Result<u8, RunError> {
         if let Some(path) = self.program.meeting.handover.clone() {
-            // Whoever listened there before us is our predecessor; from now on we are the one to find.
+            // What listened there before us is our predecessor; from now on we are the one to find.
             self.predecessor = plain::connect_to(&path).ok().map(Link::new);
             self.listen(&path);
         }
@@ -262,16 +262,16 @@ impl Process {
         wait_for(&mut fds, timeout.as_ref())
     }
 
-    /// Takes whatever has happened. What the worker said before it died is heard before its death.
+    /// Takes all events. What the worker sent before it died is read before its death is handled.
     fn look(&mut self) {
         self.hear_worker();
-        self.hear(
+        self.receive(
             |all| &mut all.predecessor,
             Event::FromPredecessor,
             || Event::PredecessorGone,
         );
         let from_successor = |record, _fd| Event::FromSuccessor(record);
-        if self.hear(
+        if self.receive(
             |all| &mut all.successor,
             from_successor,
             || Event::SuccessorGone,
@@ -280,8 +280,8 @@ impl Process {
         }
         // The standby has nothing to say.
         let from_standby = |_record, _fd| Event::Tick;
-        self.hear(|all| &mut all.standby, from_standby, || Event::StandbyGone);
-        if self.hear(
+        self.receive(|all| &mut all.standby, from_standby, || Event::StandbyGone);
+        if self.receive(
             |all| &mut all.holder,
             Event::FromHolder,
             || Event::HolderGone,
@@ -319,7 +319,7 @@ impl Process {
     }
 
     /// Takes what came over a line; whether its other end is gone.
-    fn hear(
+    fn receive(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,
         said: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
@@ -328,8 +328,8 @@ impl Process {
         let Some(link) = line(self) else {
             return false;
         };
-        let (heard, end) = link.hear_all();
-        for (record, fd) in heard {
+        let (received, end) = link.receive_all();
+        for (record, fd) in received {
             self.event(said(record, fd.map(Arc::new)));
         }
         if end {
@@ -350,8 +350,8 @@ impl Process {
 
     /// The kernel reports the worker's end, not its line.
     fn hear_worker(&mut self) {
-        let heard = self.worker.as_mut().map(|(_, link)| link.hear_all().0);
-        for (record, fd) in heard.into_iter().flatten() {
+        let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
+        for (record, fd) in received.into_iter().flatten() {
             self.event(Event::FromWorker(record, fd.map(Arc::new)));
         }
     }
@@ -438,7 +438,7 @@ impl Process {
                     held = self.state.items(),
                     "the worker died: its open connections are lost, new ones wait for the next"
                 ),
-                Effect::Odd(what) => tracing::error!(what, "heard something that does not fit"),
+                Effect::Odd(what) => tracing::error!(what, "received a record that does not fit"),
                 Effect::Exit(code) => self.exit = Some(code),
             }
         }

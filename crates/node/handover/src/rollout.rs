@@ -3,7 +3,7 @@
 //! Both hold the same sockets, so at any moment one of them takes the connections, or they wait in the kernel's
 //! queues: none is refused. The new one begins when it is prepared; that also makes it ready, and so lets the
 //! rollout end the old one. The old one, asked to end while it has no successor, serves on until it has one, and
-//! drains then; with its time almost over it drains all the same, so that its peers hear of the end before it
+//! drains then; with its time almost over it drains all the same, so that its peers see the end before it
 //! comes.
 
 use std::time::{Duration, Instant};

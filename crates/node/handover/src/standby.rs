@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use crate::{
-    links::{Descriptor, Heard, Link},
+    links::{Descriptor, Link, Received},
     process::{RunError, drain, wait_for},
     record::{Handover, Record},
 };
@@ -100,14 +100,14 @@ fn follow(
     let mut received = Handover::default();
     let mut all = false;
     loop {
-        match other.hear() {
-            Heard::Record(record, fd) => {
+        match other.receive() {
+            Received::Record(record, fd) => {
                 let holding = match held {
                     Some(held) if all => held,
                     _ => &mut received,
                 };
                 if let Err(error) = holding.apply(&record, fd.map(Arc::new)) {
-                    tracing::error!(%error, "heard something that does not fit");
+                    tracing::error!(%error, "received a record that does not fit");
                 }
                 if matches!(record, Record::Accept(_)) && !all {
                     all = true;
@@ -119,7 +119,7 @@ fn follow(
                 }
                 continue;
             }
-            Heard::End => {
+            Received::End => {
                 if let Some(held) = held {
                     held.interrupted();
                     tracing::warn!(
@@ -129,7 +129,7 @@ fn follow(
                 }
                 return Ok(Followed::Gone);
             }
-            Heard::Nothing => {}
+            Received::Nothing => {}
         }
         if drain(terminate) > 0 {
             return Ok(Followed::Terminated);

@@ -9,7 +9,7 @@
 //! first as well.
 //!
 //! A standby (see [`crate::standby`]) is sent everything that is held, and every change of it; a holder
-//! (see [`crate::holder`]) the items, by whoever takes the connections.
+//! (see [`crate::holder`]) the items, by the supervisor that takes the connections.
 
 use std::time::{Duration, Instant};
 
@@ -321,7 +321,7 @@ impl<F: Clone> State<F> {
         waiting && matches!(record, Record::Accept(_))
     }
 
-    /// Whoever takes the connections has the holder hold the same.
+    /// The supervisor that takes the connections has the holder hold the same.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.holder == Holder::Silent && self.accepting && !self.superseded {
             self.holder = Holder::Following;
@@ -343,7 +343,7 @@ impl<F: Clone> State<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
 
-    /// Others hear of an item once it is whole, and of nothing that does not fit.
+    /// Others are sent an item once it is whole, and nothing that does not fit.
     fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,

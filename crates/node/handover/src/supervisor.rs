@@ -18,7 +18,7 @@ use crate::record::{Accept, Handover, MAX_RECORD, Record, RecordError};
 /// How long the supervisor may take to send what it holds.
 const SENT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The supervisor cannot be heard.
+/// The supervisor does not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// Standard input is not what a supervisor gives its worker.

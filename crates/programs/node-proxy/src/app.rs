@@ -257,7 +257,7 @@ fn identities_of(served: &Served) -> Vec<Identity> {
 }
 
 /// Serves the pods of the process before this one; where nobody held anything, those of the agent's record,
-/// until the agent itself is heard.
+/// until the agent itself connects.
 fn restore(
     held: Handover<OwnedFd>,
     enrolment: &mut Enrolment,

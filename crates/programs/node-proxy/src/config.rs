@@ -141,7 +141,7 @@ pub struct Config {
     /// closed instead of going on in plaintext until they end.
     pub close_clear_connections: bool,
     /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: how many handshakes and connections to
-    /// one pod may be under way at once.
+    /// one pod may be in flight at once.
     pub setup_limits: SetupLimits,
     /// Worker threads.
     pub num_worker_threads: usize,

@@ -34,8 +34,8 @@ impl DnsSockets {
     /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
     /// `inherited`, from which they are taken.
     ///
-    /// Also where the configuration says that no answers are given: whoever redirects questions
-    /// here may not have heard of it, and they are then all passed on.
+    /// Also where the configuration says that no answers are given: the agent that redirects questions
+    /// here may not know that, and they are then all passed on.
     ///
     /// # Errors
     /// When a socket cannot be opened.

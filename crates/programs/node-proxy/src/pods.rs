@@ -215,7 +215,7 @@ impl Enrolment {
     }
 
     /// While a successor takes the connections, the agent is to talk to it alone: what is said to us
-    /// would be acted on by nobody. Pods for which it opens listeners of its own are let go, lest
+    /// would be acted on by nobody. Pods for which it opens listeners of its own are surrendered, lest
     /// connections wait in ours.
     async fn sit_out(&mut self) {
         let mut accept = self.supervisor.accept();

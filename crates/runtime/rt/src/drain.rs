@@ -1,6 +1,6 @@
-//! Ending work in order: one side announces how, the other notices, finishes, and is counted.
+//! Ending work in order: one side announces how, the other follows, finishes, and is counted.
 //!
-//! A [`Drain`] belongs to whoever decides (a process, or one pod's proxy); [`DrainWatcher`]s go to
+//! A [`Drain`] belongs to what decides (a process, or one pod's proxy); [`DrainWatcher`]s go to
 //! whatever must end. Work that shutdown should wait for holds an [`OpenWork`].
 
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl Drain {
     /// Announces, waits for all open work until the deadline, and cuts what is left. Returns the
     /// number of pieces of work that were cut.
     ///
-    /// Cut work is given one further second to notice.
+    /// Cut work is given one further second to end.
     pub async fn finish(&self, mode: DrainMode) -> usize {
         self.start(mode);
         if let DrainMode::Graceful { deadline } = mode
@@ -119,7 +119,7 @@ impl Drain {
     }
 }
 
-/// The side that notices. Clone it for each piece of work.
+/// The side that follows. Clone it for each piece of work.
 #[derive(Clone, Debug)]
 pub struct DrainWatcher {
     receiver: watch::Receiver<Option<DrainMode>>,

@@ -1,6 +1,6 @@
 //! Slots for connections whose peers are not known yet, shared among the addresses they come from.
 //!
-//! Nobody waits for what a single peer does. Whoever comes while its own address holds its whole share
+//! Nobody waits for what a single peer does. A peer that comes while its own address holds its whole share
 //! takes the slot of that address's oldest connection. When all slots are taken, the oldest connection of
 //! the address that holds most has to go. Only when no address holds more than a few does the next
 //! connection wait.
@@ -195,10 +195,10 @@ mod tests {
             table.enter(ip(1), ()).unwrap();
         }
         table.enter(ip(2), ()).unwrap();
-        let newcomer = table.enter(ip(3), ()).unwrap();
+        let latest = table.enter(ip(3), ()).unwrap();
         assert_eq!(numbers(&table, ip(1)), [1, 2]);
         assert_eq!(numbers(&table, ip(2)).len(), 1);
-        assert_eq!(numbers(&table, ip(3)), [newcomer]);
+        assert_eq!(numbers(&table, ip(3)), [latest]);
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Upload {
                     self.pending = bytes;
                 }
                 Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
-                // With the other direction over nobody else notices that the peer has gone.
+                // With the other direction over nothing else detects that the peer has gone.
                 Poll::Pending if ends.down => {
                     // Whichever way it is closed.
                     let _reset = ready!(tunnel.send.poll_reset(cx));

@@ -109,7 +109,7 @@ async fn what_the_proxy_s_own_pod_serves_can_be_had_through_a_tunnel() {
             .metrics()
             .contains("spiffe://cluster.local/ns/ns/sa/proxy")
     );
-    // Whoever has no tunnel gets it as from any pod that is not captured.
+    // A client without a tunnel gets it as from any pod that is not captured.
     let outside = mesh.pod("outside", "10.9.0.3").await;
     assert_eq!(seen(&outside, metrics).await, "10.9.0.3");
 }

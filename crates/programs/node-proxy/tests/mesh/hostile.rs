@@ -190,7 +190,7 @@ async fn calls_to_the_proxy_s_own_ports_never_loop() {
         let Ok(mut stream) = from.connect(to).await else {
             continue;
         };
-        // Whoever reads what we say does not like it; TLS waits for more and gets the end.
+        // A parser of ours refuses it; TLS waits for more and gets the end.
         let _gone = stream.write_all(b"hello").await;
         let _gone = stream.shutdown().await;
         assert!(

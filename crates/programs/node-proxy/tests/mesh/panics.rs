@@ -40,7 +40,7 @@ async fn a_panic_for_one_pod_leaves_the_others_alone() {
     let mut open = client.connect(to).await.unwrap();
     assert_eq!(line(&mut open).await.unwrap(), "10.9.0.2");
     for _ in 0..20 {
-        // More faults than requests for certificates may be under way.
+        // More faults than requests for certificates may be in flight.
         if let Ok(mut refused) = victim.connect(to).await {
             line(&mut refused).await.unwrap_err();
         }

@@ -247,7 +247,7 @@ async fn a_proxy_that_is_stopped_leaves_resets_at_both_ends() {
         until_reset(&mut other, "the other client").await;
         until_reset(&mut far, "the server").await;
         if stopped == 1 {
-            // Whoever comes next is refused, which is a reset too.
+            // The next one is refused, which is a reset too.
             return;
         }
     }

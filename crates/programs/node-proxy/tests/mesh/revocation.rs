@@ -44,7 +44,7 @@ async fn revoking_cuts(name: &str) {
     crls.load(&path).unwrap();
     let left = rest(&mut stream).await;
     assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
-    // Whoever presented the certificate only sees its peer go; the other knows the reason.
+    // The peer that presented the certificate only sees its peer go; the other knows the reason.
     let judge = &mesh.nodes[usize::from(name == "client")];
     ambit_testkit::until("the metrics name the reason", || {
         judge.metrics().contains("response_flags=\"CERT_REVOKED\"")

@@ -81,7 +81,7 @@ pub enum IssueError {
     /// The authority's own certificate is about to expire.
     #[error("the certificate authority's own certificate expires before the requested one begins")]
     AuthorityExpired,
-    /// A name cannot stand in a certificate.
+    /// A name is not valid in a certificate.
     #[error("{name:?} cannot stand in a certificate")]
     Name {
         /// The name.

@@ -53,7 +53,7 @@ pub enum FetchError {
     /// The CA's answer cannot be used.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
-    /// A fault of ours, which the log tells.
+    /// A defect of ours, which the log reports.
     #[error("the request for the certificate panicked")]
     Panicked,
     /// A certificate whose time has passed.
@@ -150,20 +150,20 @@ impl CsrClient {
         self
     }
 
-    /// What was kept, if it can still be used.
-    fn kept(&self, identity: &Identity) -> Option<WorkloadCert> {
+    /// The cached certificate, if it can still be used.
+    fn cached(&self, identity: &Identity) -> Option<WorkloadCert> {
         let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {
             Ok(certificate) => Some(certificate),
             Err(error) => {
-                tracing::info!(%identity, %error, "the certificate that was kept is of no use");
+                tracing::info!(%identity, %error, "the cached certificate cannot be used");
                 None
             }
         }
     }
 
     async fn call(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        if let Some(certificate) = self.kept(identity) {
+        if let Some(certificate) = self.cached(identity) {
             return Ok(certificate);
         }
         let CertificateRequest { pem, key } = CertificateRequest::new(identity)?;

@@ -29,7 +29,7 @@ use state::{Effect, Event, Life, State};
 /// Limits of a [`Certificates`].
 #[derive(Clone, Copy, Debug)]
 pub struct CertificatesOptions {
-    /// Fetches under way at most.
+    /// Fetches in flight at most.
     pub parallel: usize,
     /// First delay after a failure.
     pub backoff_initial: Duration,

@@ -49,7 +49,7 @@ pub enum CallHeadersError {
     /// The token is empty.
     #[error("the token is empty ({})", .0.as_deref().unwrap_or("AUTH_TOKEN"))]
     EmptyToken(Option<String>),
-    /// The token cannot stand in a header.
+    /// The token is not a valid header value.
     #[error("the token holds characters that cannot stand in a header")]
     BadToken,
     /// A header from the environment cannot be sent.

@@ -175,7 +175,7 @@ pub(crate) struct ClientVerifier {
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// None: naming the roots tells clients nothing in a mesh and costs bytes in each handshake.
+    /// None: in a mesh clients need no hint which roots count, and it costs bytes in each handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

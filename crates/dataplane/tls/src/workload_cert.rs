@@ -209,7 +209,7 @@ impl WorkloadCert {
     /// Whether a peer that was accepted at a given time is revoked now. Nothing but revocation
     /// counts: open connections are not cut because a certificate has expired since.
     ///
-    /// To be asked for open connections whenever [`crate::Crls::changes`] tells of new lists.
+    /// Evaluated again for established connections whenever [`crate::Crls::changes`] reports new lists.
     pub fn is_revoked(
         &self,
         peer: PeerRole,

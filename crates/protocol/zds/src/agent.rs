@@ -2,7 +2,7 @@
 //!
 //! Requests and answers are matched by order alone, so a late answer must never be taken for that
 //! of the next request: nothing is sent before the last request is answered, and a proxy that does
-//! not answer at all loses the connection (the snapshot of the next one tells it everything).
+//! not answer at all loses the connection (the snapshot of the next one has everything).
 
 use std::{
     collections::VecDeque,
@@ -14,7 +14,7 @@ use crate::message::{Ack, PodUid, Request};
 /// A proxy that has connected says hello within this time.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// A proxy that has not answered a request for this long is given up. Callers are told earlier, see
+/// A proxy that has not answered a request for this long is given up. Callers get an error earlier, see
 /// [`crate::Registry`]; the wait is long because reconnecting helps nobody who is merely slow.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 

@@ -1,6 +1,6 @@
 //! ZDS, the contract between the node agent and the node proxies, as state machines.
 //!
-//! The agent listens, a node proxy dials and says hello; the agent tells it which pods to serve, one
+//! The agent listens, a node proxy dials and says hello; the agent sends it which pods to serve, one
 //! request at a time, each answered by an [`Ack`]. [`ProxySide`] decides what a node proxy does with
 //! the requests, [`AgentSide`] drives one connection on the agent, and [`Registry`] decides which of
 //! several connected proxies hears what. No sockets, no tasks, no clock: the caller passes `now` and

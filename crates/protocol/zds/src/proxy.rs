@@ -104,7 +104,7 @@ pub enum StopReason {
 
 #[derive(Debug)]
 enum Life {
-    /// The start is under way; the error is that of the start before, if that failed.
+    /// The start is in flight; the error is that of the start before, if that failed.
     Starting {
         failed: Option<String>,
     },
@@ -390,7 +390,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
-        // An instance replaced or deleted while it started has been told to stop already.
+        // An instance replaced or deleted while it started has been ordered to stop already.
         if let Some(pod) = self.current(uid, generation) {
             pod.life = Life::Up;
         }
@@ -462,7 +462,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// A peer that breaks the contract is told so and left; the pods stay.
+    /// A peer that breaks the contract gets an error and is left; the pods stay.
     fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
         self.link = Link::Down;

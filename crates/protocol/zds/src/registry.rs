@@ -2,7 +2,7 @@
 //!
 //! A pod is added at the newest proxy that has said hello, and deleted at all. When the newest goes
 //! and an older one is left, that one is caught up with the pods it has not heard of. Callers hold
-//! a [`Ticket`] for each order and are told its outcome, at the latest after [`DELIVER_WITHIN`].
+//! a [`Ticket`] for each order and get its outcome, at the latest after [`DELIVER_WITHIN`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ pub enum RegistryEvent<N> {
     Closed(ConnectionId),
     /// A pod is to be served, in this namespace.
     Add {
-        /// Told when a proxy serves it.
+        /// Settled when a proxy serves it.
         ticket: Ticket,
         /// The pod.
         uid: PodUid,
@@ -53,7 +53,7 @@ pub enum RegistryEvent<N> {
     Hold(PodUid),
     /// A pod is no longer to be served.
     Del {
-        /// Told when every proxy has let go of it.
+        /// Settled when every proxy has stopped serving it.
         ticket: Ticket,
         /// The pod.
         uid: PodUid,
@@ -73,7 +73,7 @@ pub enum RegistryEffect<N> {
     Delivered(Ticket, Result<(), DeliverError>),
     /// A proxy refused a pod, for the log.
     Refused(ConnectionId, PodUid, String),
-    /// A proxy has been told of every pod.
+    /// A proxy has been sent every pod.
     Synced(ConnectionId),
 }
 
@@ -111,7 +111,7 @@ struct Pod<N> {
 struct Link<N> {
     side: AgentSide<N>,
     /// What this proxy has been sent, so that it can be caught up.
-    told: BTreeMap<PodUid, N>,
+    sent: BTreeMap<PodUid, N>,
 }
 
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl<N: Clone + PartialEq> Registry<N> {
             RegistryEvent::Accepted(connection) => {
                 let link = Link {
                     side: AgentSide::new(now),
-                    told: BTreeMap::new(),
+                    sent: BTreeMap::new(),
                 };
                 self.links.insert(connection, link);
             }
@@ -239,7 +239,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                 .pods
                 .iter()
                 .filter_map(|(uid, pod)| Some((uid.clone(), pod.netns.clone()?)));
-            link.told = named.collect();
+            link.sent = named.collect();
         }
         self.drive(connection, now, effects, |side| {
             side.on_hello(snapshot, now)
@@ -289,7 +289,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
         if let Some(link) = self.links.get_mut(&connection) {
-            link.told.insert(uid.clone(), netns.clone());
+            link.sent.insert(uid.clone(), netns.clone());
         }
         let request = Request::Add {
             uid,
@@ -331,7 +331,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         );
         for connection in ids {
             if let Some(link) = self.links.get_mut(&connection) {
-                link.told.remove(&uid);
+                link.sent.remove(&uid);
             }
             let request = Request::Del { uid: uid.clone() };
             self.drive(connection, now, effects, |side| {
@@ -402,7 +402,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                     });
                 }
             }
-            // The error text of a delete changes nothing: the proxy has been told.
+            // The error text of a delete changes nothing: the proxy has been sent it.
             Request::Del { uid } => self.let_go(connection, Some(uid), effects),
             Request::Keep { uid } => {
                 if let Err(text) = ack {
@@ -478,12 +478,12 @@ impl<N: Clone + PartialEq> Registry<N> {
             .iter()
             .filter_map(|(uid, pod)| {
                 let netns = pod.netns.clone()?;
-                let told = link.told.get(uid) == Some(&netns);
+                let sent = link.sent.get(uid) == Some(&netns);
                 let awaited = self
                     .open
                     .values()
                     .any(|open| open.uid == *uid && matches!(open.order, Order::Add));
-                (awaited || !told).then(|| (uid.clone(), pod.info.clone(), netns))
+                (awaited || !sent).then(|| (uid.clone(), pod.info.clone(), netns))
             })
             .collect();
         for (uid, info, netns) in missed {

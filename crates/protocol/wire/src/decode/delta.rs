@@ -38,7 +38,7 @@ pub struct LeanDeltaResponse {
 /// `envoy.service.discovery.v3.Resource`, its value undecoded.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanResource {
-    /// Opaque; to be told back on reconnect.
+    /// Opaque; sent back on reconnect.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]

@@ -267,7 +267,7 @@ fn a_later_add_wins_over_a_pending_one() {
 }
 
 #[test]
-fn a_retry_under_way_cannot_undo_a_later_add() {
+fn a_retry_in_flight_cannot_undo_a_later_add() {
     let mut pair = Pair::with(&[]);
     let first = started_by(&pair.add("a", 1), 1);
     pair.failed("a", first);
@@ -281,7 +281,7 @@ fn a_retry_under_way_cannot_undo_a_later_add() {
 }
 
 #[test]
-fn an_add_of_the_same_namespace_joins_a_retry_under_way() {
+fn an_add_of_the_same_namespace_joins_a_retry_in_flight() {
     let mut pair = Pair::with(&[]);
     let first = started_by(&pair.add("a", 1), 1);
     pair.failed("a", first);
@@ -391,7 +391,7 @@ fn an_answer_never_goes_to_another_connection() {
     pair.event(ProxyEvent::Disconnected);
     pair.event(ProxyEvent::Connected);
     assert_eq!(pair.started("a", generation), []);
-    // The new connection's snapshot finds it standing.
+    // The new connection's snapshot finds it established.
     assert_eq!(pair.add("a", 1), [ack()]);
 }
 

@@ -259,7 +259,7 @@ enum Step {
     Request(u8, Priority),
     Forget(u8),
     Expired(u8),
-    /// The oldest fetch of those under way ends, well or badly.
+    /// The oldest fetch in flight ends, well or badly.
     End(bool),
     Pass(u32),
 }

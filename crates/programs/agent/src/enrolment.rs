@@ -1,7 +1,7 @@
 //! Which pods are to be captured, what stands for each, and what to do next. Pure.
 //!
 //! For every pod of the node the goal (in, out, gone) follows from labels and phase; what is known
-//! to stand is recorded; the next step is the first difference. One step a pod is under way at a
+//! to stand is recorded; the next step is the first difference. One step a pod is in flight at a
 //! time, and its outcome counts only for the namespace it was about. So every order of events ends
 //! in the same state: plugin before source, a new sandbox for the same uid, label on and off
 //! while steps run, restarts of agent or proxy.
@@ -15,16 +15,17 @@ use std::{
 use ambit_k8s_api::enablement::Enablement;
 use ambit_model::{ArcStr, PodName};
 use ambit_netplan::RedirectionSpec;
-use ambit_zds::{PodUid, WorkloadInfo};
+use ambit_zds::PodUid;
 
 use crate::source::{Labels, PodView, Record, SourceEvent, Status};
 
 mod annotations;
-mod owed;
+mod late_capture;
 mod pod;
 mod report;
 mod requests;
 mod scan;
+mod step;
 
 use annotations::spec_of;
 use pod::{Busy, Goal, Next, Pod, Rules};
@@ -33,19 +34,20 @@ use scan::Scanning;
 
 pub use annotations::AnnotationError;
 pub use requests::{CniAdd, Reply, WhichPod};
+pub use step::{ProbeStep, ProxyStep, RedirectionStep, Step, WriteStatus};
 
 /// A call of the plugin that is to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Tells an outcome's step from others of the same pod.
+/// Distinguishes an outcome's step from others of the same pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(u64);
 
 /// What happened.
 #[derive(Debug)]
 pub enum Event<N> {
-    /// The source told something.
+    /// The source has sent something.
     Source(SourceEvent),
     /// The plugin asks for a pod to be enrolled.
     CniAdd(RequestId, CniAdd<N>),
@@ -95,7 +97,7 @@ pub enum Effect<N> {
     Answer(RequestId, Reply),
     /// This pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
     Hold(PodUid),
-    /// All pods that were there at the start are known: proxies may be told.
+    /// All pods that were there at the start are known: proxies may be let in.
     OpenZds,
     /// Which namespaces may have mesh pods has changed.
     WriteMembership(BTreeMap<ArcStr, bool>),
@@ -103,8 +105,8 @@ pub enum Effect<N> {
     SetProbeMembers(Vec<(PodUid, IpAddr)>),
     /// Status is to be left on no other pods than these.
     PruneStatus(BTreeSet<PodName>),
-    /// The pod's owner is to be told that it cannot be enrolled and why, or that now it is.
-    Tell {
+    /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
+    ReportFailure {
         /// The pod.
         uid: PodUid,
         /// Its name.
@@ -112,49 +114,6 @@ pub enum Effect<N> {
         /// Why not.
         failure: Option<String>,
     },
-}
-
-/// One step for one pod.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step<N> {
-    /// Have the newest proxy serve the pod.
-    Announce {
-        /// Who it is.
-        info: WorkloadInfo,
-        /// Where.
-        netns: N,
-    },
-    /// Put the redirection in place, or see that it stands.
-    ApplyRules {
-        /// Where.
-        netns: N,
-        /// What.
-        spec: RedirectionSpec,
-        /// The mesh owed the pod a wait (see `enrolment/owed.rs`): if nothing stands yet, connections
-        /// from before are closed.
-        close_earlier: bool,
-    },
-    /// Exempt kubelet's probes of these addresses.
-    UpsertProbes {
-        /// The pod's addresses.
-        addresses: Vec<IpAddr>,
-    },
-    /// Write the pod's status, or remove it.
-    WriteStatus {
-        /// The pod's name.
-        pod: PodName,
-        /// What to write.
-        status: Status,
-    },
-    /// Take redirection away, if there is any; connections in the proxy go on.
-    ReleaseRules {
-        /// Where.
-        netns: N,
-    },
-    /// Have every proxy stop serving the pod.
-    Withdraw,
-    /// End the exemption of the pod's probes.
-    RemoveProbes,
 }
 
 /// A pod whose namespace is looked for.
@@ -241,7 +200,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     /// Whether something still stands of a pod that has left: for a while it is served.
-    pub fn is_letting_go(&self) -> bool {
+    pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
             .values()
@@ -271,7 +230,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }
             Event::Repaired { uid, what } => {
-                // Elsewhere it has just been put in place, or replaced what a release left.
+                // Elsewhere it has just been put in place, or replaced what an unenrolment left.
                 if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.should_stand) {
                     tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
                     pod.drifts = pod.drifts.saturating_add(1);
@@ -335,14 +294,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     fn update_pod(&mut self, view: PodView, now: Instant) {
         let Some(pod) = self.pods.get_mut(&view.uid) else {
             let mut pod = Pod::new(view, !self.synced);
-            pod.owed_wait = self.synced && self.is_owed_at_first_sight(&pod.view);
+            pod.capture_is_late = self.synced && self.is_late_at_first_sight(&pod.view);
             self.pods.insert(pod.view.uid.clone(), pod);
             return;
         };
         pod.gone = false;
         // An ended pod loses its addresses in its status; what we know is needed to the end.
         let moved = !view.addresses.is_empty() && view.addresses != pod.view.addresses;
-        // What the plugin told is confirmed now; anything else means another sandbox.
+        // What the plugin said is confirmed now; anything else means another sandbox.
         let unexpected = moved && (view.addresses != pod.addresses || pod.netns.is_none());
         if moved {
             pod.addresses.clone_from(&view.addresses);
@@ -391,7 +350,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if !self.scanning.initial_done() {
             return;
         }
-        self.forget_debt_outside(uid);
+        self.forget_lateness_outside(uid);
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
@@ -424,7 +383,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Next::Step(step) => {
                 let id = StepId(self.next_step);
                 self.next_step += 1;
-                pod.maybe_served |= matches!(step, Step::Announce { .. });
+                pod.maybe_served |= matches!(step, Step::Proxy(ProxyStep::Announce { .. }));
                 pod.busy = Some(Busy {
                     id,
                     step: step.clone(),
@@ -468,20 +427,16 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Ok(()) => pod.done(busy.step, now),
             Err(text) => {
                 let text = format!("pod {}: {text}", pod.view.name);
-                let stale = match &busy.step {
-                    Step::Announce { netns, .. }
-                    | Step::ApplyRules { netns, .. }
-                    | Step::ReleaseRules { netns } => pod.netns.as_ref() != Some(netns),
-                    _ => false,
-                };
+                let about = busy.step.netns();
+                let stale = about.is_some() && about != pod.netns.as_ref();
                 if !stale {
                     pod.failed(&busy.step, text.clone(), now);
                     let waited = !pod.waiters.is_empty();
-                    if !matches!(busy.step, Step::WriteStatus { .. }) {
+                    if !matches!(busy.step, Step::Status(_)) {
                         self.complain(uid, &text, effects);
                     }
                     let reply = match busy.step {
-                        Step::Announce { .. } => Reply::TryLater(text),
+                        Step::Proxy(ProxyStep::Announce { .. }) => Reply::TryLater(text),
                         _ => Reply::Failed(text),
                     };
                     self.answer_waiters(uid, &reply, effects);
@@ -497,14 +452,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Tells the pod's owner of a failure, once each.
+    /// Reports a failure to the pod's owner, once each.
     fn complain(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
             return;
         };
         if pod.complaint.as_deref() != Some(text) {
             pod.complaint = Some(text.to_owned());
-            effects.push(Effect::Tell {
+            effects.push(Effect::ReportFailure {
                 uid: uid.clone(),
                 pod: pod.view.name.clone(),
                 failure: Some(text.to_owned()),
@@ -516,7 +471,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if let Some(pod) = self.pods.get_mut(uid)
             && pod.complaint.take().is_some()
         {
-            effects.push(Effect::Tell {
+            effects.push(Effect::ReportFailure {
                 uid: uid.clone(),
                 pod: pod.view.name.clone(),
                 failure: None,
@@ -556,8 +511,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .collect();
         let unsettled = |pod: &Pod<N>| {
             let step = pod.busy.as_ref().map(|busy| &busy.step);
-            pod.addresses.is_empty()
-                || matches!(step, Some(Step::UpsertProbes { .. } | Step::RemoveProbes))
+            pod.addresses.is_empty() || matches!(step, Some(Step::Probes(_)))
         };
         if captured.iter().any(|(_, pod)| unsettled(pod)) {
             return;

@@ -1,9 +1,9 @@
 //! The node agent: decides which pods of its node belong to the mesh, puts their redirection in
-//! place and takes it away, and tells the node proxies which pods to serve.
+//! place and takes it away, and orders the node proxies which pods to serve.
 //!
 //! [`enrolment`] is the pure machine that compares what should be with what is known to be and says
-//! the next step for each pod; [`actions`] carries steps out in the kernel; [`zds`] serves the
-//! proxies; [`plugin`] serves the CNI plugin; [`source`] tells of pods and namespaces. The agent
+//! the next step for each pod; [`actions`] changes the kernel; [`zds`] serves the
+//! proxies; [`plugin`] serves the CNI plugin; [`source`] sends pods and namespaces. The agent
 //! keeps nothing of its own: after a restart everything is derived again from source and kernel.
 #![forbid(unsafe_code)]
 

@@ -34,7 +34,7 @@ pub struct StepOutcome {
 
 /// Labels of `ambit_agent_earlier_connections_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct EarlierOutcome {
+pub struct PreCaptureOutcome {
     /// `closed` or `failed`.
     pub result: &'static str,
 }
@@ -53,7 +53,7 @@ pub struct Metrics {
     /// How long calls of the plugin took that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
     /// Connections from before the capture of pods that should have waited for it.
-    pub earlier_connections: Family<EarlierOutcome, Counter>,
+    pub earlier_connections: Family<PreCaptureOutcome, Counter>,
     wanted: Gauge,
     captured: Gauge,
     failing: Gauge,
@@ -132,7 +132,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts a step, and tells the log if it failed.
+    /// Counts a step, and logs it if it failed.
     pub fn count_step(&self, uid: &PodUid, step: &'static str, result: &Result<(), String>) {
         let outcome = StepOutcome {
             step,

@@ -43,17 +43,16 @@ use crate::{
 };
 
 mod admin;
-mod earlier;
-mod hands;
+mod executor;
 
-use hands::Hands;
+use executor::Executor;
 
 /// Tries to put the node's probe rule in place at the start, and the pause between them.
 const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// How long an agent that is told to end goes on for pods that have just left the mesh: there may be
-/// none after it to tell the proxies.
-const LETTING_GO: Duration = Duration::from_secs(5);
+/// How long an agent that is ending goes on for pods that have just left the mesh: there may be none after
+/// it to withdraw them from the proxies.
+const UNENROLLING: Duration = Duration::from_secs(5);
 
 /// Why the agent does not run (any longer).
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +98,7 @@ pub enum RunError {
     Host(#[source] ActionError),
 }
 
-/// Runs the agent until it is told to end.
+/// Runs the agent until a signal ends it.
 ///
 /// # Errors
 /// When it cannot start, or its source of pods ends.
@@ -214,7 +213,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
         },
-        hands: Hands::new(
+        executor: Executor::new(
             Arc::clone(&actions),
             zds,
             status,
@@ -225,7 +224,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         ),
     };
     tracing::info!(node = args.node, "agent started");
-    let host_jobs = agent.hands.host_jobs.clone();
+    let probes = agent.executor.probes.clone();
     let ended = agent
         .run(
             source,
@@ -250,17 +249,12 @@ pub async fn run_with<S: PodSource, A: Actions>(
     plugin.await.ok();
     drop(server);
     if removed.load(Ordering::Relaxed) {
-        // Pods that start from now on are owed nothing, also if there is a mesh again some day.
+        // No capture of pods that start from now on is late, also if there is a mesh again some day.
         kubernetes::forget(&args.run_dir);
     }
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         // After all that was ordered, some of which would make the rule anew.
-        let (done, removed) = oneshot::channel();
-        let job = move || drop(done.send(actions.remove_host()));
-        host_jobs.send(Box::new(job)).ok();
-        if let Ok(Err(error)) = removed.await {
-            tracing::warn!(error = %ErrorChain(&error), "the node's probe rule is left");
-        }
+        probes.remove_rules().await;
     }
     ended
 }
@@ -297,10 +291,10 @@ struct Agent<A> {
     enrolment: Enrolment<Netns>,
     waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
     next_request: u64,
-    /// What the source told may be out of date.
+    /// What the source sent may be out of date.
     trouble: bool,
     identity: Identity,
-    hands: Hands<A>,
+    executor: Executor<A>,
 }
 
 impl<A: Actions> Agent<A> {
@@ -318,19 +312,19 @@ impl<A: Actions> Agent<A> {
         let mut ending = None;
         loop {
             if let Some(until) = ending
-                && (Instant::now() >= until || !self.enrolment.is_letting_go())
+                && (Instant::now() >= until || !self.enrolment.is_unenrolling())
             {
                 return Ok(());
             }
             let deadline = self.enrolment.deadline().into_iter().chain(ending).min();
             tokio::select! {
-                told = source.next() => {
-                    for event in told.ok_or(RunError::SourceEnded)? {
-                        self.told(event);
+                sent = source.next() => {
+                    for event in sent.ok_or(RunError::SourceEnded)? {
+                        self.observe(event);
                     }
                     let trouble = source.trouble().is_some();
                     if std::mem::replace(&mut self.trouble, trouble) && !trouble {
-                        self.hands.status.hasten();
+                        self.executor.status.hasten();
                     }
                 }
                 Some(event) = events.recv() => self.take(event),
@@ -339,7 +333,7 @@ impl<A: Actions> Agent<A> {
                 () = ambit_rt::sleep_until(deadline) => self.take(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
-                    ending = Some(Instant::now() + LETTING_GO);
+                    ending = Some(Instant::now() + UNENROLLING);
                 }
             }
             if self.enrolment.is_ready() {
@@ -348,11 +342,11 @@ impl<A: Actions> Agent<A> {
         }
     }
 
-    fn told(&mut self, event: SourceEvent) {
-        self.hands.metrics.count_event(&event);
+    fn observe(&mut self, event: SourceEvent) {
+        self.executor.metrics.count_event(&event);
         match &event {
-            SourceEvent::Pod(view) => self.hands.status.observed(view),
-            SourceEvent::PodGone(uid) => self.hands.status.gone(uid),
+            SourceEvent::Pod(view) => self.executor.status.observed(view),
+            SourceEvent::PodGone(uid) => self.executor.status.gone(uid),
             _ => {}
         }
         self.take(Event::Source(event));
@@ -383,7 +377,7 @@ impl<A: Actions> Agent<A> {
             node: self.identity.node.clone(),
             ready: self.enrolment.is_ready(),
             source_trouble: trouble.map(str::to_owned),
-            proxies: self.hands.metrics.proxies.get(),
+            proxies: self.executor.metrics.proxies.get(),
             redirection_backend: self.identity.redirection_backend.clone(),
             wanted: counts.wanted,
             captured: counts.captured,
@@ -401,24 +395,18 @@ impl<A: Actions> Agent<A> {
                         waiting.send(Answer::Reply(reply)).ok();
                     }
                 }
-                Effect::Step { uid, id, step } => self.hands.step(uid, id, step),
-                Effect::Scan(wanted) => self.hands.scan(wanted),
-                Effect::Hold(uid) => {
-                    self.hands.enrolled.hold(&uid);
-                    self.hands.zds.hold(uid);
-                }
-                Effect::OpenZds => {
-                    self.hands.enrolled.complete();
-                    self.hands.zds.open();
-                }
-                Effect::WriteMembership(namespaces) => self.hands.write_membership(namespaces),
-                Effect::SetProbeMembers(members) => self.hands.set_probe_members(members),
-                Effect::PruneStatus(keep) => self.hands.prune_status(keep),
-                Effect::Tell { uid, pod, failure } => {
-                    self.hands.status.tell(&uid, &pod, failure.as_deref());
+                Effect::Step { uid, id, step } => self.executor.step(uid, id, step),
+                Effect::Scan(wanted) => self.executor.scan(wanted),
+                Effect::Hold(uid) => self.executor.proxies.hold(uid),
+                Effect::OpenZds => self.executor.proxies.open(),
+                Effect::WriteMembership(namespaces) => self.executor.write_membership(namespaces),
+                Effect::SetProbeMembers(members) => self.executor.probes.set_members(members),
+                Effect::PruneStatus(keep) => self.executor.prune_status(keep),
+                Effect::ReportFailure { uid, pod, failure } => {
+                    self.executor.status.report(&uid, &pod, failure.as_deref());
                 }
             }
         }
-        self.hands.metrics.set_counts(self.enrolment.counts());
+        self.executor.metrics.set_counts(self.enrolment.counts());
     }
 }

@@ -81,7 +81,7 @@ pub struct PodReport {
 pub enum PodState {
     /// In the mesh: listeners and redirection stand.
     Captured,
-    /// It belongs to the mesh, and steps are under way.
+    /// It belongs to the mesh, and steps are in flight.
     Enrolling,
     /// It belongs to the mesh, and the last step failed; it is tried again.
     Failing,

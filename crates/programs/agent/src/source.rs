@@ -101,7 +101,7 @@ impl Status {
     }
 }
 
-/// What a source tells.
+/// What a source sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// A pod of this node is new or has changed.
@@ -112,9 +112,9 @@ pub enum SourceEvent {
     Namespace(ArcStr, Labels),
     /// A namespace is gone.
     NamespaceGone(ArcStr),
-    /// Told first, if there is one.
+    /// Sent first, if there is one.
     Recorded(Record),
-    /// Everything that existed at the start has been told.
+    /// Everything that existed at the start has been sent.
     Synced,
 }
 
@@ -124,7 +124,7 @@ pub trait PodSource: Send + 'static {
     /// Waits for events. `None`: the source has ended for good. Cancelling loses nothing.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
 
-    /// Why what it told may be out of date, if it may. When that changes, [`Self::next`] returns, if
+    /// Why what it sent may be out of date, if it may. When that changes, [`Self::next`] returns, if
     /// need be without events.
     fn trouble(&self) -> Option<&str> {
         None

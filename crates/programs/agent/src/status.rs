@@ -1,4 +1,4 @@
-//! Telling others how pods stand: the annotation on each pod, and events for what goes wrong.
+//! Reporting how pods stand: the annotation on each pod, and events for what goes wrong.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -69,15 +69,15 @@ impl StatusSink {
     pub fn prune(&self, keep: &BTreeSet<PodName>) -> Result<(), StatusError> {
         match self {
             Self::Dir(dir) => dir.prune(keep),
-            // Each pod that is out is told of by itself.
+            // The status of each pod that is out is written by itself.
             Self::Nowhere | Self::Api(_) => Ok(()),
         }
     }
 
-    /// Tells the pod's owner that it cannot be enrolled, and why; `None`: now it is.
-    pub fn tell(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
+    /// Reports to the pod's owner that it cannot be enrolled, and why; `None`: now it is.
+    pub fn report(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
         if let Self::Api(api) = self {
-            api.tell(uid.clone(), pod.clone(), failure.map(str::to_owned));
+            api.report(uid.clone(), pod.clone(), failure.map(str::to_owned));
         }
     }
 }

@@ -71,7 +71,7 @@ impl Zds {
         )
     }
 
-    /// Has every proxy let go of the pod.
+    /// Has every proxy stop serving the pod.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.order(Command::Del { uid, done }, outcome)
@@ -152,7 +152,7 @@ struct Server<F> {
 }
 
 impl ZdsServer {
-    /// Serves until dropped. `synced` is called when a proxy has been told of every pod.
+    /// Serves until dropped. `synced` is called when a proxy knows every pod.
     pub async fn run(mut self, connected: Gauge, synced: impl Fn() + Send) {
         let (sender, mut inputs) = mpsc::unbounded_channel();
         let mut server = Server {

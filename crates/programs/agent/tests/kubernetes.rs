@@ -16,7 +16,7 @@ mod system {
 }
 
 mod joining {
-    mod earlier;
+    mod pre_capture;
 }
 
 use ambit_testkit::ApiServer;
@@ -85,7 +85,7 @@ impl Cluster {
         );
     }
 
-    fn tell(&self, pod: &Pod, running: bool, annotations: &Value) {
+    fn publish(&self, pod: &Pod, running: bool, annotations: &Value) {
         self.tell_at(pod, running.then_some(&pod.ip), annotations);
     }
 
@@ -117,7 +117,7 @@ impl Cluster {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// What pods were told, by reason.
+    /// What was reported of pods, by reason.
     fn events(&self, reason: &str) -> Vec<Value> {
         let mut events = self.server.list(EVENTS);
         events.retain(|event| event["reason"] == reason);
@@ -126,11 +126,11 @@ impl Cluster {
 }
 
 #[test]
-fn a_labelled_namespaces_pods_are_captured_and_annotated_and_released_again() {
+fn a_labelled_namespaces_pods_are_captured_and_annotated_and_unenrolled_again() {
     let mut cluster = Cluster::new();
     cluster.label(false);
     let running = cluster.node.wire_pod("running");
-    cluster.tell(&running, true, &json!({}));
+    cluster.publish(&running, true, &json!({}));
     let proxy = Proxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     assert_eq!(cluster.annotation(&running), None);
@@ -141,7 +141,7 @@ fn a_labelled_namespaces_pods_are_captured_and_annotated_and_released_again() {
     assert!(running.is_redirected() && proxy.serves(&running.uid).is_some());
 
     let starting = cluster.node.wire_pod("starting");
-    cluster.tell(&starting, false, &json!({"kept": "yes"}));
+    cluster.publish(&starting, false, &json!({"kept": "yes"}));
     assert_eq!(cluster.node.cmdadd(&starting), (200, String::new()));
     assert!(starting.is_redirected());
     until("annotated", || {
@@ -178,8 +178,8 @@ fn a_labelled_namespaces_pods_are_captured_and_annotated_and_released_again() {
 
     cluster.label(false);
     for pod in [&running, &starting] {
-        until("released", || cluster.annotation(pod).is_none());
-        until("let go", || proxy.serves(&pod.uid).is_none());
+        until("unenrolled", || cluster.annotation(pod).is_none());
+        until("no longer served", || proxy.serves(&pod.uid).is_none());
     }
 }
 
@@ -192,7 +192,7 @@ fn with_the_api_server_away_pods_that_are_known_start_and_the_rest_follows() {
         cluster.node.wire_pod("second"),
     );
     for pod in [&first, &second] {
-        cluster.tell(pod, false, &json!({}));
+        cluster.publish(pod, false, &json!({}));
     }
     let proxy = Proxy::start(cluster.node.zds_socket());
     cluster.start_agent();
@@ -205,7 +205,7 @@ fn with_the_api_server_away_pods_that_are_known_start_and_the_rest_follows() {
     // An agent that starts meanwhile knows what the one before knew, and serves the proxies.
     cluster.node.kill_agent();
     cluster.start_agent();
-    until("served again", || proxy.told.lock().unwrap().snapshots == 2);
+    until("served again", || proxy.seen.lock().unwrap().snapshots == 2);
     assert_eq!(cluster.node.cmdadd(&second), (200, String::new()));
     assert!(second.is_redirected());
     // Unknown: not let through, in a namespace of the mesh.
@@ -236,7 +236,7 @@ fn after_a_reboot_the_new_sandbox_is_captured_whatever_the_annotation_says() {
         cluster.annotation(&pod).as_deref() == Some("pending")
     });
     assert!(!pod.is_redirected());
-    cluster.tell(&pod, true, &json!({REDIRECTION: "pending"}));
+    cluster.publish(&pod, true, &json!({REDIRECTION: "pending"}));
     until("captured", || pod.is_redirected());
     until("annotated", || {
         cluster.annotation(&pod).as_deref() == Some("enabled")
@@ -250,7 +250,7 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let pod = cluster.node.wire_pod("web");
-    cluster.tell(&pod, true, &json!({}));
+    cluster.publish(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
         !cluster.events("AmbitEnrolmentFailed").is_empty()
@@ -277,7 +277,7 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
         // When it ends, see above.
         "get apps/daemonsets ambit-agent",
         "get core/nodes",
-        // An event that is told again within minutes.
+        // An event that is reported again within minutes.
         "patch events.k8s.io/events",
     ];
     let mut surplus = difference.unused;
@@ -290,7 +290,7 @@ fn a_pod_that_cannot_be_enrolled_is_told_why_and_when_it_is() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let pod = cluster.node.wire_pod("web");
-    cluster.tell(&pod, true, &json!({}));
+    cluster.publish(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
         !cluster.events("AmbitEnrolmentFailed").is_empty()
@@ -316,7 +316,7 @@ fn two_agents_at_once_change_places_without_a_gap() {
         .map(|n| cluster.node.wire_pod(&format!("p{n}")))
         .collect();
     for pod in &pods {
-        cluster.tell(pod, false, &json!({}));
+        cluster.publish(pod, false, &json!({}));
     }
     let proxy = Proxy::start(cluster.node.zds_socket());
     cluster.start_agent();

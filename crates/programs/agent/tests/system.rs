@@ -24,12 +24,12 @@ use system::{
 };
 
 #[test]
-fn a_running_pod_is_captured_and_released_as_its_namespace_is_labelled_and_not() {
+fn a_running_pod_is_captured_and_unenrolled_as_its_namespace_is_labelled_and_not() {
     let mut node = Node::new();
     node.label(false);
     let pod = node.running_pod("web");
     let other = node.running_pod("out");
-    node.tell_pod(
+    node.publish_pod(
         &other,
         true,
         &BTreeMap::from([("istio.io/dataplane-mode", "none")]),
@@ -45,7 +45,7 @@ fn a_running_pod_is_captured_and_released_as_its_namespace_is_labelled_and_not()
     });
     assert!(pod.is_redirected());
     assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
-    let info = proxy.told.lock().unwrap().serves[&pod.uid].1.clone();
+    let info = proxy.seen.lock().unwrap().serves[&pod.uid].1.clone();
     assert_eq!((&*info.pod.name, &*info.pod.service_account), ("web", "sa"));
     assert_eq!(
         info.addresses,
@@ -77,7 +77,7 @@ fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
     let mut node = Node::new();
     node.label(true);
     let pod = node.wire_pod("web");
-    node.tell_pod(&pod, false, &BTreeMap::new());
+    node.publish_pod(&pod, false, &BTreeMap::new());
     let proxy = Proxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!(
@@ -109,7 +109,7 @@ fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
     let mut node = Node::new();
     node.label(true);
     let first = node.wire_pod("web");
-    node.tell_pod(&first, false, &BTreeMap::new());
+    node.publish_pod(&first, false, &BTreeMap::new());
     let proxy = Proxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!(node.cmdadd(&first).0, 200);
@@ -144,7 +144,7 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
         assert!(pod.is_redirected() && proxy.serves(&pod.uid).is_some());
     }
     // While it is away a pod leaves the mesh, one is damaged, and one ends.
-    node.tell_pod(
+    node.publish_pod(
         &leaving,
         true,
         &BTreeMap::from([("istio.io/dataplane-mode", "none")]),
@@ -154,14 +154,14 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
     node.restart_agent();
     until("rules mended", || pods[0].is_redirected());
     until("another snapshot", || {
-        proxy.told.lock().unwrap().snapshots == 2
+        proxy.seen.lock().unwrap().snapshots == 2
     });
     for pod in &pods[..2] {
         assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
         until("status", || node.status(pod).as_deref() == Some("enabled"));
     }
-    until("released", || !leaving.rules().contains("redirect to"));
-    until("let go", || proxy.serves(&leaving.uid).is_none());
+    until("unenrolled", || !leaving.rules().contains("redirect to"));
+    until("no longer served", || proxy.serves(&leaving.uid).is_none());
     assert_eq!(node.status(&leaving), None);
     assert_eq!(
         (proxy.serves(&pods[2].uid), node.status(&pods[2])),
@@ -191,7 +191,7 @@ fn a_proxy_started_again_is_told_of_every_pod_and_the_newest_gets_new_ones() {
         old.serves(&second.uid).is_some()
     });
     node.forget_pod(&first);
-    until("let go", || old.serves(&first.uid).is_none());
+    until("no longer served", || old.serves(&first.uid).is_none());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
     until("probes exempt again", || {
         node.exempt() == std::slice::from_ref(&pod.ip)
     });
-    until("it is told", || node.log().contains("drifted"));
+    until("it is logged", || node.log().contains("drifted"));
 }
 
 #[test]
@@ -219,10 +219,10 @@ fn a_proxy_that_refuses_a_pod_fails_the_call_with_its_reason_and_harms_no_other(
     node.label(true);
     let (bad, good) = (node.wire_pod("bad"), node.wire_pod("good"));
     for pod in [&bad, &good] {
-        node.tell_pod(pod, false, &BTreeMap::new());
+        node.publish_pod(pod, false, &BTreeMap::new());
     }
     let proxy = Proxy::start(node.zds_socket());
-    proxy.told.lock().unwrap().failing.insert(bad.uid.clone());
+    proxy.seen.lock().unwrap().failing.insert(bad.uid.clone());
     node.start_agent(&[]);
     let (status, body) = node.cmdadd(&bad);
     assert_eq!(status, 503);
@@ -239,7 +239,7 @@ fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
     let mut node = Node::new();
     node.label(true);
     let pod = node.wire_pod("web");
-    node.tell_pod(&pod, false, &BTreeMap::new());
+    node.publish_pod(&pod, false, &BTreeMap::new());
     let _proxy = Proxy::start(node.zds_socket());
     node.start_agent(&[]);
     for body in [
@@ -308,7 +308,7 @@ fn nonsense_on_the_zds_socket_ends_that_connection_only() {
         }
     });
     let late = node.wire_pod("late");
-    node.tell_pod(&late, false, &BTreeMap::new());
+    node.publish_pod(&late, false, &BTreeMap::new());
     assert_eq!(node.cmdadd(&late).0, 200);
     assert!(proxy.serves(&late.uid).is_some() && proxy.serves(&pod.uid).is_some());
 }

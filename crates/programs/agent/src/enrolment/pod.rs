@@ -8,7 +8,7 @@ use std::{
 use ambit_netplan::RedirectionSpec;
 use ambit_zds::WorkloadInfo;
 
-use super::{RequestId, Status, Step, StepId};
+use super::{ProbeStep, ProxyStep, RedirectionStep, RequestId, Status, Step, StepId, WriteStatus};
 use crate::source::PodView;
 
 /// First and longest wait after a failed step.
@@ -38,7 +38,7 @@ pub(super) enum Rules {
     Applied(RedirectionSpec),
 }
 
-/// A step under way.
+/// A step in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Busy<N> {
     pub(super) id: StepId,
@@ -50,8 +50,8 @@ pub(super) struct Busy<N> {
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// The pod's status has been told of it, or could not be.
-    pub(super) told: bool,
+    /// The pod's status says so, or could not be written.
+    pub(super) reported: bool,
     /// For people.
     pub(super) text: String,
 }
@@ -97,10 +97,10 @@ pub(super) struct Pod<N> {
     /// Its redirection has been put in place, by us or an agent before us, and not taken away.
     pub(super) should_stand: bool,
     /// Its sandbox was made while it belonged to the mesh, and not captured before it started.
-    pub(super) owed_wait: bool,
+    pub(super) capture_is_late: bool,
     /// How often its redirection had to be repaired.
     pub(super) drifts: u32,
-    /// The last failure told to its owner, until the pod is captured.
+    /// The last failure reported to its owner, until the pod is captured.
     pub(super) complaint: Option<String>,
 }
 
@@ -129,7 +129,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             failure: None,
             linger_until: None,
             waiters: Vec::new(),
-            owed_wait: false,
+            capture_is_late: false,
             drifts: 0,
             complaint: None,
         }
@@ -181,12 +181,12 @@ impl<N: Clone + PartialEq> Pod<N> {
             && (self.addresses.is_empty() || self.probes.as_ref() == Some(&self.addresses))
     }
 
-    /// The next step towards `goal`, if no step is under way.
+    /// The next step towards `goal`, if no step is in flight.
     pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
         if let Some(failure) = &self.failure {
             // A pod whose capture is in doubt must not be called captured meanwhile.
-            let told = failure.told || self.reads() != Status::Enabled;
-            if matches!(goal, Goal::In(_)) && !told {
+            let reported = failure.reported || self.reads() != Status::Enabled;
+            if matches!(goal, Goal::In(_)) && !reported {
                 return Next::Step(self.write_status(Status::Pending));
             }
             if failure.retry_at > now {
@@ -211,22 +211,22 @@ impl<N: Clone + PartialEq> Pod<N> {
         };
         let info = self.info();
         if self.announced.as_ref() != Some(&info) {
-            return Next::Step(Step::Announce { info, netns });
+            return Next::Step(Step::Proxy(ProxyStep::Announce { info, netns }));
         }
         if self.rules != Rules::Applied(spec.clone()) {
-            return Next::Step(Step::ApplyRules {
+            return Next::Step(Step::Redirection(RedirectionStep::Apply {
                 netns,
                 spec: spec.clone(),
-                close_earlier: self.owed_wait,
-            });
+                close_pre_capture: self.capture_is_late,
+            }));
         }
         if !self.is_captured(goal) {
             let stale = |old: &Vec<IpAddr>| old.iter().any(|ip| !self.addresses.contains(ip));
             if self.probes.as_ref().is_some_and(stale) {
-                return Next::Step(Step::RemoveProbes);
+                return Next::Step(Step::Probes(ProbeStep::Remove));
             }
             let addresses = self.addresses.clone();
-            return Next::Step(Step::UpsertProbes { addresses });
+            return Next::Step(Step::Probes(ProbeStep::Exempt { addresses }));
         }
         if self.status != Some(Status::Enabled) {
             return Next::Step(self.write_status(Status::Enabled));
@@ -237,9 +237,9 @@ impl<N: Clone + PartialEq> Pod<N> {
     /// Rules go before listeners.
     fn next_out(&self, now: Instant) -> Next<N> {
         if let (Some(netns), true) = (&self.netns, self.rules != Rules::None) {
-            return Next::Step(Step::ReleaseRules {
+            return Next::Step(Step::Redirection(RedirectionStep::Release {
                 netns: netns.clone(),
-            });
+            }));
         }
         if self.reads() != Status::None {
             return Next::Step(self.write_status(Status::None));
@@ -247,7 +247,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         if self.maybe_served {
             return match self.linger_until {
                 Some(until) if until > now => Next::Wait,
-                _ => Next::Step(Step::Withdraw),
+                _ => Next::Step(Step::Proxy(ProxyStep::Withdraw)),
             };
         }
         self.next_probes_gone()
@@ -264,24 +264,24 @@ impl<N: Clone + PartialEq> Pod<N> {
             return Next::Step(self.write_status(Status::None));
         }
         if self.maybe_served {
-            return Next::Step(Step::Withdraw);
+            return Next::Step(Step::Proxy(ProxyStep::Withdraw));
         }
         self.next_probes_gone()
     }
 
     fn next_probes_gone(&self) -> Next<N> {
         if self.probes.is_some() {
-            Next::Step(Step::RemoveProbes)
+            Next::Step(Step::Probes(ProbeStep::Remove))
         } else {
             Next::Settled
         }
     }
 
     fn write_status(&self, status: Status) -> Step<N> {
-        Step::WriteStatus {
+        Step::Status(WriteStatus {
             pod: self.view.name.clone(),
             status,
-        }
+        })
     }
 
     /// When [`Self::next`] may say something else without anything having happened.
@@ -304,46 +304,41 @@ impl<N: Clone + PartialEq> Pod<N> {
     /// A step has succeeded.
     pub(super) fn done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
-            (
-                Step::WriteStatus {
-                    status: Status::Pending,
-                    ..
-                },
-                Some(failure),
-            ) => {
-                failure.told = true;
+            (Step::Status(write), Some(failure)) if write.status == Status::Pending => {
+                failure.reported = true;
             }
             (_, failure) => *failure = None,
         }
+        // What was done in a namespace that is not the pod's any more stands for nothing.
+        if step
+            .netns()
+            .is_some_and(|netns| self.netns.as_ref() != Some(netns))
+        {
+            return;
+        }
         match step {
-            Step::Announce { info, netns } => {
-                if self.netns.as_ref() == Some(&netns) {
-                    self.announced = Some(info);
-                    self.linger_until = None;
-                }
+            Step::Proxy(ProxyStep::Announce { info, .. }) => {
+                self.announced = Some(info);
+                self.linger_until = None;
             }
-            Step::ApplyRules { netns, spec, .. } => {
-                if self.netns.as_ref() == Some(&netns) {
-                    self.rules = Rules::Applied(spec);
-                    self.should_stand = true;
-                    self.owed_wait = false;
-                }
-            }
-            Step::ReleaseRules { netns } => {
-                if self.netns.as_ref() == Some(&netns) {
-                    self.rules = Rules::None;
-                    self.should_stand = false;
-                    self.linger_until = self.maybe_served.then(|| now + LINGER);
-                }
-            }
-            Step::UpsertProbes { addresses } => self.probes = Some(addresses),
-            Step::RemoveProbes => self.probes = None,
-            Step::WriteStatus { status, .. } => self.status = Some(status),
-            Step::Withdraw => {
+            Step::Proxy(ProxyStep::Withdraw) => {
                 self.announced = None;
                 self.maybe_served = false;
                 self.linger_until = None;
             }
+            Step::Redirection(RedirectionStep::Apply { spec, .. }) => {
+                self.rules = Rules::Applied(spec);
+                self.should_stand = true;
+                self.capture_is_late = false;
+            }
+            Step::Redirection(RedirectionStep::Release { .. }) => {
+                self.rules = Rules::None;
+                self.should_stand = false;
+                self.linger_until = self.maybe_served.then(|| now + LINGER);
+            }
+            Step::Probes(ProbeStep::Exempt { addresses }) => self.probes = Some(addresses),
+            Step::Probes(ProbeStep::Remove) => self.probes = None,
+            Step::Status(write) => self.status = Some(write.status),
         }
     }
 
@@ -351,21 +346,15 @@ impl<N: Clone + PartialEq> Pod<N> {
     pub(super) fn failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {
-            Step::ApplyRules { .. } | Step::ReleaseRules { .. } => self.rules = Rules::Unknown,
-            Step::UpsertProbes { .. } => self.probes = Some(Vec::new()),
-            Step::WriteStatus {
-                status: Status::Pending,
-                ..
-            } => {
+            Step::Redirection(_) => self.rules = Rules::Unknown,
+            Step::Probes(ProbeStep::Exempt { .. }) => self.probes = Some(Vec::new()),
+            Step::Status(write) if write.status == Status::Pending => {
                 if let Some(failure) = &mut self.failure {
-                    failure.told = true;
+                    failure.reported = true;
                     return;
                 }
             }
-            Step::Announce { .. }
-            | Step::RemoveProbes
-            | Step::Withdraw
-            | Step::WriteStatus { .. } => {}
+            Step::Proxy(_) | Step::Probes(ProbeStep::Remove) | Step::Status(_) => {}
         }
         let delay = self
             .failure
@@ -374,7 +363,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.failure = Some(Failure {
             retry_at: now + delay,
             delay,
-            told: false,
+            reported: false,
             text,
         });
     }

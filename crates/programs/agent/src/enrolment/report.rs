@@ -1,4 +1,4 @@
-//! What is told of pods to people.
+//! What is reported of pods to people.
 
 use ambit_k8s_api::enablement::Verdict;
 
@@ -42,7 +42,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                         .to_owned()
                 },
             ),
-            Ok(Goal::In(_)) => (PodState::Enrolling, "steps are under way".to_owned()),
+            Ok(Goal::In(_)) => (PodState::Enrolling, "steps are in flight".to_owned()),
         };
         PodReport {
             namespace: pod.view.name.namespace.clone(),

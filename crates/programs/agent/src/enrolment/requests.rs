@@ -10,7 +10,7 @@ use ambit_zds::PodUid;
 
 use super::{Effect, Enrolment, Goal, RequestId};
 
-/// How long a call waits for its pod to be told by the source. Less than the five seconds after
+/// How long a call waits for its pod to be sent by the source. Less than the five seconds after
 /// which an Istio plugin hangs up.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
 
@@ -24,7 +24,7 @@ pub struct WhichPod {
     pub namespace: ArcStr,
     /// Its name.
     pub name: ArcStr,
-    /// Its uid, if the runtime told.
+    /// Its uid, if the runtime said.
     pub uid: Option<PodUid>,
 }
 
@@ -166,7 +166,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .find(|(uid, pod)| {
                 pod.view.name.name == which.name
                     && pod.view.name.namespace == which.namespace
-                    // Another uid: the source still tells of the pod before of the same name.
+                    // Another uid: the source still has the pod before of the same name.
                     && which.uid.as_ref().is_none_or(|wanted| wanted == *uid)
             })
             .map(|(uid, _)| uid.clone())
@@ -202,7 +202,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.set_netns(add.netns, now);
                     // It waits now.
-                    pod.owed_wait = false;
+                    pod.capture_is_late = false;
                     if !add.addresses.is_empty() {
                         pod.addresses = add.addresses;
                     }

@@ -121,8 +121,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 Some(_) if known_before => {
                     if pod.suspect.as_ref() == Some(&netns) {
                         tracing::warn!(pod = %pod.view.name, "the pod has a new network namespace");
-                        // It started anew, and the plugin did not tell.
-                        pod.owed_wait |= pod.should_stand;
+                        // It started anew, and the plugin did not call.
+                        pod.capture_is_late |= pod.should_stand;
                         pod.set_netns(netns, now);
                     } else {
                         pod.suspect = Some(netns);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-mod owed;
-mod told;
+mod late_capture;
+mod reports;
 
 /// The machine, a kernel made of records, and a clock.
 struct World {
@@ -30,7 +30,7 @@ struct World {
     pruned: Option<BTreeSet<PodName>>,
     held: Vec<PodUid>,
     zds_open: bool,
-    /// What owners of pods were told.
+    /// What was reported to owners of pods.
     complaints: Vec<(PodUid, Option<String>)>,
     /// Namespaces whose connections from before the capture were closed.
     closed: Vec<u32>,
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// A namespace `shop` with these labels, these pods in it, all told at the start.
+    /// A namespace `shop` with these labels, these pods in it, all sent at the start.
     fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
         let mut world = Self::new();
         world.namespace(namespace);
@@ -172,7 +172,7 @@ impl World {
                 self.log.push(format!("probe members {}", members.len()));
             }
             Effect::PruneStatus(keep) => self.pruned = Some(keep),
-            Effect::Tell { uid, failure, .. } => self.complaints.push((uid, failure)),
+            Effect::ReportFailure { uid, failure, .. } => self.complaints.push((uid, failure)),
         }
         true
     }
@@ -180,57 +180,50 @@ impl World {
     /// Does what a step says, unless it fails, and checks what must never be.
     fn carry_out(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
-            Step::Announce { .. } => "announce",
-            Step::ApplyRules { .. } => "apply",
-            Step::UpsertProbes { .. } => "probe",
-            Step::WriteStatus {
-                status: Status::None,
-                ..
-            } => "status none",
-            Step::WriteStatus {
-                status: Status::Pending,
-                ..
-            } => "status pending",
-            Step::WriteStatus {
-                status: Status::Enabled,
-                ..
-            } => "status enabled",
-            Step::ReleaseRules { .. } => "release",
-            Step::Withdraw => "withdraw",
-            Step::RemoveProbes => "unprobe",
+            Step::Proxy(ProxyStep::Announce { .. }) => "announce",
+            Step::Proxy(ProxyStep::Withdraw) => "withdraw",
+            Step::Redirection(RedirectionStep::Apply { .. }) => "apply",
+            Step::Redirection(RedirectionStep::Release { .. }) => "release",
+            Step::Probes(ProbeStep::Exempt { .. }) => "probe",
+            Step::Probes(ProbeStep::Remove) => "unprobe",
+            Step::Status(write) => match write.status {
+                Status::None => "status none",
+                Status::Pending => "status pending",
+                Status::Enabled => "status enabled",
+            },
         };
         self.log.push(format!("{uid} {name}"));
         if self.failing == Some(name) {
             return name.to_owned();
         }
         match step {
-            Step::Announce { netns, .. } => {
+            Step::Proxy(ProxyStep::Announce { netns, .. }) => {
                 self.served.insert(uid.clone(), *netns);
             }
-            Step::ApplyRules {
+            Step::Proxy(ProxyStep::Withdraw) => {
+                self.served.remove(uid);
+            }
+            Step::Redirection(RedirectionStep::Apply {
                 netns,
-                close_earlier,
+                close_pre_capture,
                 ..
-            } => {
+            }) => {
                 assert_eq!(self.served.get(uid), Some(netns), "rules before listeners");
-                if self.rules.insert(*netns) && *close_earlier {
+                if self.rules.insert(*netns) && *close_pre_capture {
                     self.closed.push(*netns);
                 }
             }
-            Step::UpsertProbes { addresses } => {
-                self.probes.insert(uid.clone(), addresses.clone());
-            }
-            Step::WriteStatus { pod, status } => {
-                self.status.insert(pod.to_string(), *status);
-            }
-            Step::ReleaseRules { netns } => {
+            Step::Redirection(RedirectionStep::Release { netns }) => {
                 self.rules.remove(netns);
             }
-            Step::Withdraw => {
-                self.served.remove(uid);
+            Step::Probes(ProbeStep::Exempt { addresses }) => {
+                self.probes.insert(uid.clone(), addresses.clone());
             }
-            Step::RemoveProbes => {
+            Step::Probes(ProbeStep::Remove) => {
                 self.probes.remove(uid);
+            }
+            Step::Status(write) => {
+                self.status.insert(write.pod.to_string(), write.status);
             }
         }
         name.to_owned()
@@ -302,7 +295,7 @@ fn a_starting_pod_gets_listeners_rules_probes_and_only_then_an_answer() {
 }
 
 #[test]
-fn a_running_pod_is_captured_when_its_namespace_gets_the_label_and_released_when_it_goes() {
+fn a_running_pod_is_captured_when_its_namespace_gets_the_label_and_unenrolled_when_it_goes() {
     let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.take_log();
@@ -664,7 +657,7 @@ fn proxies_are_let_in_only_after_the_pods_found_are_announced() {
         .iter()
         .map(|effect| match effect {
             Effect::Step {
-                step: Step::Announce { .. },
+                step: Step::Proxy(ProxyStep::Announce { .. }),
                 ..
             } => "announce",
             Effect::Hold(_) => "hold",
@@ -705,9 +698,9 @@ fn a_pod_that_left_while_no_agent_looked_is_served_until_all_others_know() {
     world.settle();
     assert!(world.rules.is_empty() && world.zds_open);
     assert_eq!(world.held, ["web"]);
-    assert!(world.served.contains_key("web") && world.machine.is_letting_go());
+    assert!(world.served.contains_key("web") && world.machine.is_unenrolling());
     world.pass(Duration::from_secs(3));
-    assert!(world.served.is_empty() && !world.machine.is_letting_go());
+    assert!(world.served.is_empty() && !world.machine.is_unenrolling());
 }
 
 #[test]

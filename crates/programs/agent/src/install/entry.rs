@@ -1,7 +1,7 @@
-//! What the plugin is told: its entry in a list, and configurations that are wholly ours.
+//! What the plugin is given: its entry in a list, and configurations that are wholly ours.
 //!
 //! It holds no credential and names no kubeconfig: the plugin asks this agent over a socket that only
-//! root may open, so nothing in it expires, and whoever reads it learns nothing.
+//! root may open, so nothing in it expires, and a reader learns nothing.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -29,7 +29,7 @@ const CAPABILITIES: [&str; 10] = [
 /// What a runtime may hand to plugins too, and the one everybody has.
 const PORT_MAPPINGS: &str = "portMappings";
 
-/// What the plugin is told.
+/// What the plugin is given.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// What is worth a line.

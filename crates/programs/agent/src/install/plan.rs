@@ -7,7 +7,7 @@
 //! - *Owned*: one list of ours that sorts before the primary's file. Nobody else's file is touched.
 //! - *Chained*: our entry last in the primary's list, in no other list. A primary in the old form (one
 //!   plugin, no list) stays as it is: a list of ours that sorts before it holds a copy of it and our
-//!   entry. Renaming it would break whoever looks for it.
+//!   entry. Renaming it would break what looks for it.
 //! - *Standalone*: one file of ours.
 
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub struct Wanted {
     pub own_name: Option<String>,
     /// Permissions of our own configuration.
     pub file_mode: u32,
-    /// What the plugin is told.
+    /// What the plugin is given.
     pub entry: Entry,
 }
 

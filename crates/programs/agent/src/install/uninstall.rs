@@ -1,4 +1,4 @@
-//! Whether an agent that is told to end takes the plugin along. Pure.
+//! Whether an agent that is ending takes the plugin along. Pure.
 //!
 //! An agent is ended to be replaced, far more often than to be removed: its plugin must stay then, or
 //! pods would start uncaptured until the next agent comes. What tells the two apart is the `DaemonSet`:

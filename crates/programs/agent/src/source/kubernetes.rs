@@ -28,7 +28,7 @@ mod last_known;
 
 use last_known::LastKnown;
 
-/// How long the API server may take to tell everything at the start before the agent takes up what
+/// How long the API server may take to list everything at the start before the agent takes up what
 /// was last known.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Shortest time between two writings of what is known.
@@ -128,7 +128,7 @@ impl PodSource for KubernetesSource {
     }
 }
 
-/// What has been told, and what is still to be confirmed.
+/// What has been sent, and what is still to be confirmed.
 #[derive(Debug)]
 struct Progress {
     known: LastKnown,
@@ -141,7 +141,7 @@ struct Progress {
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] has been told, or there is none.
+    /// Whether [`SourceEvent::Recorded`] has been sent, or there is none.
     recorded: bool,
 }
 
@@ -246,7 +246,7 @@ impl Progress {
         events
     }
 
-    /// Takes up what the agent before us knew, as far as nothing newer has been told.
+    /// Takes up what the agent before us knew, as far as nothing newer has been sent.
     fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
         if self.synced {
             return Vec::new();

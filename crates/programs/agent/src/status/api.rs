@@ -26,7 +26,7 @@ use crate::source::Status;
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
 /// The reason of events on pods that could not be enrolled before, and now are.
 pub const ENROLLED: &str = "AmbitEnrolled";
-/// The same failure of the same pod is told again after this long.
+/// The same failure of the same pod is reported again after this long.
 const TELL_AGAIN: Duration = Duration::from_secs(300);
 /// The API server takes no longer notes.
 const LONGEST_NOTE: usize = 1000;
@@ -39,10 +39,10 @@ enum Order {
     Observed(PodUid, PodName, Status),
     Gone(PodUid),
     Hasten,
-    Tell(PodUid, PodName, Option<String>),
+    Report(PodUid, PodName, Option<String>),
 }
 
-/// Takes down what is to be told.
+/// Takes down what is to be reported.
 #[derive(Clone, Debug)]
 pub struct ApiStatus(mpsc::UnboundedSender<Order>);
 
@@ -58,7 +58,7 @@ impl ApiStatus {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             book: Book::default(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
         };
         spawn("status", writer.run(orders));
         Self(sender)
@@ -80,8 +80,8 @@ impl ApiStatus {
         self.order(Order::Hasten);
     }
 
-    pub(super) fn tell(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
-        self.order(Order::Tell(uid, pod, failure));
+    pub(super) fn report(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
+        self.order(Order::Report(uid, pod, failure));
     }
 
     fn order(&self, order: Order) {
@@ -94,8 +94,8 @@ struct Writer {
     client: Client,
     recorder: Recorder,
     book: Book,
-    /// What pods were told last, and when.
-    told: BTreeMap<PodUid, (String, Instant)>,
+    /// What was reported of pods last, and when.
+    reported: BTreeMap<PodUid, (String, Instant)>,
 }
 
 impl Writer {
@@ -129,25 +129,25 @@ impl Writer {
             Order::Observed(uid, pod, status) => self.book.observed(uid, pod, status),
             Order::Gone(uid) => {
                 self.book.gone(&uid);
-                self.told.remove(&uid);
+                self.reported.remove(&uid);
             }
             Order::Hasten => self.book.hasten(),
-            Order::Tell(uid, pod, failure) => self.tell(&uid, &pod, failure),
+            Order::Report(uid, pod, failure) => self.report(&uid, &pod, failure),
         }
     }
 
-    fn tell(&mut self, uid: &PodUid, pod: &PodName, failure: Option<String>) {
+    fn report(&mut self, uid: &PodUid, pod: &PodName, failure: Option<String>) {
         let now = Instant::now();
         let event = if let Some(text) = failure {
-            let before = self.told.get(uid);
+            let before = self.reported.get(uid);
             if before.is_some_and(|(last, at)| *last == text && now < *at + TELL_AGAIN) {
                 return;
             }
             let note = format!("{text}. {}", advice(&text));
-            self.told.insert(uid.clone(), (text, now));
+            self.reported.insert(uid.clone(), (text, now));
             event(EventType::Warning, ENROLMENT_FAILED, note)
         } else {
-            if self.told.remove(uid).is_none() {
+            if self.reported.remove(uid).is_none() {
                 return;
             }
             let note = "the pod is in the mesh now".to_owned();
@@ -169,7 +169,7 @@ impl Writer {
                 Ok(Err(error)) => ErrorChain(&error).to_string(),
                 Err(_) => format!("no answer within {WRITE_WITHIN:?}"),
             };
-            tracing::debug!(error = failed, "an event is not told");
+            tracing::debug!(error = failed, "an event is not written");
         });
     }
 }

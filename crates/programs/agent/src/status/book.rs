@@ -1,5 +1,5 @@
 //! Which annotations are to be written: what each pod's should be, what it was seen to be, and which
-//! writing is under way or has to wait. Pure.
+//! writing is in flight or has to wait. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use crate::source::Status;
 
 /// First and longest pause after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// After a writing, older news of the object may still arrive; and whoever else writes the annotation
+/// After a writing, older news of the object may still arrive; and anybody else who writes the annotation
 /// is not raced.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Writings at once.

@@ -216,7 +216,7 @@ impl Node {
     }
 
     /// Makes the pod known; with its address if it runs.
-    pub fn tell_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
+    pub fn publish_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
         let Pod { name, uid, ip, .. } = pod;
         let labels: String = labels
             .iter()
@@ -241,7 +241,7 @@ impl Node {
 
     pub fn running_pod(&self, name: &str) -> Pod {
         let pod = self.wire_pod(name);
-        self.tell_pod(&pod, true, &BTreeMap::new());
+        self.publish_pod(&pod, true, &BTreeMap::new());
         pod
     }
 
@@ -307,7 +307,7 @@ impl Pod {
             .is_empty()
     }
 
-    /// Nothing redirects new connections: what a released pod may still have has no redirect.
+    /// Nothing redirects new connections: what an unenrolled pod may still have has no redirect.
     pub fn rules(&self) -> String {
         let output = self.namespace.run("nft", ["list", "ruleset"]).unwrap();
         String::from_utf8(output.stdout).unwrap()

@@ -16,9 +16,9 @@ use ambit_wire::zds_codec;
 use ambit_zds::{MAX_RECORD, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
 use tokio::sync::oneshot;
 
-/// What the proxy has been told, seen from outside.
+/// What the proxy has been ordered, seen from outside.
 #[derive(Default)]
-pub struct Told {
+pub struct Seen {
     /// Pods it would serve now.
     pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
     /// Starts of these pods fail.
@@ -29,16 +29,16 @@ pub struct Told {
 
 /// A running proxy; it ends when dropped.
 pub struct Proxy {
-    pub told: Arc<Mutex<Told>>,
+    pub seen: Arc<Mutex<Seen>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Proxy {
     pub fn start(socket: PathBuf) -> Self {
-        let told = Arc::new(Mutex::new(Told::default()));
+        let seen = Arc::new(Mutex::new(Seen::default()));
         let (stop, stopped) = oneshot::channel();
-        let shared = Arc::clone(&told);
+        let shared = Arc::clone(&seen);
         let thread = thread::spawn(move || {
             let runtime = ambit_rt::current_thread().unwrap();
             runtime.block_on(async {
@@ -49,14 +49,14 @@ impl Proxy {
             });
         });
         Self {
-            told,
+            seen,
             stop: Some(stop),
             thread: Some(thread),
         }
     }
 
     pub fn serves(&self, uid: &str) -> Option<NetnsId> {
-        self.told
+        self.seen
             .lock()
             .unwrap()
             .serves
@@ -74,7 +74,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn run(socket: PathBuf, told: Arc<Mutex<Told>>) {
+async fn run(socket: PathBuf, seen: Arc<Mutex<Seen>>) {
     let mut side = ProxySide::new();
     loop {
         if let Ok(connection) = SeqPacket::connect(&socket).await {
@@ -84,7 +84,7 @@ async fn run(socket: PathBuf, told: Arc<Mutex<Told>>) {
                 .await
                 .is_ok()
             {
-                talk(&connection, &mut side, &told).await;
+                talk(&connection, &mut side, &seen).await;
             }
             side.on_event(ProxyEvent::Disconnected, Instant::now());
         }
@@ -92,7 +92,7 @@ async fn run(socket: PathBuf, told: Arc<Mutex<Told>>) {
     }
 }
 
-async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<Told>) {
+async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, seen: &Mutex<Seen>) {
     let mut buffer = [0; MAX_RECORD];
     loop {
         let Ok(received) = connection.recv(&mut buffer).await else {
@@ -107,7 +107,7 @@ async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<
         let mut todo = VecDeque::from([ProxyEvent::Request(request, netns)]);
         while let Some(event) = todo.pop_front() {
             for effect in side.on_event(event, Instant::now()) {
-                let mut told = told.lock().unwrap();
+                let mut seen = seen.lock().unwrap();
                 match effect {
                     ProxyEffect::Start {
                         uid,
@@ -115,7 +115,7 @@ async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<
                         info,
                         netns,
                     } => {
-                        todo.push_back(if told.failing.contains(&*uid) {
+                        todo.push_back(if seen.failing.contains(&*uid) {
                             let error = "scripted".to_owned();
                             ProxyEvent::StartFailed {
                                 uid,
@@ -123,18 +123,18 @@ async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<
                                 error,
                             }
                         } else {
-                            told.serves.insert(uid.to_string(), (netns.id(), info));
+                            seen.serves.insert(uid.to_string(), (netns.id(), info));
                             ProxyEvent::Started { uid, generation }
                         });
                     }
                     ProxyEffect::Update { uid, info, .. } => {
-                        if let Some(pod) = told.serves.get_mut(&*uid) {
+                        if let Some(pod) = seen.serves.get_mut(&*uid) {
                             pod.1 = info;
                         }
                     }
-                    ProxyEffect::Stop { uid, .. } => drop(told.serves.remove(&*uid)),
+                    ProxyEffect::Stop { uid, .. } => drop(seen.serves.remove(&*uid)),
                     ProxyEffect::Reply(ack) => {
-                        drop(told);
+                        drop(seen);
                         connection
                             .send(&zds_codec::encode_ack(&ack), None)
                             .await
@@ -145,7 +145,7 @@ async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, told: &Mutex<
             }
         }
         if end_of_snapshot {
-            told.lock().unwrap().snapshots += 1;
+            seen.lock().unwrap().snapshots += 1;
         }
     }
 }

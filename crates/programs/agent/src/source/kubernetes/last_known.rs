@@ -1,5 +1,5 @@
 //! The file that lets an agent start while the API server is away: `last-known.json` in the run
-//! directory, everything the source has told, written whole and renamed into place.
+//! directory, everything the source has sent, written whole and renamed into place.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ const FILE: &str = "last-known.json";
 /// Of another form: not read.
 const VERSION: u32 = 1;
 
-/// Everything the source has told.
+/// Everything the source has sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LastKnown {
     pub(super) namespaces: BTreeMap<ArcStr, Labels>,

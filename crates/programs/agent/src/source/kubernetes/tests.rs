@@ -38,11 +38,11 @@ fn source(server: &ApiServer, dir: &Path) -> KubernetesSource {
 }
 
 async fn until(source: &mut KubernetesSource, last: impl Fn(&SourceEvent) -> bool) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut sent = Vec::new();
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), source.next());
         for event in next.await.expect("another event").unwrap() {
-            told.push(match &event {
+            sent.push(match &event {
                 SourceEvent::Pod(view) => format!("pod {} {:?}", view.name.name, view.addresses),
                 SourceEvent::PodGone(uid) => format!("gone {uid}"),
                 SourceEvent::Namespace(name, labels) => format!("namespace {name} {labels:?}"),
@@ -51,15 +51,15 @@ async fn until(source: &mut KubernetesSource, last: impl Fn(&SourceEvent) -> boo
                 SourceEvent::Synced => "synced".to_owned(),
             });
             if last(&event) {
-                told.sort();
-                return told;
+                sent.sort();
+                return sent;
             }
         }
     }
 }
 
 #[tokio::test]
-async fn pods_of_this_node_and_the_labels_that_matter_are_told() {
+async fn pods_of_this_node_and_the_labels_that_matter_are_sent() {
     let (server, dir) = (server(), tempfile::tempdir().unwrap());
     let mut source = source(&server, dir.path());
     let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
@@ -104,10 +104,10 @@ async fn an_agent_that_starts_without_the_api_server_knows_what_the_one_before_k
     server.put(PODS, object("new", "n1", "10.0.0.3"));
     server.set_away(false);
     let gone = |event: &SourceEvent| matches!(event, SourceEvent::PodGone(_));
-    let told = until(&mut second, gone).await;
-    assert!(told.contains(&"gone uid-here".to_owned()), "{told:?}");
-    assert!(told.contains(&"pod new [10.0.0.3]".to_owned()), "{told:?}");
-    assert!(!told.contains(&"synced".to_owned()), "once");
+    let sent = until(&mut second, gone).await;
+    assert!(sent.contains(&"gone uid-here".to_owned()), "{sent:?}");
+    assert!(sent.contains(&"pod new [10.0.0.3]".to_owned()), "{sent:?}");
+    assert!(!sent.contains(&"synced".to_owned()), "once");
 }
 
 fn pod(uid: &str, ip: &str) -> PodView {
@@ -119,7 +119,7 @@ fn pod(uid: &str, ip: &str) -> PodView {
     }
 }
 
-fn told(uid: &str, ip: &str) -> WatchEvent<PodView> {
+fn sent(uid: &str, ip: &str) -> WatchEvent<PodView> {
     let id = ObjectId {
         namespace: "shop".into(),
         name: uid.into(),
@@ -129,14 +129,14 @@ fn told(uid: &str, ip: &str) -> WatchEvent<PodView> {
 }
 
 #[test]
-fn what_was_told_already_is_not_replaced_by_what_was_known_before() {
+fn what_was_sent_already_is_not_replaced_by_what_was_known_before() {
     let mut before = LastKnown::default();
     for uid in ["a", "b"] {
         before.pods.insert(uid.into(), pod(uid, "10.0.0.1"));
     }
     let mut progress = Progress::new(Some(before));
     assert!(progress.may_recall());
-    progress.pods(told("a", "10.0.0.9"));
+    progress.pods(sent("a", "10.0.0.9"));
     let recalled = progress.pods(WatchEvent::Away("gone".to_owned()));
     assert_eq!(
         recalled,
@@ -144,7 +144,7 @@ fn what_was_told_already_is_not_replaced_by_what_was_known_before() {
     );
     assert!(!progress.may_recall());
     // A listing that does not have it says that it has gone.
-    progress.pods(told("a", "10.0.0.9"));
+    progress.pods(sent("a", "10.0.0.9"));
     assert_eq!(
         progress.pods(WatchEvent::Listed),
         [SourceEvent::PodGone("b".into())]

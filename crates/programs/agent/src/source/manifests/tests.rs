@@ -120,8 +120,8 @@ async fn a_pod_that_moves_changes_its_uid_or_goes_is_told_to_be_gone() {
 async fn a_file_that_breaks_changes_nothing() {
     let mut dir = Dir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
     dir.next().await;
-    let told = dir.write("pod.yaml", "kind: Pod\nmetadata: [\n").await;
-    assert_eq!(told, []);
+    let sent = dir.write("pod.yaml", "kind: Pod\nmetadata: [\n").await;
+    assert_eq!(sent, []);
     let events = dir
         .write(
             "pod.yaml",

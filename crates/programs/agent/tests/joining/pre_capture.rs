@@ -123,7 +123,7 @@ impl Cluster {
     }
 
     /// A running pod with the label that brings it in, which it was given at its creation or later.
-    fn tell_opted_in(&self, pod: &Pod, labelled_at: &str) {
+    fn publish_opted_in(&self, pod: &Pod, labelled_at: &str) {
         let fields = json!({"f:metadata": {"f:labels": {"f:istio.io/dataplane-mode": {}}}});
         self.server.put(
             PODS,
@@ -159,7 +159,7 @@ fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture(
     let mut cluster = Cluster::new();
     cluster.label(true);
     let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
-    cluster.tell(&pod, true, &json!({REDIRECTION: "enabled"}));
+    cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
     let mut open = Open::of(&cluster, &pod, &peer);
     open.assert_all_go_on();
     let _proxy = Proxy::start(cluster.node.zds_socket());
@@ -188,8 +188,8 @@ fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_cap
     let (peer, other_peer) = (cluster.outside(), cluster.outside());
     let mut open = Open::of(&cluster, &made_so, &peer);
     let mut of_later = Open::of(&cluster, &later, &other_peer);
-    cluster.tell_opted_in(&made_so, CREATED);
-    cluster.tell_opted_in(&later, "2026-01-01T10:00:01Z");
+    cluster.publish_opted_in(&made_so, CREATED);
+    cluster.publish_opted_in(&later, "2026-01-01T10:00:01Z");
     cluster.start_agent();
     for pod in [&made_so, &later] {
         until_captured(&cluster, pod);
@@ -205,7 +205,7 @@ fn what_a_pod_opened_before_it_was_labelled_goes_on_also_under_the_next_agent() 
     let mut cluster = Cluster::new();
     cluster.label(false);
     let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
-    cluster.tell(&pod, true, &json!({}));
+    cluster.publish(&pod, true, &json!({}));
     let mut open = Open::of(&cluster, &pod, &peer);
     let _proxy = Proxy::start(cluster.node.zds_socket());
     cluster.start_agent();
@@ -225,7 +225,7 @@ fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
-    cluster.tell(&pod, true, &json!({REDIRECTION: "enabled"}));
+    cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
     let mut open = Open::of(&cluster, &pod, &peer);
     let rules = "add table ip nat; add chain ip nat OUTPUT { type nat hook output priority -100; }; \
         add chain ip nat ISTIO_OUTPUT; add rule ip nat OUTPUT counter jump ISTIO_OUTPUT; \
@@ -241,7 +241,7 @@ fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
     open.assert_all_go_on();
     assert_eq!(cluster.closed(), None);
     cluster.label(false);
-    until("released", || cluster.annotation(&pod).is_none());
+    until("unenrolled", || cluster.annotation(&pod).is_none());
     assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
     open.assert_all_go_on();
 }

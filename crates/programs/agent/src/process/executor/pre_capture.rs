@@ -1,5 +1,5 @@
 //! Closing what a pod has opened, and what was opened to it, before its capture, where it should have
-//! waited for that (see `enrolment/owed.rs`).
+//! waited for that (see `enrolment/late_capture.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use ambit_zds::PodUid;
 
 use crate::{
     actions::{Actions, Closed},
-    metrics::{EarlierOutcome, Metrics},
+    metrics::{Metrics, PreCaptureOutcome},
 };
 
 /// When it is looked again: an opening that was on its way when capture began is answered later.
@@ -39,7 +39,7 @@ pub(super) fn close<A: Actions>(
     let goes_on = failed.is_empty();
     let count = |result, number: usize| {
         let number = u64::try_from(number).unwrap_or(u64::MAX);
-        let outcome = EarlierOutcome { result };
+        let outcome = PreCaptureOutcome { result };
         let counter = metrics.earlier_connections.get_or_create(&outcome);
         counter.inc_by(number);
     };
@@ -62,14 +62,14 @@ pub(super) fn close<A: Actions>(
 
 /// Closes what comes after the first look.
 pub(super) fn go_on<A: Actions>(actions: Arc<A>, metrics: Metrics, uid: PodUid, netns: Netns) {
-    spawn("close earlier connections", async move {
+    spawn("close pre-capture connections", async move {
         for pause in AGAIN_AFTER {
             tokio::time::sleep(pause).await;
             let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
             let (uid, netns) = (uid.clone(), netns.clone());
             let look = move || close(&*actions, &metrics, &uid, &netns);
             // A look that panics has been reported under its name.
-            if !spawn_blocking("close earlier connections", look)
+            if !spawn_blocking("close pre-capture connections", look)
                 .await
                 .is_ok_and(|goes_on| goes_on)
             {

@@ -1,4 +1,4 @@
-//! To which pods the mesh owed a wait, and did not keep it.
+//! Late captures: pods of the mesh that started before they were captured.
 //!
 //! A pod of the mesh starts only when it is captured: the plugin waits. Where the plugin was not called
 //! (its configuration was deleted before a boot) or could not know (the pod opted in by its own label
@@ -7,7 +7,7 @@
 //! pod must not have had any of these connections, so they are closed when its capture stands.
 //!
 //! A pod that was labelled while it ran is another matter: its connections go on (hitless). The two must
-//! never be taken for each other, so a pod counts as owed a wait only where it is certain that it
+//! never be taken for each other, so a capture counts as late only where it is certain that the pod
 //! belonged to the mesh before its sandbox was made, and an agent was there on the node:
 //! - this agent heard of the pod before the pod had an address, and it belonged then and ever since;
 //! - it had been captured, in another sandbox than the one that is found now: by us, or by what its
@@ -27,7 +27,7 @@ use crate::source::{Labels, PodView, Record, Status};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     /// Of a pod that this agent hears of while it runs.
-    pub(super) fn is_owed_at_first_sight(&self, view: &PodView) -> bool {
+    pub(super) fn is_late_at_first_sight(&self, view: &PodView) -> bool {
         let runs = !view.addresses.is_empty();
         let came_with_label = view.unchanged && self.opts_in(view, &Labels::new());
         self.belongs(view) && (!runs || came_with_label)
@@ -36,7 +36,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     /// Of the pods that were there at the start, once all namespaces are known.
     pub(super) fn judge_initial_pods(&mut self) {
         let record = self.record.take();
-        let owed: Vec<PodUid> = self
+        let late: Vec<PodUid> = self
             .pods
             .iter()
             .filter(|(uid, pod)| {
@@ -55,20 +55,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             })
             .map(|(uid, _)| uid.clone())
             .collect();
-        for uid in owed {
+        for uid in late {
             if let Some(pod) = self.pods.get_mut(&uid) {
-                pod.owed_wait = true;
+                pod.capture_is_late = true;
             }
         }
     }
 
     /// A pod that has been seen outside the mesh joins it while it runs.
-    pub(super) fn forget_debt_outside(&mut self, uid: &PodUid) {
+    pub(super) fn forget_lateness_outside(&mut self, uid: &PodUid) {
         let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Out));
         if self.pods.get(uid).is_some_and(outside)
             && let Some(pod) = self.pods.get_mut(uid)
         {
-            pod.owed_wait = false;
+            pod.capture_is_late = false;
         }
     }
 

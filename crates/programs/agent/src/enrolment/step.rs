@@ -1,0 +1,104 @@
+//! The steps that bring a pod in and take it out: one enum for each kind of work, since each kind has an
+//! executor of its own (`process/executor.rs`).
+
+use std::net::IpAddr;
+
+use ambit_model::PodName;
+use ambit_netplan::RedirectionSpec;
+use ambit_zds::WorkloadInfo;
+
+use super::Status;
+
+/// One step for one pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step<N> {
+    /// Through the node proxies.
+    Proxy(ProxyStep<N>),
+    /// In the pod's network namespace.
+    Redirection(RedirectionStep<N>),
+    /// In the node's probe set.
+    Probes(ProbeStep),
+    /// In what people see of the pod.
+    Status(WriteStatus),
+}
+
+/// What the node proxies are to do for a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProxyStep<N> {
+    /// Have the newest proxy serve the pod.
+    Announce {
+        /// Who it is.
+        info: WorkloadInfo,
+        /// Where.
+        netns: N,
+    },
+    /// Have every proxy stop serving the pod.
+    Withdraw,
+}
+
+/// What is to stand in a pod's network namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RedirectionStep<N> {
+    /// Put the redirection in place, or see that it stands.
+    Apply {
+        /// Where.
+        netns: N,
+        /// What.
+        spec: RedirectionSpec,
+        /// The capture is late (see `enrolment/late_capture.rs`): if nothing stands yet, connections from
+        /// before are closed.
+        close_pre_capture: bool,
+    },
+    /// Take redirection away, if there is any; connections in the proxy go on.
+    Release {
+        /// Where.
+        netns: N,
+    },
+}
+
+/// Which of a pod's addresses kubelet's probes are exempt for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProbeStep {
+    /// These.
+    Exempt {
+        /// The pod's addresses.
+        addresses: Vec<IpAddr>,
+    },
+    /// None.
+    Remove,
+}
+
+/// Write the pod's status, or remove it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WriteStatus {
+    /// The pod's name.
+    pub pod: PodName,
+    /// What to write.
+    pub status: Status,
+}
+
+impl<N> Step<N> {
+    /// Its name in metrics and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Proxy(ProxyStep::Announce { .. }) => "announce",
+            Self::Proxy(ProxyStep::Withdraw) => "withdraw",
+            Self::Redirection(RedirectionStep::Apply { .. }) => "apply-rules",
+            Self::Redirection(RedirectionStep::Release { .. }) => "release-rules",
+            Self::Probes(ProbeStep::Exempt { .. }) => "upsert-probes",
+            Self::Probes(ProbeStep::Remove) => "remove-probes",
+            Self::Status(_) => "write-status",
+        }
+    }
+
+    /// The network namespace it is about.
+    pub(super) fn netns(&self) -> Option<&N> {
+        match self {
+            Self::Proxy(ProxyStep::Announce { netns, .. }) => Some(netns),
+            Self::Redirection(
+                RedirectionStep::Apply { netns, .. } | RedirectionStep::Release { netns },
+            ) => Some(netns),
+            Self::Proxy(ProxyStep::Withdraw) | Self::Probes(_) | Self::Status(_) => None,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Carries out what the enrolment machine decides, and reports back to it. Each kind of work has an executor
+//! of its own, with the order and the parallelism that it needs.
+
+mod pre_capture;
+mod probes;
+mod proxies;
+mod redirection;
+mod statuses;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use ambit_model::{ArcStr, PodName};
+use ambit_rt::{ErrorChain, spawn_blocking};
+use ambit_sys::netns::Netns;
+use ambit_zds::PodUid;
+use tokio::sync::{Semaphore, mpsc};
+
+use self::{redirection::RedirectionExecutor, statuses::StatusExecutor};
+use crate::{
+    actions::Actions,
+    enrolled::EnrolledFile,
+    enrolment::{Event, Step, StepId, Wanted},
+    membership,
+    metrics::Metrics,
+    status::StatusSink,
+    zds::Zds,
+};
+
+pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
+
+/// Steps that may block, carried out at once.
+const PARALLEL_STEPS: usize = 8;
+
+/// See the module.
+pub(super) struct Executor<A> {
+    pub(super) proxies: ProxyExecutor,
+    pub(super) probes: ProbeExecutor,
+    pub(super) status: StatusSink,
+    pub(super) metrics: Metrics,
+    redirection: RedirectionExecutor<A>,
+    statuses: StatusExecutor,
+    actions: Arc<A>,
+    run_dir: PathBuf,
+    events: mpsc::UnboundedSender<Event<Netns>>,
+}
+
+/// How a step ended is reported by this, once.
+struct Report {
+    uid: PodUid,
+    id: StepId,
+    name: &'static str,
+    events: mpsc::UnboundedSender<Event<Netns>>,
+    metrics: Metrics,
+}
+
+impl Report {
+    fn done(self, result: Result<(), String>) {
+        self.metrics.count_step(&self.uid, self.name, &result);
+        let (uid, id) = (self.uid, self.id);
+        // The loop ends only with the process.
+        self.events.send(Event::StepDone { uid, id, result }).ok();
+    }
+}
+
+impl<A: Actions> Executor<A> {
+    /// What happens comes back through `events`.
+    pub(super) fn new(
+        actions: Arc<A>,
+        zds: Zds,
+        status: StatusSink,
+        run_dir: PathBuf,
+        enrolled: EnrolledFile,
+        events: mpsc::UnboundedSender<Event<Netns>>,
+        metrics: Metrics,
+    ) -> Self {
+        let slots = Arc::new(Semaphore::new(PARALLEL_STEPS));
+        Self {
+            proxies: ProxyExecutor::new(zds, enrolled),
+            probes: ProbeExecutor::start(Arc::clone(&actions)),
+            redirection: RedirectionExecutor::new(Arc::clone(&actions), Arc::clone(&slots)),
+            statuses: StatusExecutor::new(status.clone(), slots),
+            status,
+            metrics,
+            actions,
+            run_dir,
+            events,
+        }
+    }
+
+    pub(super) fn step(&self, uid: PodUid, id: StepId, step: Step<Netns>) {
+        let report = Report {
+            uid,
+            id,
+            name: step.name(),
+            events: self.events.clone(),
+            metrics: self.metrics.clone(),
+        };
+        match step {
+            Step::Proxy(step) => self.proxies.step(step, report),
+            Step::Redirection(step) => self.redirection.step(step, report),
+            Step::Probes(step) => self.probes.step(step, report),
+            Step::Status(write) => self.statuses.step(write, report),
+        }
+    }
+
+    pub(super) fn scan(&self, wanted: Vec<Wanted>) {
+        let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
+        spawn_blocking("scan", move || {
+            let found = actions.scan(&wanted).unwrap_or_else(|error| {
+                let error = ErrorChain(&error);
+                tracing::warn!(%error, "running pods cannot be looked for");
+                BTreeMap::new()
+            });
+            events.send(Event::Scanned(found)).ok();
+        });
+    }
+
+    pub(super) fn write_membership(&self, namespaces: BTreeMap<ArcStr, bool>) {
+        // A few hundred bytes, and in order.
+        if let Err(error) = membership::write(&self.run_dir, &namespaces) {
+            let path = self.run_dir.join(membership::FILE);
+            tracing::warn!(path = %path.display(), %error, "cannot write for the plugin who belongs");
+        }
+    }
+
+    pub(super) fn prune_status(&self, keep: BTreeSet<PodName>) {
+        if let Err(error) = self.status.prune(&keep) {
+            tracing::warn!(error = %ErrorChain(&error), "stale status is left");
+        }
+    }
+}

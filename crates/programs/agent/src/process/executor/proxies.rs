@@ -1,0 +1,63 @@
+//! Steps that the node proxies carry out. Ordered as they come: the first snapshot has all that was ordered
+//! before it.
+
+use std::future::Future;
+
+use ambit_rt::{ErrorChain, spawn};
+use ambit_sys::netns::Netns;
+use ambit_zds::{DeliverError, PodUid};
+
+use super::Report;
+use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
+
+/// See the module. What proxies are ordered is also recorded for those that start without the agent.
+pub(in crate::process) struct ProxyExecutor {
+    zds: Zds,
+    enrolled: EnrolledFile,
+}
+
+impl ProxyExecutor {
+    pub(super) fn new(zds: Zds, enrolled: EnrolledFile) -> Self {
+        Self { zds, enrolled }
+    }
+
+    pub(super) fn step(&self, step: ProxyStep<Netns>, report: Report) {
+        match step {
+            ProxyStep::Announce { info, netns } => {
+                let uid = report.uid.clone();
+                self.enrolled.add(uid.clone(), info.clone(), netns.id());
+                follow("announce", self.zds.add(uid, info, netns), report);
+            }
+            ProxyStep::Withdraw => {
+                self.enrolled.remove(&report.uid);
+                follow("withdraw", self.zds.del(report.uid.clone()), report);
+            }
+        }
+    }
+
+    /// A proxy that serves this pod goes on.
+    pub(in crate::process) fn hold(&self, uid: PodUid) {
+        self.enrolled.hold(&uid);
+        self.zds.hold(uid);
+    }
+
+    /// Every pod of the start has been ordered or held: proxies may be let in.
+    pub(in crate::process) fn open(&self) {
+        self.enrolled.complete();
+        self.zds.open();
+    }
+}
+
+fn follow(
+    name: &'static str,
+    outcome: impl Future<Output = Result<(), DeliverError>> + Send + 'static,
+    report: Report,
+) {
+    spawn(name, async move {
+        report.done(
+            outcome
+                .await
+                .map_err(|error| ErrorChain(&error).to_string()),
+        );
+    });
+}

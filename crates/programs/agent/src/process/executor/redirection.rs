@@ -1,0 +1,116 @@
+//! Steps in pods' network namespaces. They block; a few run at once.
+
+use std::sync::Arc;
+
+use ambit_netplan::RedirectionSpec;
+use ambit_rt::{ErrorChain, spawn, spawn_blocking};
+use ambit_sys::netns::Netns;
+use tokio::sync::Semaphore;
+
+use super::{Report, pre_capture};
+use crate::{
+    actions::{ActionError, Actions, Redirected, Stood},
+    enrolment::{Event, RedirectionStep},
+};
+
+/// See the module.
+pub(super) struct RedirectionExecutor<A> {
+    actions: Arc<A>,
+    slots: Arc<Semaphore>,
+}
+
+/// How putting redirection in place ended well.
+enum Applied {
+    /// It stands as it did, or as it was to.
+    Stands,
+    /// This did not stand before.
+    Repaired(String),
+    /// Nothing stood, and the capture was late: connections from before are being closed.
+    Closing,
+}
+
+impl<A: Actions> RedirectionExecutor<A> {
+    pub(super) fn new(actions: Arc<A>, slots: Arc<Semaphore>) -> Self {
+        Self { actions, slots }
+    }
+
+    pub(super) fn step(&self, step: RedirectionStep<Netns>, report: Report) {
+        let (actions, slots) = (Arc::clone(&self.actions), Arc::clone(&self.slots));
+        spawn(report.name, async move {
+            // Closed never.
+            let _slot = slots.acquire_owned().await;
+            match step {
+                RedirectionStep::Apply {
+                    netns,
+                    spec,
+                    close_pre_capture,
+                } => put_in_place(actions, netns, spec, close_pre_capture, report).await,
+                RedirectionStep::Release { netns } => {
+                    let work = move || actions.release_rules(&netns);
+                    let released = spawn_blocking(report.name, work).await;
+                    report.done(flatten(released));
+                }
+            }
+        });
+    }
+}
+
+async fn put_in_place<A: Actions>(
+    actions: Arc<A>,
+    netns: Netns,
+    spec: RedirectionSpec,
+    close_pre_capture: bool,
+    report: Report,
+) {
+    let (metrics, uid) = (report.metrics.clone(), report.uid.clone());
+    let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
+    let work = move || {
+        let Redirected {
+            before,
+            probed_in_plaintext,
+        } = by.apply_rules(&at, &spec)?;
+        if before != Stood::All && !probed_in_plaintext.is_empty() {
+            let interfaces = probed_in_plaintext.join(", ");
+            tracing::warn!(
+                uid = %of, interfaces,
+                "kubelet's probes of this pod count as plaintext: the node does not see the frames of \
+                 its interfaces, so a neighbour could pretend to be kubelet"
+            );
+        }
+        Ok(match before {
+            Stood::All => Applied::Stands,
+            Stood::Nothing if close_pre_capture => {
+                match pre_capture::close(&*by, &metrics, &of, &at) {
+                    true => Applied::Closing,
+                    false => Applied::Stands,
+                }
+            }
+            Stood::Nothing => Applied::Repaired("all of it was missing".to_owned()),
+            Stood::InPart(what) => Applied::Repaired(what),
+        })
+    };
+    let applied = spawn_blocking(report.name, work).await;
+    match &applied {
+        Ok(Ok(Applied::Repaired(what))) => {
+            let what = what.clone();
+            report.events.send(Event::Repaired { uid, what }).ok();
+        }
+        Ok(Ok(Applied::Closing)) => {
+            pre_capture::go_on(actions, report.metrics.clone(), uid, netns);
+        }
+        Ok(Ok(Applied::Stands) | Err(_)) | Err(_) => {}
+    }
+    report.done(flatten(applied));
+}
+
+/// What the work came to, if it has ended at all.
+fn flatten<T, E: std::error::Error>(
+    outcome: Result<Result<T, ActionError>, E>,
+) -> Result<(), String> {
+    match outcome {
+        Ok(result) => result
+            .map(drop)
+            .map_err(|error| ErrorChain(&error).to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,36 @@
+//! Writing how pods stand, for people. It may block; a few run at once.
+
+use std::sync::Arc;
+
+use ambit_rt::{ErrorChain, spawn, spawn_blocking};
+use tokio::sync::Semaphore;
+
+use super::Report;
+use crate::{enrolment::WriteStatus, status::StatusSink};
+
+/// See the module.
+pub(super) struct StatusExecutor {
+    sink: StatusSink,
+    slots: Arc<Semaphore>,
+}
+
+impl StatusExecutor {
+    pub(super) fn new(sink: StatusSink, slots: Arc<Semaphore>) -> Self {
+        Self { sink, slots }
+    }
+
+    pub(super) fn step(&self, WriteStatus { pod, status }: WriteStatus, report: Report) {
+        let (sink, slots) = (self.sink.clone(), Arc::clone(&self.slots));
+        spawn(report.name, async move {
+            // Closed never.
+            let _slot = slots.acquire_owned().await;
+            let uid = report.uid.clone();
+            let work = move || sink.write(&uid, &pod, status);
+            let written = spawn_blocking(report.name, work).await;
+            report.done(match written {
+                Ok(result) => result.map_err(|error| ErrorChain(&error).to_string()),
+                Err(error) => Err(error.to_string()),
+            });
+        });
+    }
+}

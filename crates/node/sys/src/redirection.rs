@@ -4,7 +4,7 @@
 //! others'. All functions block for a few milliseconds; callers with a runtime use a blocking thread.
 //! They may be called at the same time for the same namespace.
 
-mod carrier;
+mod backend;
 mod foreign;
 pub mod host;
 mod settings;
@@ -18,7 +18,7 @@ use ambit_netplan::{
 use ambit_rt::ErrorChain;
 
 use self::{
-    carrier::Carrier,
+    backend::RedirectionBackend,
     settings::{mark_accepted_sockets, move_openings, track_from_the_opening},
 };
 use crate::{conntrack::pre_capture, netns::Netns, route::Routing};
@@ -148,9 +148,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         move_openings(true);
         foreign::find().map(|found| foreign::prepare(&found))?;
         let capturing = plan_capturing(spec)?;
-        let (_, rules) = first_working(spec.backend, |carrier| {
-            let begun = begin(carrier, &capturing, &ruleset)?;
-            let rules = carrier.apply(&ruleset)?;
+        let (_, rules) = first_working(spec.backend, |backend| {
+            let begun = begin(backend, &capturing, &ruleset)?;
+            let rules = backend.apply(&ruleset)?;
             Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
         })?;
         // Only now is connection tracking sure to be there, and its settings with it.
@@ -167,14 +167,14 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 /// what is open known to connection tracking. Not again once it stands: whatever a guard has let in must
 /// not be taken for a connection from before the capture.
 fn begin(
-    carrier: Carrier,
+    backend: RedirectionBackend,
     capturing: &Ruleset,
     captured: &Ruleset,
 ) -> Result<Option<Drift>, RedirectionError> {
-    if capturing == captured || !carrier.admits_unknown()? {
+    if capturing == captured || !backend.admits_unknown()? {
         return Ok(None);
     }
-    let drift = carrier.apply(capturing)?;
+    let drift = backend.apply(capturing)?;
     // So that nothing is tracked from its middle in a way that contradicts what is made known.
     track_from_the_opening(true);
     pre_capture::make_known().map_err(RedirectionError::Connections)?;
@@ -215,13 +215,13 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
             routing_drift(&mut routing, family, &mut drift)?;
         }
         // On a node where only iptables works, what is ours is there.
-        let candidates = Carrier::candidates(spec.backend);
-        let present = Carrier::present()?;
-        let carrier = candidates
+        let candidates = RedirectionBackend::candidates(spec.backend);
+        let present = RedirectionBackend::present()?;
+        let backend = candidates
             .iter()
             .find(|c| present.contains(c))
             .or_else(|| candidates.first());
-        let rules = match carrier.map(|carrier| carrier.observe(&ruleset)) {
+        let rules = match backend.map(|backend| backend.observe(&ruleset)) {
             Some(Err(error)) if !error.is_unsupported() => return Err(error),
             Some(Ok(rules)) => rules,
             _ => Drift {
@@ -250,16 +250,16 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
 pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     let ruleset = plan_released();
     inside(netns, || {
-        let present = Carrier::present()?;
+        let present = RedirectionBackend::present()?;
         let found = foreign::find()?;
         foreign::prepare(&found);
-        for carrier in &present {
-            carrier.replace(&ruleset)?;
+        for backend in &present {
+            backend.replace(&ruleset)?;
             track_from_the_opening(false);
         }
         if found.is_present() && present.is_empty() {
             // Captured by Istio's agent, and never by us: its connections live on as ours do.
-            first_working(Backend::Auto, |carrier| carrier.replace(&ruleset))?;
+            first_working(Backend::Auto, |backend| backend.replace(&ruleset))?;
         }
         foreign::remove(found).map(drop)
     })
@@ -271,8 +271,8 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
 /// When something of ours could not be taken away.
 pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     inside(netns, || {
-        for carrier in Carrier::present()? {
-            carrier.remove()?;
+        for backend in RedirectionBackend::present()? {
+            backend.remove()?;
         }
         foreign::remove(foreign::find()?)?;
         let mut routing = open_routing()?;
@@ -291,6 +291,15 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
+/// Whether the namespace has tables of iptables' legacy variant that cannot be looked at, because the program
+/// is not installed here: rules of Istio's agent in them stay.
+///
+/// # Errors
+/// When the namespace cannot be read.
+pub fn has_unreadable_rules(netns: &Netns) -> Result<bool, RedirectionError> {
+    inside(netns, || Ok(foreign::find()?.is_unreadable()))
+}
+
 fn inside<T>(
     netns: &Netns,
     work: impl FnOnce() -> Result<T, RedirectionError>,
@@ -301,15 +310,15 @@ fn inside<T>(
 /// Tries one backend after the other; only what a kernel or node lacks leads on to the next.
 fn first_working<T>(
     wanted: Backend,
-    mut attempt: impl FnMut(Carrier) -> Result<T, RedirectionError>,
-) -> Result<(Carrier, T), RedirectionError> {
+    mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,
+) -> Result<(RedirectionBackend, T), RedirectionError> {
     let mut failures = Vec::new();
-    for carrier in Carrier::candidates(wanted) {
-        match attempt(carrier) {
-            Ok(done) => return Ok((carrier, done)),
+    for backend in RedirectionBackend::candidates(wanted) {
+        match attempt(backend) {
+            Ok(done) => return Ok((backend, done)),
             Err(error) if wanted == Backend::Auto && error.is_unsupported() => {
-                tracing::debug!(backend = %carrier.backend(), error = %ErrorChain(&error), "not usable");
-                failures.push((carrier.backend(), error));
+                tracing::debug!(backend = %backend.kind(), error = %ErrorChain(&error), "not usable");
+                failures.push((backend.kind(), error));
             }
             Err(error) => return Err(error),
         }
@@ -390,9 +399,9 @@ mod tests {
     #[test]
     fn what_the_kernel_lacks_leads_on_to_the_next_backend() {
         let mut tried = Vec::new();
-        let done = first_working(Backend::Auto, |carrier| {
-            tried.push(carrier.backend());
-            match carrier.backend() {
+        let done = first_working(Backend::Auto, |backend| {
+            tried.push(backend.kind());
+            match backend.kind() {
                 Backend::Nftables => Err(refused(95)),
                 other => Ok(other),
             }

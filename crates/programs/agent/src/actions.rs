@@ -85,9 +85,8 @@ pub trait Actions: Send + Sync + 'static {
 pub struct Redirected {
     /// What of it stood before.
     pub before: Stood,
-    /// The pod's interfaces, if kubelet's probes arrive on all of them as plaintext like anybody's, because
-    /// the node does not see their frames. For people.
-    pub probed_in_plaintext: Vec<String>,
+    /// What is not as an operator would expect it, though the redirection stands. For people.
+    pub warnings: Vec<String>,
 }
 
 /// What of a pod's redirection was found.
@@ -265,18 +264,38 @@ impl Actions for KernelActions {
                 what: "put in place",
                 source,
             })?;
+        let mut warnings = Vec::new();
         // Kubelet asks at the pod's first interface; others in a pod are for other things.
-        let is_exempt = !spec.probe_interfaces.is_empty();
-        let unseen = links.unseen.into_iter().filter(|_| !is_exempt);
+        if spec.probe_interfaces.is_empty() && !links.unseen.is_empty() {
+            let kinds = links.unseen.iter();
+            let kinds: Vec<_> = kinds
+                .map(|(name, kind)| format!("{name} ({kind})"))
+                .collect();
+            warnings.push(format!(
+                "kubelet's probes count as plaintext: the node does not see the frames of {}, where a \
+                 neighbour could pretend to be kubelet",
+                kinds.join(", ")
+            ));
+        }
+        let failed = |source| ActionError::Redirection {
+            what: "look for other rules beside",
+            source,
+        };
+        if redirection::has_unreadable_rules(netns).map_err(failed)? {
+            warnings.push(
+                "it has tables of iptables' legacy variant, which cannot be looked at: rules of another \
+                 mesh in them stay until the pod is started anew, or iptables is installed in the \
+                 agent's image"
+                    .to_owned(),
+            );
+        }
         Ok(Redirected {
             before: match applied {
                 Applied::Unchanged => Stood::All,
                 Applied::Installed => Stood::Nothing,
                 Applied::Repaired { what } => Stood::InPart(what.to_string()),
             },
-            probed_in_plaintext: unseen
-                .map(|(name, kind)| format!("{name} ({kind})"))
-                .collect(),
+            warnings,
         })
     }
 

@@ -71,6 +71,13 @@ pub enum Event<N> {
         /// For people.
         what: String,
     },
+    /// A pod's redirection stands, but not all is as an operator would expect it. Empty: it is.
+    Warned {
+        /// The pod.
+        uid: PodUid,
+        /// For people.
+        warnings: Vec<String>,
+    },
     /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
     ProxySynced,
     /// Compare everything with the kernel again. Sent regularly.
@@ -145,6 +152,8 @@ pub struct Counts {
     pub captured: usize,
     /// Pods whose last step failed.
     pub failing: usize,
+    /// Pods whose redirection stands with a warning.
+    pub warned: usize,
 }
 
 /// The pods of this node.
@@ -195,6 +204,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             counts.wanted += usize::from(matches!(goal, Goal::In(_)));
             counts.captured += usize::from(pod.is_captured(&goal));
             counts.failing += usize::from(pod.failure.is_some());
+            counts.warned += usize::from(!pod.warnings.is_empty());
         }
         counts
     }
@@ -234,6 +244,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.should_stand) {
                     tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
                     pod.drifts = pod.drifts.saturating_add(1);
+                }
+            }
+            Event::Warned { uid, warnings } => {
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.warn(warnings);
                 }
             }
             Event::ProxySynced => {

@@ -57,6 +57,7 @@ pub struct Metrics {
     wanted: Gauge,
     captured: Gauge,
     failing: Gauge,
+    warned: Gauge,
 }
 
 impl Metrics {
@@ -74,6 +75,7 @@ impl Metrics {
             wanted: Gauge::default(),
             captured: Gauge::default(),
             failing: Gauge::default(),
+            warned: Gauge::default(),
         };
         let m = metrics.clone();
         registry.register(
@@ -109,6 +111,11 @@ impl Metrics {
             "Pods whose last step failed",
             m.failing,
         );
+        registry.register(
+            "ambit_agent_pods_warned",
+            "Pods captured with a warning, which their reports have",
+            m.warned,
+        );
         metrics
     }
 
@@ -118,6 +125,7 @@ impl Metrics {
         self.wanted.set(number(counts.wanted));
         self.captured.set(number(counts.captured));
         self.failing.set(number(counts.failing));
+        self.warned.set(number(counts.warned));
     }
 
     /// Counts an event of the source.

@@ -69,6 +69,9 @@ pub struct PodReport {
     pub redirected: bool,
     /// How often redirection was found changed and repaired.
     pub drifts: u32,
+    /// What is not as an operator would expect it, though the redirection stands. Absent if nothing is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// What its annotation should say.
     pub annotation: Status,
     /// What its annotation was last seen to say.

@@ -8,7 +8,7 @@ use std::sync::Once;
 
 use ambit_netplan::{Backend, Family, foreign, marks};
 
-use super::{RedirectionError, carrier::legacy_in_use, family_enabled};
+use super::{RedirectionError, backend::legacy_in_use, family_enabled};
 use crate::{
     conntrack,
     iptables::{Iptables, IptablesError, lock},
@@ -32,6 +32,11 @@ impl Foreign {
     /// Whether there certainly is nothing.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
+    }
+
+    /// Whether there is something that cannot be looked at.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.unreadable
     }
 
     /// Whether there certainly is something.

@@ -15,7 +15,7 @@ use ambit_rt::ErrorChain;
 
 use super::{
     Applied, Drift, RedirectionError,
-    carrier::{Carrier, change_table, change_table_of},
+    backend::{RedirectionBackend, change_table, change_table_of},
     family_enabled, first_working, inside,
 };
 use crate::{
@@ -99,7 +99,7 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
 /// When the node's namespace cannot be entered or read.
 pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, RedirectionError> {
     inside(node, || {
-        let (_, members) = first_working(spec.backend, |carrier| match carrier.backend() {
+        let (_, members) = first_working(spec.backend, |backend| match backend.kind() {
             Backend::Nftables => Ok(Nft::open()?
                 .read(HOST_TABLE)?
                 .map_or_else(Members::new, |t| members_of(&t))),
@@ -127,11 +127,11 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
             _ => {}
         }
         change_bridges(|| None)?;
-        for carrier in Carrier::present()? {
+        for backend in RedirectionBackend::present()? {
             let _lock = lock()?;
             let spec = HostSpec::default();
-            for (family, current) in read(carrier.backend(), &spec)? {
-                restore(carrier.backend(), family, &current, &State::default())?;
+            for (family, current) in read(backend.kind(), &spec)? {
+                restore(backend.kind(), family, &current, &State::default())?;
             }
         }
         Ok(())
@@ -145,7 +145,7 @@ fn edit(
     change: impl Fn(&mut Members),
 ) -> Result<Drift, RedirectionError> {
     inside(node, || {
-        let attempt = |carrier: Carrier| match carrier.backend() {
+        let attempt = |backend: RedirectionBackend| match backend.kind() {
             Backend::Nftables => change_table(HOST_TABLE, |current| {
                 let mut members = current.map_or_else(Members::new, members_of);
                 change(&mut members);

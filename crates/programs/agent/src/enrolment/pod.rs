@@ -100,6 +100,8 @@ pub(super) struct Pod<N> {
     pub(super) capture_is_late: bool,
     /// How often its redirection had to be repaired.
     pub(super) drifts: u32,
+    /// What is not as an operator would expect it, though its redirection stands.
+    pub(super) warnings: Vec<String>,
     /// The last failure reported to its owner, until the pod is captured.
     pub(super) complaint: Option<String>,
 }
@@ -131,6 +133,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             waiters: Vec::new(),
             capture_is_late: false,
             drifts: 0,
+            warnings: Vec::new(),
             complaint: None,
         }
     }
@@ -171,6 +174,15 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.rules = Rules::None;
         self.should_stand = false;
         self.linger_until = None;
+        self.warnings.clear();
+    }
+
+    /// Each warning is logged when it is new.
+    pub(super) fn warn(&mut self, warnings: Vec<String>) {
+        for warning in warnings.iter().filter(|one| !self.warnings.contains(one)) {
+            tracing::warn!(pod = %self.view.name, warning, "the pod is captured with a warning");
+        }
+        self.warnings = warnings;
     }
 
     /// Whether redirection, listeners and probe exemption stand as `goal` has them.

@@ -61,6 +61,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             listeners: pod.announced.is_some(),
             redirected: matches!(pod.rules, Rules::Applied(_)),
             drifts: pod.drifts,
+            warnings: pod.warnings.clone(),
             annotation: pod.reads(),
             annotation_seen: pod.view.reported,
         }

@@ -26,7 +26,7 @@ fn after_a_reboot_an_old_annotation_is_corrected_until_the_new_sandbox_is_captur
     // Long after: the next look would be half a minute away.
     world.pass(Duration::from_secs(120));
     world.take_log();
-    // The kubelet tells the new sandbox's address, and its process is there.
+    // The kubelet publishes the new sandbox's address, and its process is there.
     world.running.insert("web".into(), 8);
     world.source(SourceEvent::Pod(claiming(
         "web",
@@ -39,7 +39,7 @@ fn after_a_reboot_an_old_annotation_is_corrected_until_the_new_sandbox_is_captur
 }
 
 #[test]
-fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_told() {
+fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_published() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.pass(Duration::from_secs(60));
@@ -172,4 +172,27 @@ fn the_report_has_the_fields_that_are_documented() {
             "annotation": "none", "annotationSeen": "none",
         })
     );
+}
+
+#[test]
+fn what_is_not_as_expected_of_a_captured_pod_is_reported_until_it_is_or_its_sandbox_goes() {
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(60));
+    assert!(world.captured("web", 7));
+    let warn = |world: &mut World, warnings: &[&str]| {
+        world.event(Event::Warned {
+            uid: "web".into(),
+            warnings: warnings.iter().map(|one| (*one).to_owned()).collect(),
+        });
+        (world.report("web").warnings, world.machine.counts().warned)
+    };
+    assert_eq!(warn(&mut world, &["odd"]), (vec!["odd".to_owned()], 1));
+    assert_eq!(world.report("web").state, PodState::Captured);
+    assert_eq!(warn(&mut world, &[]), (vec![], 0));
+    warn(&mut world, &["odd"]);
+    world.running.insert("web".into(), 8);
+    world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
+    world.pass(Duration::from_secs(1));
+    assert!(world.captured("web", 8) && world.report("web").warnings.is_empty());
 }

@@ -63,20 +63,12 @@ async fn put_in_place<A: Actions>(
     report: Report,
 ) {
     let (metrics, uid) = (report.metrics.clone(), report.uid.clone());
+    let events = report.events.clone();
     let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
     let work = move || {
-        let Redirected {
-            before,
-            probed_in_plaintext,
-        } = by.apply_rules(&at, &spec)?;
-        if before != Stood::All && !probed_in_plaintext.is_empty() {
-            let interfaces = probed_in_plaintext.join(", ");
-            tracing::warn!(
-                uid = %of, interfaces,
-                "kubelet's probes of this pod count as plaintext: the node does not see the frames of \
-                 its interfaces, so a neighbour could pretend to be kubelet"
-            );
-        }
+        let Redirected { before, warnings } = by.apply_rules(&at, &spec)?;
+        let uid = of.clone();
+        events.send(Event::Warned { uid, warnings }).ok();
         Ok(match before {
             Stood::All => Applied::Stands,
             Stood::Nothing if close_pre_capture => {

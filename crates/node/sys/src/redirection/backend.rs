@@ -18,10 +18,10 @@ const ATTEMPTS: usize = 5;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Carrier(Backend);
+pub(super) struct RedirectionBackend(Backend);
 
-impl Carrier {
-    /// The carriers to try, in order.
+impl RedirectionBackend {
+    /// The backends to try, in order.
     pub(super) fn candidates(wanted: Backend) -> Vec<Self> {
         match wanted {
             Backend::Auto => {
@@ -56,11 +56,11 @@ impl Carrier {
         Ok(out)
     }
 
-    pub(super) fn backend(self) -> Backend {
+    pub(super) fn kind(self) -> Backend {
         self.0
     }
 
-    /// What differs from `ruleset` here, rules of ours that another carrier brought included.
+    /// What differs from `ruleset` here, rules of ours that another backend brought included.
     pub(super) fn observe(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = if self.0 == Backend::Nftables {
             let current = Nft::open()?.read(POD_TABLE)?;
@@ -92,7 +92,7 @@ impl Carrier {
             .any(|(_, state)| iptables::guard_admits_unknown(state)))
     }
 
-    /// Brings the rules, takes away what another carrier brought, and says what differed.
+    /// Brings the rules, takes away what another backend brought, and says what differed.
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;
         // Only now: there is no moment without rules.
@@ -228,15 +228,15 @@ pub(super) fn change_table_of(
 }
 
 /// Our own table, and what iptables' nft variant would have left.
-fn nftables_in_use() -> Result<Vec<Carrier>, NftError> {
+fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     let mut nft = Nft::open()?;
     let mut out = Vec::new();
     let chains = nft.all_chains()?;
     if nft.read(POD_TABLE)?.is_some() {
-        out.push(Carrier(Backend::Nftables));
+        out.push(RedirectionBackend(Backend::Nftables));
     }
     if chains.iter().any(|name| name.starts_with(PREFIX)) {
-        out.push(Carrier(Backend::IptablesNft));
+        out.push(RedirectionBackend(Backend::IptablesNft));
     }
     Ok(out)
 }

@@ -5,6 +5,7 @@ use std::{
     io::Read,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use ambit_cni_conf::PLUGIN;
@@ -205,7 +206,10 @@ struct Temporary {
 impl Temporary {
     fn create(beside: &Path, mode: u32) -> io::Result<Self> {
         let directory = beside.parent().unwrap_or_else(|| Path::new("."));
-        let path = directory.join(format!("{TEMPORARY}{}", std::process::id()));
+        // Of this writer alone: two that shared one would put each other's content in place.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = directory.join(format!("{TEMPORARY}{process}.{number}"));
         unlink(&path)?;
         let file = fs::OpenOptions::new()
             .write(true)

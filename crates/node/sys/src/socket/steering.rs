@@ -132,14 +132,14 @@ mod tests {
         steer(&listeners[0], count).unwrap();
         for ip in ["127.0.0.1", "::1"] {
             let peer = SocketAddr::new(ip.parse().unwrap(), spec.port);
-            for index in 0..count {
+            for (index, listener) in listeners.iter().enumerate() {
                 for _ in 0..8 {
                     let socket =
                         socket(Domain::for_address(peer), Worker { index, count }).unwrap();
                     socket.set_nonblocking(false).unwrap();
                     socket.connect(&peer.into()).unwrap();
                     let mine = socket.local_addr().unwrap().as_socket().unwrap();
-                    let (mut accepted, from) = listeners[index].accept().unwrap();
+                    let (mut accepted, from) = listener.accept().unwrap();
                     assert_eq!(from.port(), mine.port());
                     drop(socket);
                     assert_eq!(accepted.read(&mut [0]).unwrap(), 0);

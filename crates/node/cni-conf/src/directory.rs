@@ -1,8 +1,8 @@
-//! A directory of network configurations: which file a runtime takes.
+//! A directory of network configurations, and which of its files a runtime takes.
 //!
-//! Runtimes take the first file by name that ends in `.conf`, `.conflist` or `.json` and can be used;
-//! some stop at a broken one before it. A broken file that is young is being written by somebody: it
-//! is waited for, since taking the next one would give pods another network.
+//! Runtimes take the first file by name that ends in `.conf`, `.conflist` or `.json` and is valid; some
+//! stop at a broken one before it. A broken file that is young is still being written: we wait for it,
+//! since taking the next file would give pods another network.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use std::{
 
 use crate::network::{Invalid, Network};
 
-/// How long a file that cannot be used may still be being written.
+/// How long an invalid file is taken for one that is still being written.
 pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Most bytes read of a file.
@@ -24,9 +24,9 @@ const MAX_FILE: u64 = 4 * 1024 * 1024;
 pub struct ConfFile {
     /// Its name in the directory.
     pub name: String,
-    /// What it holds, or why that cannot be read.
+    /// Its text, or why it cannot be read.
     pub text: Result<String, String>,
-    /// Since it was last written.
+    /// Time since it was last written.
     pub age: Duration,
 }
 
@@ -69,7 +69,7 @@ fn stem(name: &str) -> &str {
 }
 
 impl ConfFile {
-    /// What it says.
+    /// The configuration in it.
     ///
     /// # Errors
     /// When a runtime could not use it.
@@ -126,7 +126,7 @@ fn open(path: &Path) -> io::Result<(String, Duration)> {
             "not a regular file",
         ));
     }
-    // Written in the future is written before the clock was set.
+    // A modification time in the future was written before the clock was set.
     let age = SystemTime::now().duration_since(metadata.modified()?);
     let mut text = String::new();
     file.take(MAX_FILE).read_to_string(&mut text)?;

@@ -1,4 +1,4 @@
-//! Our entry in somebody else's list of plugins: put in last, taken out without a trace.
+//! Our entry in another owner's list of plugins: appended last, removed without a trace.
 
 use serde_json::{Value, value::RawValue};
 
@@ -48,7 +48,7 @@ pub fn unchain(text: &str) -> Result<Option<String>, serde_json::Error> {
             any_kept = true;
             continue;
         }
-        // With the comma before it, or, where nothing before it stays, the one after it.
+        // Removes the comma before it or, when it is the first that remains, the comma after it.
         let (from, to) = if any_kept {
             (element.gap, element.end)
         } else {
@@ -153,7 +153,7 @@ mod tests {
         "[ \n\t]{0,3}"
     }
 
-    /// A foreign list in any layout, with keys nobody has heard of.
+    /// A foreign list in any layout, with unknown keys.
     fn foreign() -> impl Strategy<Value = String> {
         let value = prop_oneof![
             Just("1.50e+3".to_owned()),

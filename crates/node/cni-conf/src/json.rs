@@ -1,7 +1,7 @@
-//! JSON objects and arrays whose members stay the bytes they are.
+//! JSON objects and arrays whose members keep their exact bytes.
 //!
-//! A configuration belongs to somebody else: the order of its keys, its numbers and its white space
-//! must survive us, so nothing is read into a tree and written again.
+//! A configuration belongs to another owner: the order of its keys, its numbers and its white space
+//! must be preserved, so nothing is read into a tree and written again.
 
 use std::{fmt, ops::Range};
 
@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// An object's members in their order, each as it is written.
+/// An object's members in their order, each as written.
 #[derive(Debug)]
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
@@ -24,7 +24,7 @@ impl<'a> Object<'a> {
         serde_json::from_str(text)
     }
 
-    /// The member called `key`; of several the last, as every reader of the format has it.
+    /// The member called `key`; the last one of duplicates, as in every reader of the format.
     pub fn get(&self, key: &str) -> Option<&'a RawValue> {
         let members = self.0.iter().rev();
         members
@@ -59,7 +59,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
     }
 }
 
-/// `object` with some members set: put at the end, in place of others of their names.
+/// `object` with some members set: appended, and replacing others of their names.
 ///
 /// # Errors
 /// When `object` is not a JSON object.
@@ -96,7 +96,7 @@ pub fn raw(value: &(impl serde::Serialize + ?Sized)) -> Result<Box<RawValue>, se
     serde_json::value::to_raw_value(value)
 }
 
-/// Where `part`, which was borrowed from `whole`, stands in it.
+/// The byte range of `part`, which was borrowed from `whole`.
 pub(crate) fn position(whole: &str, part: &RawValue) -> Range<usize> {
     let start = part.get().as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.get().len()

@@ -1,6 +1,6 @@
-//! CNI network configuration files, for the agent that installs the plugin and for the plugin that
-//! calls what they name: which file is in force, what it says, and edits that leave every other byte
-//! of it alone.
+//! CNI network configuration files: which file is in force, what it contains, and edits that leave
+//! every other byte of it unchanged. Used by the agent, which installs the plugin, and by the plugin,
+//! which calls the plugins they name.
 //!
 //! Everything but [`directory::read`] is pure.
 #![forbid(unsafe_code)]
@@ -16,5 +16,5 @@ pub use network::{Invalid, Network, Plugin};
 /// The plugin's name: its file, and its `type` in configurations.
 pub const PLUGIN: &str = "ambit-cni";
 
-/// A member of the configurations that are wholly ours, beside those of the specification.
+/// A member that marks the configurations that are wholly ours, beside those of the specification.
 pub const MARK: &str = "ambit";

@@ -10,16 +10,16 @@ use crate::{
     json::{self, Object},
 };
 
-/// Why a file is no network configuration. Runtimes pass over such files, or stop at them.
+/// Why a file is no network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// As while it is being written.
+    /// For instance while it is being written.
     #[error("it is not JSON of the right form: {0}")]
     Json(String),
     /// Every plugin needs it.
     #[error("it has no network name")]
     NoName,
-    /// Nothing to call.
+    /// There is nothing to call.
     #[error("its list of plugins is missing or empty")]
     NoPlugins,
     /// A list in a `.conf` file, often.
@@ -30,7 +30,7 @@ pub enum Invalid {
 /// A network configuration as a runtime reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// The network's name; runtimes and plugins file what they remember under it.
+    /// The network's name; runtimes and plugins key their records by it.
     pub name: String,
     /// The version of the specification, as stated.
     pub cni_version: Option<String>,
@@ -44,7 +44,7 @@ pub struct Network {
     pub plugins: Vec<Plugin>,
     /// Whether it is a list, and not a single plugin in the old form.
     pub is_list: bool,
-    /// Whether it carries the mark of ours.
+    /// Whether it carries our mark.
     pub is_marked: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Network {
 pub struct Plugin {
     /// The name of its executable.
     pub kind: String,
-    /// What it wants of the runtime's arguments.
+    /// The runtime arguments it asks for.
     pub capabilities: BTreeSet<String>,
     /// Its configuration as written.
     pub text: String,
@@ -98,19 +98,19 @@ impl Network {
         })
     }
 
-    /// Whether nothing in it is anybody else's.
+    /// Whether every plugin in it is ours.
     pub fn is_ours(&self) -> bool {
         self.is_marked || self.plugins.iter().all(Plugin::is_ours)
     }
 
-    /// What its plugins want of the runtime's arguments, together.
+    /// The runtime arguments that its plugins ask for, together.
     pub fn capabilities(&self) -> BTreeSet<String> {
         let all = self.plugins.iter().flat_map(|plugin| &plugin.capabilities);
         all.cloned().collect()
     }
 
-    /// The version to speak with its plugins, `wanted` being what our caller speaks: that if the
-    /// configuration offers it, else the newest offered that is among `known` (oldest first).
+    /// The version to use with its plugins, `wanted` being our caller's: that one if the configuration
+    /// offers it, else the newest offered that is among `known` (oldest first).
     pub fn version<'a>(&'a self, wanted: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
@@ -162,7 +162,7 @@ impl Plugin {
     }
 }
 
-/// A truth value, also in the old form as text.
+/// A boolean, also in the old form as text.
 fn flag(object: &Object<'_>, key: &str) -> bool {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -1,9 +1,9 @@
-//! What the agent of Istio leaves in the namespace of a pod that it has captured, and how it is told
-//! from what is anybody else's.
+//! What Istio's agent leaves in the namespace of a pod that it has captured, and how to distinguish it
+//! from the rules of others.
 //!
-//! It has three ways of setting the same rules: iptables' nft variant, its legacy variant (both with
-//! chains of these names in the standard tables), or nftables' tables of its own. Its policy rule and
-//! local route are the same as ours, and ours from then on.
+//! That agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant (both
+//! with chains of these names in the standard tables), or nftables' tables of its own. Its policy rule
+//! and local route are the same as ours; we take them over.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -20,10 +20,10 @@ pub const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 /// The standard tables that it uses, the redirecting one first: as with our own removal.
 pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 
-/// Whether the chains, as table and name, of one family's standard tables are those of the agent.
+/// Whether the chains, as table and name, of one family's standard tables are those of Istio's agent.
 ///
-/// It always has the first of its chains in `mangle`. A sidecar's redirection has a chain of the other
-/// name too, and others beside it that the agent never has: what it shares with those is not touched.
+/// It always has the first of its chains in `mangle`. A sidecar's redirection also has a chain of the
+/// other name, and others beside it that the agent never has: chains shared with those are not touched.
 pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
     let mut marks = false;
     for (table, name) in chains {
@@ -35,8 +35,8 @@ pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> b
     marks
 }
 
-/// From the output of `iptables-save`, the input of `iptables-restore --noflush` that takes the agent's
-/// chains away, with every rule that leads to them. `None` when there are none.
+/// From the output of `iptables-save`, the input of `iptables-restore --noflush` that removes the
+/// agent's chains and every rule that jumps to them. `None` when there are none.
 pub fn removal_script(saved: &str) -> Option<String> {
     let tables = read(saved);
     let all = tables.iter().flat_map(|table| {
@@ -77,7 +77,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
 struct Table<'a> {
     name: &'a str,
     chains: BTreeSet<&'a str>,
-    /// Rules of others' chains, or built-in ones, that lead to the agent's.
+    /// Rules of others' chains, or built-in ones, that jump to the agent's.
     jumps: Vec<&'a str>,
 }
 

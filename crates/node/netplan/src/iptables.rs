@@ -1,8 +1,8 @@
 //! The rules for `iptables-restore` and `ip6tables-restore`, and how a namespace differs from them.
 //!
-//! Rules are written exactly as `iptables-save` prints them, so that comparing what stands with what
-//! should is comparing lines. All our rules are in chains of our own, whose names begin with
-//! [`PREFIX`]; of the built-in chains only our jumps are looked at.
+//! Rules are written exactly as `iptables-save` prints them, so that comparing the current with the
+//! desired state is comparing lines. All our rules are in chains of our own, whose names begin with
+//! [`PREFIX`]; in the built-in chains only our jumps are looked at.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
     spec::{HostMember, HostSpec, marks},
 };
 
-/// With this our chains' names begin.
+/// The prefix of our chains' names.
 pub const PREFIX: &str = "AMBIT_";
 
 /// Table and name of one of our chains. Tables sort in the order in which they must be filled:
@@ -48,7 +48,7 @@ impl TableName {
     }
 }
 
-/// What is ours in one family of one namespace.
+/// Our chains and jumps in one family of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Our chains with their rules (without the leading `-A CHAIN `).
@@ -64,7 +64,7 @@ impl State {
     }
 }
 
-/// What should be ours in one family.
+/// The desired state of one family.
 pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     let mut state = State::default();
     if !ruleset.families.contains(&family) {
@@ -82,7 +82,7 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     state
 }
 
-/// Whether the guard of what arrives is missing, or lets packets of unknown connections pass.
+/// Whether the inbound guard is missing, or accepts packets of unknown connections.
 pub fn guard_admits_unknown(state: &State) -> bool {
     let (table, _, ours) = place(ChainKind::GuardInput);
     let guard = state.chains.get(&(table, ours.to_owned()));
@@ -90,7 +90,7 @@ pub fn guard_admits_unknown(state: &State) -> bool {
     guard.is_none_or(|rules| rules.iter().any(|rule| unknown.contains(rule)))
 }
 
-/// What should be ours on the node: a rule for each member, since sets would need another tool.
+/// The desired state on the node: one rule a member, since sets would need another tool.
 pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> State {
     let mut state = State::default();
     let (wanted, source) = match family {
@@ -121,7 +121,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
     state
 }
 
-/// The members a node's chain stands for.
+/// The members that a node's chain has rules for.
 pub fn host_members(state: &State) -> Vec<HostMember> {
     let (table, _, ours) = place(ChainKind::NatPostrouting);
     let rules = state.chains.get(&(table, ours.to_owned()));
@@ -275,7 +275,7 @@ fn add_match(line: &mut Line, one: &Match, family: Option<Family>) {
         Match::Established => line.modules.push("conntrack --ctstate ESTABLISHED".into()),
         Match::LocalSocket(None) => line.modules.push("owner --socket-exists".into()),
         Match::LocalSocket(Some(uid)) => line.modules.push(format!("owner --uid-owner {uid}")),
-        // Members are rules of their own here, see `desired_host`.
+        // Here, members are rules of their own, see `desired_host`.
         Match::ProbedPod => {}
     }
 }
@@ -299,7 +299,7 @@ fn render_action(action: Action) -> String {
     }
 }
 
-/// Reads what is ours out of the output of `iptables-save`.
+/// Reads our state from the output of `iptables-save`.
 pub fn parse_save(text: &str) -> State {
     let mut state = State::default();
     let mut table = None;
@@ -339,7 +339,7 @@ pub fn parse_save(text: &str) -> State {
     state
 }
 
-/// What differs, in short phrases.
+/// The differences, in short phrases.
 pub fn differences(current: &State, desired: &State) -> Vec<String> {
     let mut out = Vec::new();
     for (key @ (table, chain), rules) in &desired.chains {
@@ -395,7 +395,7 @@ pub fn differences(current: &State, desired: &State) -> Vec<String> {
 
 /// Input for `iptables-restore --noflush` that leads from one state to the other; empty when they
 /// are equal. Each table is committed in one step: redirects after what they need, guards after
-/// redirects. What goes, goes in the other order.
+/// redirects. Removal is in the reverse order.
 pub fn restore_script(current: &State, desired: &State) -> String {
     let mut tables = TableName::ALL;
     let guards_go = current

@@ -2,7 +2,7 @@
 //!
 //! [`plan`] turns a [`RedirectionSpec`] into a [`Ruleset`], which knows of no backend. From there
 //! [`nft::lower`] makes netlink-level expressions (what the kernel is compared with, [`nft::diff`]),
-//! [`nft_text::render`] the same for human eyes, and [`iptables`] the text for `iptables-restore`.
+//! [`nft_text::render`] the same as readable text, and [`iptables`] the text for `iptables-restore`.
 //!
 //! Invariant: nothing here performs a system call.
 #![forbid(unsafe_code)]

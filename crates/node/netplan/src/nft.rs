@@ -1,7 +1,7 @@
 //! The rules in the kernel's own terms: a table of chains of expressions, and how two tables differ.
 //!
-//! Expressions are values here; their bytes are the business of whoever speaks netlink. All data
-//! passes through one register, so expressions do not name registers.
+//! Expressions are values here; the netlink code encodes their bytes. All data passes through one
+//! register, so expressions do not name registers.
 
 mod diff;
 mod lower;
@@ -15,7 +15,7 @@ pub use lower::{
 
 use crate::ruleset::Family;
 
-/// One table, of family inet if nothing else is said.
+/// One table, of family inet unless stated otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its chains by name.
@@ -27,7 +27,7 @@ pub struct Table {
 /// A chain and its rules in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableChain {
-    /// Where the kernel calls it; `None`: only other chains do.
+    /// The hook it is attached to; `None`: only other chains jump to it.
     pub hook: Option<Hook>,
     /// Rules as expression lists.
     pub rules: Vec<Vec<Expr>>,
@@ -42,14 +42,14 @@ pub struct Hook {
     pub number: u32,
     /// Lower is earlier.
     pub priority: i32,
-    /// Whether packets no rule decided about are accepted.
+    /// The policy: whether packets that no rule decided about are accepted.
     pub accepts: bool,
 }
 
 /// A set of addresses, each with a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Whose addresses.
+    /// The family of its addresses.
     pub family: Family,
     /// Comment by address.
     pub members: BTreeMap<IpAddr, String>,
@@ -71,7 +71,7 @@ pub enum Expr {
         /// How many.
         len: u32,
     },
-    /// Goes on only if the data compares so.
+    /// Continues only if the comparison holds.
     Cmp {
         /// Equal, or not equal.
         equal: bool,
@@ -99,11 +99,11 @@ pub enum Expr {
     Redirect,
     /// Translates the source to the address in the data.
     SourceNat(Family),
-    /// Goes on only if the data is in the set.
+    /// Continues only if the data is in the set.
     Lookup(String),
     /// Loads what kind of address the destination is (`RTN_*`).
     DestinationType,
-    /// Counts the packets that come this far. What it has counted is no difference.
+    /// Counts the packets that reach it. The counter's value is no difference.
     Counter,
     /// Drops the packet and resets its connection.
     Reset,

@@ -1,4 +1,4 @@
-//! The rules as `nft` would show them: for human eyes, golden files and `ambit` commands.
+//! The rules as `nft` prints them: for operators, golden files and `ambit` commands.
 
 use std::fmt::Write as _;
 

@@ -1,20 +1,20 @@
-//! From what is wanted to the rules that do it, with the reasons for each rule.
+//! From a specification to the rules that implement it, with the reasons for each rule.
 //!
 //! Every hook that sees every packet costs each request several times over, so there are few such
-//! (`raw-output`, `route-output` and the guards), and their first tests let most packets go. The rest is
-//! looked at once a connection, by chains of type nat.
+//! (`raw-output`, `route-output` and the guards), and their first tests accept most packets. Everything
+//! else is evaluated once a connection, by chains of type nat.
 //!
-//! Those redirect what connection tracking calls new, and what it calls new is in the hands of whoever
-//! sends packets: an entry from before the capture, one that a stray packet made, an opening that it
-//! takes for invalid or does not track. So they are not what keeps openings from passing by. The guards
-//! are: they look at each opening after translation, ask nobody, and refuse what is not on its way to
-//! the proxy or exempt.
+//! Those redirect what connection tracking calls new, and the sender of packets controls what it calls
+//! new: an entry from before the capture, one that a stray packet made, an opening that it takes for
+//! invalid or does not track. So the redirects alone do not prevent a bypass. The guards do: they check
+//! each opening after translation, independently of connection tracking, and refuse what is neither on
+//! its way to the proxy nor exempt.
 //!
 //! A packet without SYN can open a connection too: an ACK with a valid SYN cookie, to a listener that has
-//! lately overflowed. The secret of cookies is the kernel's, so whoever can make namespaces on the node
-//! makes valid ones for anybody's addresses. Therefore such packets pass only if connection tracking knows
-//! their connection in both directions. Connections from before the capture are made known to it
-//! as capture begins (`sys/src/conntrack/pre_capture.rs`), between [`plan_capturing`] and [`plan`].
+//! lately overflowed. The secret of cookies is the kernel's, so anyone who can make namespaces on the
+//! node can make valid cookies for any address. Therefore such packets pass only if connection tracking
+//! knows their connection in both directions. Pre-capture connections are made known to it as capture
+//! begins (`sys/src/conntrack/pre_capture.rs`), between [`plan_capturing`] and [`plan`].
 //!
 //! Tried and left out, because it gained nothing that could be measured: keeping the proxy's tunnels
 //! out of connection tracking. Looking at each packet to find them costs what tracking them does.
@@ -36,9 +36,9 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::Known)
 }
 
-/// The rules of a pod while its capture begins: as [`plan`], but packets that open nothing pass without
-/// a connection that is known. New connections are redirected from here on; those from before can be
-/// listed and made known.
+/// The rules of a pod while its capture begins: as [`plan`], but packets without SYN are accepted
+/// without a known connection. New connections are redirected from here on; pre-capture connections can
+/// now be listed and made known.
 ///
 /// # Errors
 /// When the specification itself is not sound.
@@ -46,7 +46,7 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::All)
 }
 
-/// Which packets without SYN the guard of what arrives lets pass.
+/// Which packets without SYN the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WithoutSyn {
     /// Those of connections seen in both directions.
@@ -64,8 +64,8 @@ impl WithoutSyn {
     }
 }
 
-/// The rule by which a guard is known that does not (yet) ask for the connection: that of
-/// [`plan_capturing`], and of agents before us.
+/// The rule that identifies a guard without the connection check: that of [`plan_capturing`], and of
+/// earlier agents.
 pub(crate) fn admits_unknown() -> Rule {
     WithoutSyn::All.rule()
 }
@@ -84,13 +84,13 @@ fn plan_with(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Result<Ruleset,
     Ok(ruleset(spec.ipv4, spec.ipv6, chains))
 }
 
-/// The rules of a pod that has left the mesh while it runs.
+/// The rules of a pod that was unenrolled while it runs.
 ///
-/// No redirection; but connections already in the proxy go on until they end. For that the kernel
-/// must go on tracking and translating: one rule that asks for a connection's state keeps tracking in
-/// the namespace, one chain of type nat keeps translation. Replies to spoofed sources must still find
-/// their way back to the proxy, also those of connections that it opens from now on: tunnels reach it
-/// until all others know that the pod has left.
+/// There is no redirection, but connections already in the proxy continue until they end. For that the
+/// kernel must go on tracking and translating: one rule that matches on a connection's state keeps
+/// tracking in the namespace, one chain of type nat keeps translation. Replies to spoofed sources must
+/// still be routed back to the proxy, also those of connections that it opens from now on: tunnels reach
+/// it until all other nodes know that the pod has left.
 pub fn plan_released() -> Ruleset {
     let keep = Chain {
         kind: ChainKind::NatOutput,
@@ -100,14 +100,14 @@ pub fn plan_released() -> Ruleset {
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
 }
 
-/// The rules of the node's namespace, a family at a time: what the node itself sends to an enrolled
-/// pod leaves with the address the pod's rules exempt. What it forwards does not match; and nothing
+/// The rules of the node's namespace, one family at a time: what the node itself sends to an enrolled
+/// pod gets the source address that the pod's rules exempt. Forwarded packets do not match; and nothing
 /// that arrives at the node has that address, since such packets begin here.
 pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
     let probe = |family, address| Rule {
         family: Some(family),
         matches: vec![
-            // Where nobody has tracked connections yet, one that is open counts as new with its next
+            // Where connection tracking has just begun, an open connection counts as new with its next
             // packet, and must not get another address in its middle.
             Match::TcpOpening,
             Match::LocalSocket(spec.kubelet_uid),
@@ -161,7 +161,7 @@ fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
     }
 }
 
-/// With one family only, every rule says so.
+/// With one family only, every rule is restricted to it.
 fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
     let only = match families {
         [one] => Some(*one),
@@ -218,7 +218,7 @@ fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
     })
 }
 
-/// Packets of the proxy's own sockets; everybody else's leave at the first rule.
+/// Packets of the proxy's own sockets; all others leave at the first rule.
 fn raw_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
         rule([Match::NotMark(PROXY_MARK)], [Action::Exempt]),
@@ -274,8 +274,8 @@ fn route_output() -> Chain {
     }
 }
 
-/// The proxy calling the application, as marked in `raw_output`: its answers are known by the
-/// connection's mark, whatever socket they come from.
+/// The proxy calling the application, as marked in `raw_output`: its answers are identified by the
+/// connection's mark, on whatever socket they are sent.
 fn mark_spoofed() -> Rule {
     rule(
         [Match::OutLoopback, Match::Mark(marks::SPOOFED)],
@@ -299,8 +299,8 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
         rules.extend(loopback_destination(vec![], Action::Exempt));
         // Only what is for the pod: the proxy is no relay to the addresses of others.
         //
-        // No exemption by mark: nothing of the proxy's arrives here except over loopback, and a mark
-        // that some interface let through from the node must not open a way around.
+        // No exemption by mark: the proxy's packets arrive here only over loopback, and a mark that
+        // some interface let through from the node must not allow a bypass.
         rules.push(rule(
             [
                 Match::TcpOpening,
@@ -344,8 +344,8 @@ fn refuse_tcp() -> Rule {
     rule([Match::Tcp], [Action::Refuse])
 }
 
-/// What of the openings from outside may reach a socket of the pod: those on their way to the proxy,
-/// and probes.
+/// Which openings from outside may reach a socket of the pod: those on their way to the proxy, and
+/// probes.
 fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     let mut rules = Vec::new();
     if !spec.ingress_bypass {
@@ -353,7 +353,7 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
             rule([Match::InLoopback], [Action::Exempt]),
             without_syn.rule(),
         ]);
-        // The kernel takes these from no wire, unless a setting (`route_localnet`) tells it to.
+        // The kernel accepts these from no wire, unless a setting (`route_localnet`) allows it.
         rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));
         rules.extend(
             [INBOUND_PLAINTEXT_PORT, HBONE_PORT]
@@ -384,7 +384,7 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
 }
 
 /// Openings that would pass through the pod: to another's address, or out of a virtual machine or
-/// container inside it. Where inbound plaintext is left alone, only those out of the named interfaces.
+/// container inside it. Where inbound plaintext is not captured, only those out of the named interfaces.
 fn guard_forward(spec: &RedirectionSpec) -> Chain {
     let mut rules = Vec::new();
     if spec.ingress_bypass {
@@ -403,7 +403,7 @@ fn guard_forward(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// What of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is
+/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is
 /// where a redirect leads.
 fn guard_output() -> Chain {
     let mut rules = vec![

@@ -1,4 +1,4 @@
-//! Rules without a backend: what to match and what then to do, hook by hook.
+//! Rules without a backend: what to match and what to do, hook by hook.
 
 use std::net::IpAddr;
 
@@ -46,8 +46,8 @@ pub enum ChainKind {
 }
 
 impl ChainKind {
-    /// Whether the chain refuses what no redirect has taken. Such chains come after the redirects and
-    /// go before them, so that an opening never meets a guard whose redirect it has missed.
+    /// Whether the chain refuses what no redirect has taken. Such chains are added after the redirects
+    /// and removed before them, so that an opening never meets a guard whose redirect it has missed.
     pub const fn is_guard(self) -> bool {
         matches!(
             self,
@@ -59,20 +59,20 @@ impl ChainKind {
 /// One hook's rules, tried in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Where.
+    /// The hook.
     pub kind: ChainKind,
-    /// What.
+    /// Its rules.
     pub rules: Vec<Rule>,
 }
 
-/// All matches hold: the actions are taken.
+/// If all matches hold, the actions are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// `None`: both families.
     pub family: Option<Family>,
     /// In the order in which they are cheapest to test.
     pub matches: Vec<Match>,
-    /// What then happens, in order; only the last may end the chain.
+    /// The actions in order; only the last may end the chain.
     pub actions: Vec<Action>,
 }
 
@@ -84,7 +84,7 @@ pub enum Match {
     /// It is UDP.
     Udp,
     /// It opens a TCP connection (SYN without ACK). Packets of connections that existed before the
-    /// rules did never match, which is what keeps such connections alive.
+    /// rules never match, which is what keeps such connections alive.
     TcpOpening,
     /// It is TCP, its flags can be read, and SYN is not among them.
     TcpWithoutSyn,
@@ -119,7 +119,7 @@ pub enum Match {
     NotMark(u32),
     /// The connection mark, under [`marks::MASK`].
     ConnectionMark(u32),
-    /// It goes against the direction in which the connection was opened.
+    /// It is in the reply direction of the connection.
     Reply,
     /// The connection has been seen in both directions.
     Established,
@@ -150,7 +150,7 @@ pub enum Action {
     Drop,
 }
 
-/// Everything that should stand in one namespace.
+/// The desired rules and routes of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
     /// Families the rules are for, in order.

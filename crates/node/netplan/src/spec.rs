@@ -1,11 +1,11 @@
-//! What somebody wants of a namespace: the inputs of a plan, their defaults and their limits.
+//! The redirection wanted in a namespace: the inputs of a plan, their defaults and their limits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are the contract's:
-/// see [`ambit_model`].
+/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are part of the
+/// contract: see [`ambit_model`].
 pub mod marks {
-    /// Bits of the mark that are ours; the others belong to whoever set them.
+    /// The bits of the mark that are ours; the others belong to other programs.
     pub const MASK: u32 = 0xfff;
     /// On connections the node proxy opened to the pod's application, and on the replies.
     pub const SPOOFED: u32 = 0x111;
@@ -17,7 +17,7 @@ pub mod marks {
     pub const ZONE: u16 = 1;
 }
 
-/// Source addresses kubelet's probes are given on the node, so that pods let them through.
+/// Source addresses kubelet's probes get on the node, by which pods exempt them.
 pub mod probes {
     use super::{Ipv4Addr, Ipv6Addr};
 
@@ -86,17 +86,17 @@ pub struct RedirectionSpec {
     pub ipv6: bool,
     /// Send the pod's DNS questions to the proxy (`ambient.istio.io/dns-capture`).
     pub dns_capture: bool,
-    /// Leave inbound plaintext alone (`ambient.istio.io/bypass-inbound-capture`).
+    /// Do not capture inbound plaintext (`ambient.istio.io/bypass-inbound-capture`).
     pub ingress_bypass: bool,
     /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
     pub virtual_interfaces: Vec<String>,
     /// Let the sockets an application accepts from the proxy inherit the proxy's mark (sysctl
-    /// `tcp_fwmark_accept`), where it can be set: answers then find their way without a second route
-    /// lookup a packet. What it cannot do, connection marks do.
+    /// `tcp_fwmark_accept`), where it can be set: answers are then routed without a second route lookup
+    /// a packet. Where it cannot be set, connection marks do the same.
     pub mark_accepted_sockets: bool,
-    /// Interfaces over which kubelet's probes pass by the proxy. Only where the node's rules
-    /// ([`HostSpec`]) stand and see every frame of the interface: they give probes their address, and
-    /// keep others from having it. Elsewhere probes arrive as plaintext like anybody's.
+    /// Interfaces over which kubelet's probes bypass the proxy. Only where the node's rules
+    /// ([`HostSpec`]) are in place and see every frame of the interface: they give probes their address,
+    /// and keep others from having it. Elsewhere probes arrive as ordinary plaintext.
     pub probe_interfaces: Vec<String>,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
@@ -124,7 +124,7 @@ impl Default for RedirectionSpec {
 }
 
 impl RedirectionSpec {
-    /// Checks what an annotation or a setting may have got wrong.
+    /// Checks the values that come from annotations and settings.
     ///
     /// # Errors
     /// Names the offending value.
@@ -147,7 +147,7 @@ impl RedirectionSpec {
     }
 }
 
-/// More than any real pod has; an annotation is somebody else's text.
+/// More than any real pod has; an annotation is untrusted text.
 const MAX_VIRTUAL_INTERFACES: usize = 64;
 
 /// Whether rules can name this interface: the kernel's own rule (`dev_valid_name`), narrowed to what
@@ -203,7 +203,7 @@ pub struct HostMember {
     pub uid: String,
 }
 
-/// A wish that cannot be planned.
+/// A specification that cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// Neither address family is wanted.

@@ -1,4 +1,4 @@
-//! The difference of two states, made, is the second state: for any two states.
+//! Applying the difference of two states gives the second state, for any two states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -69,7 +69,7 @@ fn arbitrary_table() -> impl Strategy<Value = Table> {
     (chains, sets).prop_map(|(chains, sets)| Table { chains, sets })
 }
 
-/// What is wanted, or that with something done to it, or anything.
+/// The desired table, that table damaged, or any table.
 fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
@@ -92,7 +92,7 @@ proptest! {
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
-    /// Guards go before their redirects and come after them.
+    /// Guards are removed before their redirects and added after them.
     #[test]
     fn steps_lead_to_the_other_table_without_guards_that_only_one_has(a in planned_table(), b in planned_table()) {
         let guards = |table: &Option<Table>| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The rules in full, as text: what a reader of a change to the plan should look at.
+//! The rules in full, as text, for reviewers of a change to the plan.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! What the rules mean, checked against a table of packets by a small evaluator of its own.
+//! What the rules mean, checked against a table of packets by a small, independent evaluator.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -220,7 +220,7 @@ fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
         && (p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6))
 }
 
-/// The contract, said without rules.
+/// The contract, stated without rules.
 fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) {
         return None;
@@ -328,7 +328,7 @@ proptest! {
         }
     }
 
-    /// Whatever is not the proxy's keeps the mark it came with.
+    /// Packets that are not the proxy's keep the mark they came with.
     #[test]
     fn marks_of_others_are_left_alone(spec in spec(), mut p in packet()) {
         p.input = None;

@@ -1,4 +1,4 @@
-//! ADD: decide, have the pod enrolled, pass the result on.
+//! ADD: decides whether the pod belongs to the mesh, has it enrolled, and passes the result on.
 
 use std::borrow::Cow;
 
@@ -11,11 +11,11 @@ use crate::{
     result,
 };
 
-/// How the names of agents' own pods begin. Waiting for the agent to start the agent would never end.
+/// Name prefixes of agents' own pods. Waiting for the agent to start the agent would never end.
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
-/// The same for the other parts of the mesh, which must come up on a node whose agent is away. They
-/// are asked about as any other pod when it is there.
+/// Name prefixes of the mesh's other components, which must start on a node whose agent is away.
+/// When the agent is there, it is asked about them as about any other pod.
 const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
 /// Returns what to print.
@@ -46,7 +46,7 @@ pub(crate) fn add(
     Ok(passed_on)
 }
 
-/// What `CNI_ARGS` says of the pod.
+/// The pod's fields of `CNI_ARGS`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Arguments<'a> {
     name: &'a str,
@@ -68,7 +68,7 @@ impl<'a> Arguments<'a> {
         arguments
     }
 
-    /// The pod, unless it is none of the mesh's whatever its labels.
+    /// The pod, unless it can never belong to the mesh, whatever its labels.
     fn mesh_candidate(&self, config: &Config) -> Option<Pod<'a>> {
         let Self {
             name,

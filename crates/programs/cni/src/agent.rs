@@ -1,4 +1,4 @@
-//! The questions put to the agent, and waiting for one that is briefly away.
+//! The client of the node agent's plugin socket, with retries while the agent is briefly away.
 
 use std::{
     io,
@@ -21,11 +21,11 @@ use crate::{
 /// The agent's socket in its run directory.
 const SOCKET: &str = "pluginevent.sock";
 
-/// Longest wait for one answer: enrolling takes milliseconds, but a proxy may be starting.
+/// Longest wait for one answer: enrolment takes milliseconds, but a proxy may be starting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
-/// The same where the agent's record says that the pod is outside: no state of the agent may hold up pods
-/// that are none of the mesh's. One that is well answers in a millisecond.
+/// The same where the agent's record says that the pod is outside the mesh: no state of the agent may
+/// delay such pods. A healthy agent answers in a millisecond.
 const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
 
 /// First and longest pause between two tries.
@@ -37,7 +37,7 @@ pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether it is a part of the mesh itself, by its name.
+    /// Whether it is a component of the mesh itself, by its name.
     pub(crate) is_of_mesh: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct AddEvent<'a> {
     pod_namespace: &'a str,
     #[serde(rename = "IPs")]
     ips: Option<Vec<EventAddress<'a>>>,
-    /// Ours: tells a pod from its predecessor of the same name. Other agents skip it.
+    /// Our addition: distinguishes a pod from its predecessor of the same name. Other agents ignore it.
     #[serde(rename = "PodUID", skip_serializing_if = "str::is_empty")]
     pod_uid: &'a str,
 }
@@ -131,7 +131,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// The agent behind the socket in its run directory, for as long as `until`.
+/// The agent behind the socket in its run directory, asked for as long as `until`.
 #[derive(Debug)]
 pub(crate) struct Agent<'a> {
     config: &'a Config,
@@ -140,7 +140,7 @@ pub(crate) struct Agent<'a> {
     until: Instant,
 }
 
-/// One try that did not settle the matter.
+/// One failed try.
 enum Failed {
     /// Worth another try.
     ForNow(String),
@@ -159,11 +159,11 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Whether the pod belongs to the mesh. A pod that the agent has recorded as outside waits for its
-    /// answer briefly, all others as long as the settings allow.
+    /// Whether the pod belongs to the mesh. For a pod that the agent has recorded as outside, the wait
+    /// for the agent's answer is short; for all others it is as long as the settings allow.
     ///
-    /// The record is of any age: whatever changed while the agent could not write it, the agent makes up
-    /// for when it is back, as for every pod that runs already.
+    /// The record may be of any age: when the agent is back, it reconciles what changed while it could
+    /// not write the record, as it does for every running pod.
     pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
         let path = format!(
             "/v1/membership?namespace={}&pod={}&uid={}",
@@ -200,7 +200,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// What is known of the pod without the agent.
+    /// The agent's record of the pod, read without the agent.
     fn recorded(&self, pod: Pod<'_>) -> Option<bool> {
         if pod.is_of_mesh {
             return Some(false);
@@ -213,7 +213,7 @@ impl<'a> Agent<'a> {
         membership::recorded(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
-    /// An agent that has no `/v1/membership`: what a file says goes.
+    /// An agent without `/v1/membership`: the membership file decides.
     fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, Failed> {
         self.recorded(pod).ok_or_else(|| {
             Failed::ForGood(CniError::new(
@@ -232,7 +232,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Has the pod enrolled; returns once its redirection and its proxy's listeners stand.
+    /// Has the pod enrolled; returns once its redirection is in place and its proxy listens.
     pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
         let body = serde_json::to_string(event).map_err(|error| {
             CniError::new(
@@ -244,7 +244,7 @@ impl<'a> Agent<'a> {
         self.insist(pod, || {
             match self.ask("/cmdadd", Some(&body), ANSWER_WITHIN) {
                 Ok(Answer { status: 200, .. }) => Ok(()),
-                // Ours says so when the cause is expected to pass, as while a proxy restarts.
+                // Our agent says so when it expects the cause to pass, as while a proxy restarts.
                 Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
                 Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
                     code::AGENT_FAILURE,
@@ -264,7 +264,7 @@ impl<'a> Agent<'a> {
         http::request(&self.socket, path, body, left.clamp(PAUSE.0, within))
     }
 
-    /// Tries until it is settled or the time is up.
+    /// Retries until there is a final answer or the time is up.
     fn insist<T>(
         &self,
         pod: Pod<'_>,
@@ -306,7 +306,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// Percent-encodes what may not stand in a query.
+/// Percent-encodes what a query may not contain.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,5 +1,5 @@
-//! What was called for a pod's interface: remembered from ADD to DEL, for the primary CNI may have
-//! another configuration by then. One file each, written whole and renamed into place.
+//! The plugins called for a pod's interface: recorded from ADD to DEL, because the primary CNI's
+//! configuration may change in between. One file each, written whole and renamed into place.
 
 use std::{
     fs::{self, DirBuilder},
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The configuration that was in force.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
-    /// The file's name: its ending says which form it has.
+    /// The file's name: its ending says which form it has (list or single plugin).
     pub(crate) file: String,
     pub(crate) text: String,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Attachment {
 pub(crate) struct Store(PathBuf);
 
 impl Store {
-    /// Both names are well formed: no slash, and no colon in the second.
+    /// Both names are well formed: neither has a slash, and the second has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
         Self(state_dir.join(name(container, interface)))
     }
@@ -47,7 +47,7 @@ impl Store {
         serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
     }
 
-    /// Forgets it. What cannot be removed is collected later.
+    /// Removes the record. A file that cannot be removed is collected later.
     pub(crate) fn forget(&self) {
         fs::remove_file(&self.0).ok();
     }
@@ -59,7 +59,7 @@ impl Attachment {
     }
 }
 
-/// Forgets all but `valid`, pairs of container and interface.
+/// Removes all records but those of `valid`, pairs of container and interface.
 pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
     let keep: Vec<String> = valid
         .iter()

@@ -1,4 +1,4 @@
-//! The commands of the specification: what each needs, does and prints.
+//! The commands of the CNI specification: what each requires, does and prints.
 
 use std::{
     io::{Read, Write},
@@ -74,7 +74,7 @@ pub fn run(
         Ok(text) => (text.clone(), ExitCode::SUCCESS),
         Err(error) => {
             let line = format!("{}: {error}", environment.command);
-            // The runtime's log; if even that is gone, stdout still has it.
+            // Goes to the runtime's log. If even stderr is closed, stdout still has the error.
             drop(writeln!(stderr, "ambit-cni: {line}"));
             if let Ok(config) = Config::parse(&input) {
                 log::line(&config, Level::Error, &line);
@@ -126,7 +126,7 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
             format!("it came with {}", since.as_str()),
         ));
     }
-    // Of our own there is nothing to check or to collect, and an agent that is away must not make the
+    // There is nothing of our own to check or to collect, and an agent that is away must not make the
     // node unready: the agent's own pod has to start on it.
     if let Some(call) = Call::new(environment, &config, version)? {
         match environment.command.as_str() {
@@ -138,8 +138,8 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     Ok(String::new())
 }
 
-/// Of our own there is nothing to undo (a pod leaves the mesh when its source says so, its namespace
-/// takes the rules along), so nothing fails but what undoes the pod's network.
+/// There is nothing of our own to undo (the control plane unenrols the pod, and the rules go with its
+/// namespace), so only undoing the pod's network can fail.
 fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     let well_formed = is_container_id(&environment.container_id)
         && is_interface(&environment.interface)
@@ -168,7 +168,7 @@ pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
     Ok(printed)
 }
 
-/// Checks that the variables the command needs are there and well formed.
+/// Checks that the variables the command needs are set and well formed.
 fn require(environment: &Environment) -> Result<(), CniError> {
     let Environment {
         command,

@@ -7,15 +7,15 @@ use serde_json::value::RawValue;
 
 use crate::error::{CniError, code};
 
-/// Every version spoken, oldest first.
+/// Every supported version of the specification, oldest first.
 pub(crate) const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// What a configuration without `cniVersion` speaks.
+/// The version of a configuration without `cniVersion`.
 pub(crate) const UNVERSIONED: &str = "0.1.0";
 
-/// A version spoken: its place in [`VERSIONS`].
+/// A supported version: its place in [`VERSIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(usize);
 
@@ -58,7 +58,7 @@ pub(crate) struct Config {
     pub(crate) cni_version: Option<String>,
     #[serde(default = "default_run_dir")]
     pub(crate) cni_agent_run_dir: PathBuf,
-    /// Absent means on: who chains this plugin wants the mesh.
+    /// Absent means enabled: who chains this plugin wants the mesh.
     #[serde(default = "enabled")]
     pub(crate) ambient_enabled: bool,
     #[serde(default)]
@@ -72,7 +72,7 @@ pub(crate) struct Config {
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
     pub(crate) plugin_log_level: Level,
-    /// Given where the configuration is the agent's own: what to call for the pod's network.
+    /// Given where the configuration is the agent's own: the primary CNI to call for the pod's network.
     #[serde(default)]
     pub(crate) delegate: Option<Delegate>,
     #[serde(default, rename = "runtimeConfig")]
@@ -89,14 +89,14 @@ pub(crate) struct Config {
 pub(crate) struct Delegate {
     /// The node's directory of network configurations.
     pub(crate) net_dir: PathBuf,
-    /// What was called for each pod is remembered here.
+    /// Directory of the records of the plugins called for each pod.
     pub(crate) state_dir: PathBuf,
     /// The only file to look at; otherwise the first usable one that is not ours.
     #[serde(default)]
     pub(crate) primary: Option<String>,
 }
 
-/// What is worth a line in the log, and what a line weighs.
+/// Log levels, and the order of their severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
@@ -118,8 +118,8 @@ fn enabled() -> bool {
     true
 }
 
-/// Well within what container runtimes and kubelet allow for a sandbox (minutes), and beyond the
-/// pauses kubelet makes before it starts a crashing agent again.
+/// Well within what container runtimes and kubelet allow for a sandbox (minutes), and longer than
+/// kubelet's pauses between restarts of a crashing agent.
 fn default_wait() -> u64 {
     90
 }
@@ -130,7 +130,7 @@ impl Config {
             let message = "the network configuration on stdin cannot be read";
             CniError::new(code::DECODING_FAILURE, message, details)
         };
-        // A list would be taken for the fields in their order.
+        // A list would be read as the fields in their order.
         if stdin.trim_ascii_start().first() != Some(&b'{') {
             return Err(error("it is not a JSON object".to_owned()));
         }
@@ -144,8 +144,8 @@ impl Config {
         })
     }
 
-    /// How long an agent that is away is waited for; a day at most, so that adding to the clock
-    /// cannot overflow.
+    /// How long to wait for an agent that is away; a day at most, so that adding to the clock cannot
+    /// overflow.
     pub(crate) fn agent_wait(&self) -> Duration {
         Duration::from_secs(self.agent_wait_seconds.min(86_400))
     }
@@ -158,7 +158,7 @@ impl Config {
     }
 }
 
-/// Just the version of a configuration that may be otherwise unreadable, for error reports.
+/// Only the version of a configuration that may be otherwise unreadable, for error reports.
 pub(crate) fn version_for_errors(stdin: &[u8]) -> &'static str {
     #[derive(Deserialize)]
     struct Versioned {

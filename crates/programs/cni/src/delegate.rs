@@ -1,7 +1,7 @@
-//! The owned mode: calling what the primary CNI's configuration says, as a container runtime does.
+//! The owned mode: calls the plugins of the primary CNI's configuration, as a container runtime does.
 //!
-//! The configuration is read at each call, so whatever its owner writes is what the next pod gets. For
-//! one pod it is that of its ADD.
+//! The configuration is read at each call, so that the next pod gets the current one. For one pod, the
+//! configuration of its ADD stays in force.
 
 use std::{
     thread,
@@ -23,7 +23,7 @@ use crate::{
     exec, result,
 };
 
-/// Between two looks for a configuration that is not there yet.
+/// Pause between two looks for a configuration that is missing.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A call of the primary's plugins.
@@ -32,12 +32,12 @@ pub(crate) struct Call<'a> {
     environment: &'a Environment,
     config: &'a Config,
     delegate: &'a Delegate,
-    /// What our caller speaks.
+    /// The version of our caller.
     version: Version,
 }
 
 impl<'a> Call<'a> {
-    /// `None` where the network is somebody else's business: in a chain.
+    /// `None` in chained mode, where the runtime calls the primary's plugins itself.
     ///
     /// # Errors
     /// When we are called by ourselves.
@@ -70,7 +70,7 @@ impl<'a> Call<'a> {
         let attachment = self.current(self.config.agent_wait())?;
         let network = network(&attachment)?;
         let version = self.version_for(&network)?;
-        // First: a DEL must follow whatever becomes of this.
+        // Recorded first: DEL must be possible even if this ADD fails.
         self.store().save(&attachment).map_err(|error| {
             CniError::new(
                 code::IO_FAILURE,
@@ -96,7 +96,7 @@ impl<'a> Call<'a> {
         Ok(result)
     }
 
-    /// DEL: every plugin in reverse. Nothing known of the pod's network is nothing to undo.
+    /// DEL: every plugin in reverse. Without a record of the pod's network there is nothing to undo.
     pub(crate) fn del(&self) -> Result<(), CniError> {
         let store = self.store();
         let Some(attachment) = store.load().or_else(|| self.current(Duration::ZERO).ok()) else {
@@ -142,7 +142,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// GC: every plugin, whatever the others say; the first failure.
+    /// GC: every plugin, even after one has failed; returns the first failure.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
             collect(&self.delegate.state_dir, &valid);
@@ -159,7 +159,7 @@ impl<'a> Call<'a> {
         results.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
     }
 
-    /// The configuration in force. What is missing or being written is waited for.
+    /// The configuration in force. Waits for one that is missing or being written.
     fn current(&self, wait: Duration) -> Result<Attachment, CniError> {
         let started = Instant::now();
         let net_dir = &self.delegate.net_dir;
@@ -222,7 +222,7 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// The result our caller gives back, for the primary's plugins.
+    /// The previous result our caller sent, for the primary's plugins.
     fn previous(&self, version: Version) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);
@@ -264,7 +264,7 @@ impl<'a> Call<'a> {
         exec::run(self.environment, &plugin.kind, &config)
     }
 
-    /// Of the runtime's arguments those that the plugin wants.
+    /// Those of the runtime's arguments that the plugin declares as capabilities.
     fn runtime_config(&self, plugin: &Plugin) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(arguments) = &self.config.runtime_config else {
             return Ok(None);

@@ -1,24 +1,24 @@
-//! The error a runtime gets: CNI's JSON on stdout.
+//! The error that the runtime receives: CNI's JSON on stdout.
 
 use serde::Serialize;
 
 /// Error codes: 1 to 99 are CNI's own, from 100 on a plugin's.
 pub mod code {
-    /// The configuration's version is not one we speak, or has not this command.
+    /// The configuration's version is not supported, or lacks this command.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
     /// A variable is missing or malformed.
     pub const INVALID_ENVIRONMENT: u32 = 4;
     /// Reading stdin failed.
     pub const IO_FAILURE: u32 = 5;
-    /// Stdin is not what it should be.
+    /// Stdin cannot be decoded.
     pub const DECODING_FAILURE: u32 = 6;
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     pub const INVALID_CONFIG: u32 = 7;
     /// The agent is away; trying again later may help.
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// The node has no network yet.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// A plugin failed without saying why.
+    /// A plugin failed without giving a reason.
     pub const PLUGIN_FAILURE: u32 = 100;
     /// The agent could not enrol the pod.
     pub const AGENT_FAILURE: u32 = 999;

@@ -1,4 +1,4 @@
-//! Runs another plugin by the protocol of the specification, as container runtimes do.
+//! Runs another plugin by the protocol of the CNI specification, as container runtimes do.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use crate::{
 /// A plugin that is being replaced in place cannot be run for a moment.
 const BUSY: (u32, Duration) = (50, Duration::from_millis(100));
 
-/// Runs the plugin `kind` with this configuration on its stdin; what it prints.
+/// Runs the plugin `kind` with this configuration on its stdin; returns what it prints.
 pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result<String, CniError> {
     let program = find(kind, &environment.path)?;
     let failed = |error: &io::Error| {
@@ -92,7 +92,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
         })
 }
 
-/// The plugin's own error, as it put it.
+/// The plugin's own error, unchanged.
 fn failure(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
     struct Wire {

@@ -22,8 +22,8 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Sends one request and reads the whole answer, all of it within `limit`: whether the agent says
-/// nothing, or a byte now and then.
+/// Sends one request and reads the whole answer, all of it within `limit`, even when the agent sends
+/// nothing, or one byte now and then.
 ///
 /// `body` makes it a POST of JSON.
 pub(crate) fn request(
@@ -50,7 +50,7 @@ pub(crate) fn request(
     parse(&bytes)
 }
 
-/// A connection whose reads and writes all end by one time.
+/// A connection whose reads and writes share one deadline.
 struct Limited {
     stream: UnixStream,
     until: Instant,
@@ -85,7 +85,7 @@ impl Write for Limited {
     }
 }
 
-/// Connects without waiting: an agent that hangs, its queue full, would else hold us for ever.
+/// Connects without blocking: an agent that hangs with a full queue would otherwise block us for ever.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -102,7 +102,7 @@ fn malformed(what: &str) -> io::Error {
     )
 }
 
-/// An agent that is killed closes early: worth another try, so not `InvalidData`.
+/// An agent that is killed closes early: worth a retry, so not `InvalidData`.
 fn cut_short() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,

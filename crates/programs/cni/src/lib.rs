@@ -1,17 +1,17 @@
-//! The CNI plugin: holds a pod's start until its redirection stands.
+//! The CNI plugin: delays a pod's start until its redirection is in place.
 //!
-//! It decides whether the pod belongs to the mesh by asking the node agent over its socket (with a file
-//! the agent keeps, when the agent is away), posts mesh pods to the agent and waits. It knows no
+//! It asks the node agent over its socket whether the pod belongs to the mesh (or reads the agent's
+//! membership file while the agent is away), posts mesh pods to the agent and waits. It uses no
 //! Kubernetes API, holds no credential, and changes nothing by itself.
 //!
-//! It is reached in one of two ways. *Chained*, its entry is the last of the primary CNI's own list.
-//! *Owned*, a configuration of the agent's that comes before the primary's names this plugin alone:
-//! then it first calls what the primary's configuration says at that moment (`delegate.rs`), so that
-//! whoever rewrites that configuration cannot drop the mesh. What was called for a pod is remembered
-//! (`attachment.rs`), since the same is to be called when the pod ends.
+//! It is installed in one of two ways. *Chained*: its entry is the last of the primary CNI's own list.
+//! *Owned*: a configuration of the agent's that sorts before the primary's names this plugin alone. The
+//! plugin then first calls the plugins of the primary's current configuration (`delegate.rs`), so that
+//! rewriting that configuration cannot drop the mesh. The plugins called for a pod are recorded
+//! (`attachment.rs`), since the same ones must be called when the pod ends.
 //!
-//! Uninstalled, the file stays where the runtime keeps the list a pod was started with and calls every
-//! plugin of it when the pod ends: that needs no agent.
+//! After uninstallation the binary stays on nodes whose runtime keeps the list a pod was started with
+//! and calls every plugin of it when the pod ends. That needs no agent.
 //!
 //! A small static binary: `RUSTFLAGS="-C target-feature=+crt-static" cargo build --release -p
 //! ambit-cni --target x86_64-unknown-linux-gnu`.

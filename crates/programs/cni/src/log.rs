@@ -1,4 +1,4 @@
-//! The plugin's own lines: to a file that rolls, and to the agent, whose log the operator reads.
+//! The plugin's log: to a file that rotates, and to the agent, whose log the operator reads.
 //! Runtimes keep what a plugin prints only when it fails.
 
 use std::{
@@ -16,16 +16,16 @@ use crate::{
     http,
 };
 
-/// The file in the agent's run directory, and what it becomes when full.
+/// The log file in the agent's run directory, and its name after rotation.
 const FILE: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
 
-/// A larger file is begun anew.
+/// A larger file is rotated.
 const MAX_FILE: u64 = 10 * 1024 * 1024;
 
-/// The agent's socket for lines.
+/// The agent's socket for log lines.
 const SOCKET: &str = "log.sock";
 
-/// A line is not worth a longer wait.
+/// Longest wait for the delivery of a line.
 const DELIVERED_WITHIN: Duration = Duration::from_millis(300);
 
 #[derive(Serialize)]
@@ -51,7 +51,7 @@ pub(crate) fn line(config: &Config, level: Level, message: &str) {
     }
 }
 
-/// Writes a line to the file alone, where the agent is known not to answer. Gives what was written.
+/// Writes a line to the file alone, for when the agent is known not to answer. Returns the line.
 pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Option<String> {
     if level < config.plugin_log_level {
         return None;
@@ -77,7 +77,7 @@ fn to_file(run_dir: &Path, text: &str) {
         .mode(0o600)
         .open(path);
     if let Ok(mut file) = file {
-        // One write, so that lines of plugins that run at once stay whole.
+        // One write, so that lines of concurrent plugins stay whole.
         file.write_all(format!("{text}\n").as_bytes()).ok();
     }
 }

@@ -1,9 +1,9 @@
-//! What the agent's file says while the agent itself is away.
+//! The agent's membership file, for while the agent itself is away.
 //!
-//! The agent keeps `membership.json` in its run directory, and a copy on disk for the time between a
-//! boot and its own start. A namespace that the file knows to be
-//! outside the mesh is let pass at once, so that an agent that is away holds up mesh pods only.
-//! Everything else (listed as inside, not listed, no file, a file of another form) waits.
+//! The agent writes `membership.json` to its run directory, and a copy to disk for the time between a
+//! boot and its own start. Pods of a namespace that the file records as outside the mesh start at once,
+//! so that an agent that is away delays mesh pods only. All other pods (namespace inside, not listed, no
+//! file, a file of another form) wait.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -19,8 +19,8 @@ struct Snapshot {
     namespaces: BTreeMap<String, bool>,
 }
 
-/// Whether pods of `namespace` belong to the mesh; `None` when no file tells. `copy` is asked when the
-/// file itself is not there.
+/// Whether pods of `namespace` belong to the mesh; `None` when no file says. `copy` is read when the
+/// file itself is missing.
 pub(crate) fn recorded(run_dir: &Path, copy: Option<&Path>, namespace: &str) -> Option<bool> {
     let snapshot = read(&run_dir.join(FILE)).or_else(|| read(copy?))?;
     snapshot.namespaces.get(namespace).copied()

@@ -1,4 +1,4 @@
-//! The result of the plugins before us: passed on as it came, and read for the pod's addresses.
+//! The result of the previous plugins: passed on unchanged, and read for the pod's addresses.
 
 use std::net::IpAddr;
 
@@ -36,7 +36,7 @@ struct ListedAddress {
     interface: Option<i64>,
 }
 
-/// Before 0.3.0 there was one address of each family.
+/// Before 0.3.0: one address of each family.
 #[derive(Deserialize)]
 struct OldAddress {
     ip: String,
@@ -99,7 +99,7 @@ pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result
     };
     let mut value: Map<String, Value> = serde_json::from_str(previous.get()).map_err(invalid)?;
     let was = match value.get("cniVersion").and_then(Value::as_str) {
-        // What states no version is in that of the configuration that carries it.
+        // A result without a version is in that of the configuration that carries it.
         None | Some("") => version,
         Some(text) if text == version.as_str() => return Ok(previous.get().to_owned()),
         Some(text) => Version::parse(text)?,

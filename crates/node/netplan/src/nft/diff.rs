@@ -1,11 +1,11 @@
-//! The changes that lead from one table to another, to be made in one transaction.
+//! The changes that turn one table into another, to be made in one transaction.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use super::{Expr, Hook, Set, Table, TableChain, lower::GUARDS};
 use crate::ruleset::Family;
 
-/// One step. Steps make sense only in the order [`diff`] gives them.
+/// One step. Steps are valid only in the order [`diff`] gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Makes the table, empty.
@@ -31,7 +31,7 @@ pub enum Change {
 }
 
 impl fmt::Display for Change {
-    /// What was found wrong, not what is done about it.
+    /// Formats what was found wrong, not its repair.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddTable => f.write_str("the table is missing"),
@@ -48,7 +48,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// What leads from `current` to `desired`; `None` is no table. Empty exactly when they are equal.
+/// The changes from `current` to `desired`; `None` is no table. Empty exactly when they are equal.
 pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     let mut out = Vec::new();
     match (current, desired) {
@@ -67,9 +67,9 @@ pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     out
 }
 
-/// The transactions that lead from `current` to `desired`: as [`diff`], but guards go before anything
-/// else changes and come after. In one transaction, a packet on its way might miss a redirect and meet
-/// the guard.
+/// The transactions from `current` to `desired`: as [`diff`], but guards are removed before anything
+/// else changes and added after it. In one transaction, a packet in flight might miss a redirect and
+/// meet the guard.
 pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change>> {
     let mut steps = Vec::new();
     let mut now = current.cloned();
@@ -121,7 +121,7 @@ fn change_table(current: &Table, desired: &Table, out: &mut Vec<Change>) {
             .chains
             .get(name)
             .is_some_and(|wanted| wanted.rules == chain.rules);
-        // Also when the chain is empty: somebody may be filling it at this very moment.
+        // Also when the chain is empty: another process may be filling it at this very moment.
         if !kept {
             out.push(Change::FlushChain(name.clone()));
         }
@@ -179,7 +179,7 @@ fn change_sets(
     }
 }
 
-/// What the kernel makes of the changes: the meaning `diff` relies on.
+/// The table after the changes, as the kernel makes them: the semantics that `diff` relies on.
 pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
     let mut table = table;
     for change in changes {

@@ -42,7 +42,7 @@ pub const fn set_name(family: Family) -> &'static str {
     }
 }
 
-/// The table that does what the rules say.
+/// The table that implements the rules.
 pub fn lower(ruleset: &Ruleset) -> Table {
     let chains = ruleset.chains.iter().map(|chain| {
         let (name, hook) = hook(chain.kind);
@@ -61,8 +61,8 @@ pub fn lower(ruleset: &Ruleset) -> Table {
     }
 }
 
-/// Whether the pod's table lacks the guard of what arrives, or has one that lets packets of unknown
-/// connections pass.
+/// Whether the pod's table lacks the inbound guard, or has one that accepts packets of unknown
+/// connections.
 pub fn guard_admits_unknown(table: Option<&Table>) -> bool {
     let guard = table.and_then(|table| table.chains.get(GUARD_INPUT));
     guard.is_none_or(|chain| chain.rules.contains(&lower_rule(&admits_unknown())))
@@ -84,8 +84,8 @@ pub fn host_table(spec: &HostSpec) -> Table {
     table
 }
 
-/// The table of family bridge on the node, by the name of [`HOST_TABLE`]: what one port of a bridge
-/// sends to another is not seen by the rules above, and must not have a probe's address either.
+/// The node's table of family bridge, also named [`HOST_TABLE`]: the rules above do not see what one
+/// port of a bridge sends to another, and such traffic must not have a probe's address either.
 pub fn bridge_table(spec: &HostSpec) -> Table {
     const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
     let mut rules = Vec::new();
@@ -215,7 +215,7 @@ fn destination_port() -> Expr {
     }
 }
 
-/// A packet whose flags cannot be read ends the rule.
+/// A packet whose flags cannot be read does not match the rule.
 fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
     let flags = Expr::Payload {
         base: PayloadBase::Transport,

@@ -19,7 +19,7 @@ use ambit_rt::ErrorChain;
 
 use self::{
     backend::RedirectionBackend,
-    settings::{mark_accepted_sockets, move_openings, track_from_the_opening},
+    settings::{mark_accepted_sockets, move_openings, track_for_the_guards},
 };
 use crate::{conntrack::pre_capture, netns::Netns, route::Routing};
 pub use crate::{iptables::IptablesError, nft::NftError};
@@ -154,7 +154,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
             Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
         })?;
         // Only now is connection tracking sure to be there, and its settings with it.
-        track_from_the_opening(true);
+        track_for_the_guards(true);
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
         // Only now: there is no moment without rules.
@@ -176,7 +176,7 @@ fn begin(
     }
     let drift = backend.apply(capturing)?;
     // So that nothing is tracked from its middle in a way that contradicts what is made known.
-    track_from_the_opening(true);
+    track_for_the_guards(true);
     pre_capture::make_known().map_err(RedirectionError::Connections)?;
     Ok(Some(drift))
 }
@@ -255,7 +255,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
         foreign::prepare(&found);
         for backend in &present {
             backend.replace(&ruleset)?;
-            track_from_the_opening(false);
+            track_for_the_guards(false);
         }
         if found.is_present() && present.is_empty() {
             // Captured by Istio's agent, and never by us: its connections live on as ours do.
@@ -286,7 +286,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
         }
         mark_accepted_sockets(false);
         move_openings(false);
-        track_from_the_opening(false);
+        track_for_the_guards(false);
         Ok(())
     })
 }

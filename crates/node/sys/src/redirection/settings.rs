@@ -26,15 +26,20 @@ pub(super) fn move_openings(on: bool) {
     set("/proc/sys/net/ipv4/tcp_migrate_req", on);
 }
 
-/// Lets connection tracking know only connections whose opening it has seen, or again those that it
-/// finds in the middle.
+/// Sets connection tracking up for the guards, or sets it back.
 ///
-/// The guards keep openings from passing by however this is set. But an entry that a stray packet
-/// made has openings from that client's port refused as long as it lasts; like this a neighbour
-/// cannot make such entries for others. Packets of connections from before the capture are then
-/// invalid to connection tracking, and pass.
-pub(super) fn track_from_the_opening(on: bool) {
+/// It knows only connections whose opening it has seen (`nf_conntrack_tcp_loose` 0), not those it finds in
+/// the middle. The guards keep openings from passing by however this is set. But an entry that a stray
+/// packet made has openings from that client's port refused as long as it lasts; like this a neighbour
+/// cannot make such entries for others. Connections from before the capture are made known one by one.
+///
+/// And it follows a known connection whatever sequence numbers a packet has
+/// (`nf_conntrack_tcp_be_liberal` 1). Otherwise packets that were delayed on their way are invalid to it,
+/// and a guard would answer them with a reset that ends a sound connection. The two ends check sequence
+/// numbers themselves.
+pub(super) fn track_for_the_guards(on: bool) {
     set("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", !on);
+    set("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", on);
 }
 
 fn set(setting: &str, on: bool) {

@@ -405,6 +405,35 @@ fn the_generator_finds_the_way_around_where_there_are_no_guards() {
     }
 }
 
+/// What comes late, or twice, is not answered with a reset, which would end the proxy's connection.
+#[test]
+fn a_segment_outside_the_window_is_let_in() {
+    for (pod, peer) in FAMILIES {
+        let world = World::new();
+        let server = listen(&world.peer, SERVER);
+        apply(&world.pod, &with(Backend::Nftables)).unwrap();
+        let mut client = connect_marked(&world.pod, address(peer, SERVER)).unwrap();
+        let (mut served, from) = accept(&server);
+        let late = Segment {
+            seq: 1,
+            ack: 1,
+            payload: vec![b'x'; 100],
+            ..Segment::new(address(peer, SERVER), from, ACK)
+        };
+        Sender::new(&world.peer, pod == POD4).send(&late, ip(pod));
+        talk(&mut client, &mut served);
+        let guard = sh(&world.pod, "nft list chain inet ambit guard-input");
+        let refused = guard.lines().filter(|line| line.contains("reject"));
+        for rule in refused {
+            assert!(rule.contains("counter packets 0 "), "{pod}: {guard}");
+        }
+        let liberal = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+        assert_eq!(sh(&world.pod, liberal).trim(), "1");
+        release(&world.pod).unwrap();
+        assert_eq!(sh(&world.pod, liberal).trim(), "0");
+    }
+}
+
 /// A neighbour that pretends to be somebody cannot have that one's next connection refused.
 #[test]
 fn a_stray_packet_does_not_take_the_connection_of_another_away() {

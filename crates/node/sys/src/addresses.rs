@@ -11,10 +11,10 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::{netlink, netns::Netns};
 
-/// A dump longer than this is not a pod's.
+/// A longer dump is not that of a pod.
 const MAX_REPLIES: usize = 4096;
 
-/// Every address an interface of `netns` has, canonical.
+/// Every address of the interfaces of `netns`, canonical.
 ///
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not answer.
@@ -22,8 +22,8 @@ pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
     netns.run(dump)?
 }
 
-/// The routers of `netns`' default routes. A pod's is, on most networks, the node: kubelet calls the pod
-/// from that address.
+/// The routers of `netns`' default routes. A pod's router is, on most networks, the node: kubelet calls
+/// the pod from that address.
 ///
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not answer.
@@ -76,7 +76,7 @@ fn dump() -> io::Result<Vec<IpAddr>> {
     ))
 }
 
-/// Adds the addresses of one datagram; says whether it was the last.
+/// Adds the addresses of one datagram; returns whether it was the last.
 fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)

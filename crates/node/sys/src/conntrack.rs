@@ -1,6 +1,6 @@
-//! What connection tracking knows: of datagrams, where a redirected one was going, and how to end a
-//! translation; of connections, those from before the capture, and those that a proxy before us opened to
-//! the application. Blocking, for microseconds.
+//! Connection tracking: the original destination of a redirected datagram, ending a translation,
+//! pre-capture connections, and connections that another proxy opened to the application before ours.
+//! Blocking, for microseconds.
 
 pub(crate) mod pre_capture;
 mod spoofed;
@@ -35,8 +35,8 @@ const TCP: u8 = 6;
 /// An entry is some hundred bytes.
 const BUFFER: usize = 4096;
 
-/// Where a datagram was going that a redirection brought from `client` to `listener`; `None` when
-/// connection tracking does not know of it.
+/// The original destination of a datagram that a redirection brought from `client` to `listener`;
+/// `None` when connection tracking does not know it.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel cannot be asked.
@@ -65,11 +65,11 @@ pub fn original_destination(
 }
 
 /// Ends the translation of datagrams that open sockets of `clients` have redirected to `listener`: later
-/// ones from them go where they are sent. Of a pod that has ended there are no sockets, and so nothing is
-/// done.
+/// ones go where they are sent. A pod that has ended has no sockets, so nothing is done for it.
 ///
-/// Each by its own tuple: to list what is redirected the kernel would go through the entries of all
-/// namespaces, which takes a node with many connections a tenth of a second, once a pod that leaves.
+/// Each entry is deleted by its own tuple: to list what is redirected, the kernel would go through the
+/// entries of all namespaces, which on a node with many connections takes a tenth of a second for each
+/// pod that leaves.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.
@@ -96,7 +96,7 @@ pub fn forget_redirected(
             };
             let tuple = reply.attrs(REPLY).into_bytes();
             match socket.request(DELETE, 0, &[&reply.family(), &tuple]) {
-                // It has asked nothing, or somebody else.
+                // It has sent no question, or only to another resolver.
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
                 result => result?,
             }
@@ -105,8 +105,8 @@ pub fn forget_redirected(
     })?
 }
 
-/// The local ports of the UDP sockets of the calling thread's namespace, of both families: one of IPv6
-/// may talk IPv4.
+/// The local ports of the UDP sockets of the calling thread's namespace, of both families: an IPv6
+/// socket may use IPv4.
 fn open_ports() -> io::Result<BTreeSet<u16>> {
     let mut ports = BTreeSet::new();
     for file in ["udp", "udp6"] {
@@ -120,7 +120,7 @@ fn open_ports() -> io::Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// Of a line of `/proc/net/udp`: `  123: 0100007F:0035 00000000:0000 07 ...`.
+/// The port in a line of `/proc/net/udp`: `  123: 0100007F:0035 00000000:0000 07 ...`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, port) = line.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     u16::from_str_radix(port, 16).ok()
@@ -131,7 +131,7 @@ fn family_of(ip: IpAddr) -> [u8; 4] {
     [family, 0, 0, 0]
 }
 
-/// `CTA_*`, of what makes an entry for a connection in use.
+/// `CTA_*`, for the entry of a connection in use.
 const NEW: u16 = SUBSYSTEM;
 const STATUS: u16 = 3;
 const PROTOCOL_INFO: u16 = 4;
@@ -175,7 +175,7 @@ impl Tuple {
         family_of(self.source.ip())
     }
 
-    /// Of UDP.
+    /// As attributes of a UDP flow.
     fn attrs(&self, direction: u16) -> Attrs {
         self.attrs_of(UDP, direction)
     }
@@ -195,7 +195,7 @@ impl Tuple {
         Attrs::new().nest(direction, &tuple)
     }
 
-    /// `None` if it is not of UDP.
+    /// `None` if it is not a UDP flow.
     fn read(tuple: &[u8]) -> Option<Self> {
         let (addresses, ports) = (attr(tuple, 1)?, attr(tuple, 2)?);
         if attr(ports, 1)? != [UDP] {

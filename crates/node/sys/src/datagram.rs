@@ -1,4 +1,4 @@
-//! UDP sockets of a pod: made inside its network namespace, used from outside, as those of
+//! UDP sockets of a pod: made inside its network namespace and used from outside, like those of
 //! [`crate::socket`].
 
 use std::{

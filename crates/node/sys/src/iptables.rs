@@ -8,40 +8,40 @@ use std::{
 
 use ambit_netplan::{Backend, Family, iptables::State};
 
-/// Why an iptables program did not do what it should.
+/// Why an iptables program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// It could not be run: mostly, it is not installed.
+    /// It could not be run; mostly because it is not installed.
     #[error("cannot run {program}; is it installed?")]
     Run {
-        /// Which.
+        /// Its name.
         program: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Another change of the same rules cannot be kept away.
+    /// Concurrent changes of the same rules cannot be prevented.
     #[error("cannot lock the network namespace")]
     Lock(#[source] io::Error),
     /// It ran and failed.
     #[error("{program} failed: {message}")]
     Failed {
-        /// Which.
+        /// Its name.
         program: String,
-        /// What it said, shortened.
+        /// Its error output, shortened.
         message: String,
     },
 }
 
 impl IptablesError {
-    /// Whether there is no such program here.
+    /// Whether the program is not installed.
     pub(crate) fn is_not_installed(&self) -> bool {
         matches!(self, Self::Run { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Keeps everybody else in this process, and other processes of ours, from changing the rules of the
-/// calling thread's namespace between reading and writing them. Until the value is dropped.
+/// Keeps other threads of this process, and other processes of ours, from changing the rules of the
+/// calling thread's namespace between reading and writing them, until the value is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
     let locked = || {
         let namespace = File::open("/proc/thread-self/ns/net")?;
@@ -70,7 +70,7 @@ impl Iptables {
         Some(Self { stem })
     }
 
-    /// What is ours, as the kernel has it.
+    /// Our chains and jumps, as the kernel has them.
     pub(crate) fn read(self) -> Result<State, IptablesError> {
         Ok(ambit_netplan::iptables::parse_save(&self.save()?))
     }
@@ -102,8 +102,8 @@ impl Iptables {
             .stdin(Stdio::piped())
             .spawn()
             .map_err(run)?;
-        // The pipe is closed when the handle drops, which is what ends the input. A program that
-        // gives up early says why on its error output, so a broken pipe here is no news.
+        // The pipe is closed when the handle drops, which is what ends the input. A program that gives
+        // up early writes the reason to its error output, so a broken pipe here adds nothing.
         let written = child
             .stdin
             .take()
@@ -120,7 +120,7 @@ fn command(program: &str, arguments: &[&str]) -> Command {
         .args(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Not the lock of the whole node, which others hold for long, and not the file of `lock`.
+        // Not the lock of the whole node, which other programs hold for long, and not the file of `lock`.
         .env("XTABLES_LOCKFILE", "/proc/self/ns/mnt");
     command
 }

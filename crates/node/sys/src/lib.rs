@@ -1,7 +1,7 @@
-//! The kernel: namespaces, sockets, SEQPACKET with descriptors, netlink, nftables.
+//! The kernel interfaces: namespaces, sockets, SEQPACKET with descriptors, netlink, nftables.
 //!
-//! The only crate that enters a network namespace or speaks netlink. Decides nothing: what should
-//! stand in a namespace is a value from `ambit-netplan`.
+//! The only crate that enters a network namespace or uses netlink. It decides nothing: the desired
+//! state of a namespace is a value from `ambit-netplan`.
 #![forbid(unsafe_code)]
 
 pub mod addresses;

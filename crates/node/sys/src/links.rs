@@ -1,9 +1,9 @@
-//! Which of a pod's interfaces the node sees every frame of.
+//! On which of a pod's interfaces the node sees every frame.
 //!
-//! Kubelet's probes pass by the proxy because of their source address, and the node's rules keep everybody
-//! else from having it. They do so only where frames come through the node's own network stack: over a veth
-//! pair whose other end is the node's, routed or on a bridge of Linux. Neighbours on a macvlan, an ipvlan, a
-//! device of hardware or a switch such as Open vSwitch meet none of the node's rules.
+//! Kubelet's probes bypass the proxy because of their source address, and the node's rules keep all
+//! others from having it. They can do so only where frames pass through the node's own network stack:
+//! over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours on a macvlan,
+//! an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the node's rules.
 
 use std::{
     io,
@@ -41,13 +41,13 @@ const LOOPBACK: u32 = 1;
 /// The interfaces of a pod, loopback aside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
-    /// Names of those of which the node sees every frame.
+    /// Names of the interfaces on which the node sees every frame.
     pub seen: Vec<String>,
-    /// Those in use of which it does not: name and kind, as `ip -d link` shows it.
+    /// The other interfaces in use: name and kind, as `ip -d link` shows it.
     pub unseen: Vec<(String, String)>,
 }
 
-/// Looks at the interfaces of `pod`, a pod of the node whose namespace is `node`.
+/// Examines the interfaces of `pod`, a pod of the node whose namespace is `node`.
 ///
 /// # Errors
 /// When one of the namespaces cannot be entered or the kernel does not answer.
@@ -75,7 +75,7 @@ struct Link {
     index: u32,
     flags: u32,
     name: String,
-    /// Empty for hardware.
+    /// Empty for hardware devices.
     kind: String,
     peer: Option<u32>,
     peer_netns_id: Option<u32>,
@@ -115,8 +115,8 @@ fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     Ok(number.filter(|number| *number != u32::MAX))
 }
 
-/// Whether frames from the node's interface meet the node's rules: it is not the port of something that
-/// forwards them by itself.
+/// Whether frames from the node's interface pass the node's rules: it is not a port of a device that
+/// forwards frames by itself.
 fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
     node.run(|| {
         let mut socket = Socket::open(None)?;
@@ -138,7 +138,7 @@ fn get(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
     }
     match socket.get(GET_LINK, &[&header]) {
         Ok(link) => Ok(link.and_then(|link| read(&link))),
-        // It has just gone.
+        // The interface has just been removed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
             Ok(None)
         }

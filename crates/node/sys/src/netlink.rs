@@ -1,6 +1,6 @@
 //! Netlink messages as bytes, and a socket to send and receive them. Blocking, with a deadline.
 //!
-//! Knows framing and attributes only; what they mean is for `nft` and `route`.
+//! Handles framing and attributes only; `nft` and `route` give them their meaning.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -12,7 +12,7 @@ use rustix::net::{
 
 /// The request is complete in itself.
 pub(crate) const REQUEST: u16 = 0x1;
-/// The kernel is to answer even when all went well.
+/// The kernel answers also on success.
 pub(crate) const ACK: u16 = 0x4;
 /// All objects, not one.
 pub(crate) const DUMP: u16 = 0x300;
@@ -22,7 +22,7 @@ pub(crate) const REPLACE: u16 = 0x100;
 pub(crate) const EXCLUSIVE: u16 = 0x200;
 /// Make it if it does not exist.
 pub(crate) const CREATE: u16 = 0x400;
-/// Add after those there are.
+/// Add after existing objects.
 pub(crate) const APPEND: u16 = 0x800;
 
 const ERROR: u16 = 2;
@@ -36,7 +36,7 @@ const HEADER: usize = 16;
 const DEADLINE: Duration = Duration::from_secs(5);
 /// More than any answer the kernel packs into one datagram.
 const BUFFER: usize = 256 * 1024;
-/// A dump another writer keeps disturbing.
+/// Attempts at a dump that another writer keeps disturbing.
 const DUMP_ATTEMPTS: usize = 10;
 
 /// A growing list of attributes.
@@ -90,7 +90,7 @@ fn pad(buffer: &mut Vec<u8>) {
     buffer.resize(buffer.len().next_multiple_of(4), 0);
 }
 
-/// The attributes in `bytes`, as far as they are well formed.
+/// The attributes in `bytes`, up to the first malformed one.
 pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (len, kind) = (u16_at(bytes, 0)?, u16_at(bytes, 2)?);
@@ -109,7 +109,7 @@ pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
         .map(|(_, value)| value)
 }
 
-/// A string attribute, without its end mark.
+/// A string attribute, without its terminator.
 pub(crate) fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
@@ -188,7 +188,7 @@ fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
     })
 }
 
-/// A netlink socket. It belongs to the namespace of the thread that made it, for good.
+/// A netlink socket. It always belongs to the namespace of the thread that made it.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -201,7 +201,7 @@ impl Socket {
         Self::with_buffer(protocol, BUFFER)
     }
 
-    /// As [`Self::open`], for answers that are known to be short.
+    /// As [`Self::open`], for short answers.
     pub(crate) fn with_buffer(protocol: Option<Protocol>, buffer: usize) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -251,7 +251,7 @@ impl Socket {
                 if let Err(error) = result {
                     first_error.get_or_insert((message.seq, error));
                 }
-                // Number 0 is the batch itself: refused as a whole, nothing more will come.
+                // Number 0 is the batch itself: it is refused as a whole, and no other answer follows.
                 if message.seq == last || message.seq == 0 {
                     return first_error.map_or(Ok(()), Err);
                 }
@@ -304,7 +304,7 @@ impl Socket {
         ))
     }
 
-    /// False when the state changed while it was being read.
+    /// False when the state changed during the read.
     fn collect_dump(&mut self, seq: u32, found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
         let mut consistent = true;
         loop {

@@ -15,12 +15,12 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const HERE: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// See [`Netns::stay_at_home`]. Taken while the thread is away, so that whoever enters a namespace
-    /// from within another is brought back there.
+    /// See [`Netns::stay_at_home`]. Taken while the thread is away, so that a nested [`Netns::run`] returns
+    /// the thread to the namespace it came from.
     static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// What makes two descriptors the same namespace.
+/// Identifies a namespace: two descriptors of the same namespace have the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetnsId {
     /// Device of the namespace file system.
@@ -37,10 +37,10 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens the namespace that `path` is (`/run/netns/x`, `/proc/1/ns/net`).
+    /// Opens the namespace at `path` (`/run/netns/x`, `/proc/1/ns/net`).
     ///
     /// # Errors
-    /// Whatever opening or examining the path gives.
+    /// The error of opening or examining the path.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::from_fd(File::open(path)?.into())
     }
@@ -76,9 +76,8 @@ impl Netns {
         Self::open(HERE)
     }
 
-    /// Remembers where the calling thread lives, for [`Self::run`] to bring it back to: threads that enter
-    /// pods all the time need not ask the kernel each time. Such a thread enters namespaces by
-    /// [`Self::run`] alone.
+    /// Remembers the calling thread's namespace, for [`Self::run`] to return to: threads that enter pods all
+    /// the time need not ask the kernel each time. Such a thread enters namespaces by [`Self::run`] alone.
     ///
     /// # Errors
     /// When /proc is not mounted.
@@ -87,16 +86,16 @@ impl Netns {
         Ok(())
     }
 
-    /// Which namespace this is.
+    /// The namespace's identity.
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// Runs `work` with the calling thread inside the namespace, and brings the thread back.
+    /// Runs `work` with the calling thread inside the namespace, and returns the thread to its own.
     ///
-    /// Sockets made inside stay there. `work` must not block for long nor spawn threads that rely on
-    /// where they were born. When the thread cannot be brought back, the process aborts: a worker
-    /// left in a pod's namespace would open every later socket in the wrong place.
+    /// Sockets made inside stay there. `work` must not block for long, nor spawn threads that rely on the
+    /// namespace they start in. When the thread cannot be returned, the process aborts: a worker left in a
+    /// pod's namespace would open every later socket in the wrong place.
     ///
     /// # Errors
     /// When the namespace cannot be entered; `work` has not run then.
@@ -143,7 +142,7 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 struct ComeBack {
     home: Option<File>,
-    /// The thread's home is remembered.
+    /// The thread's own namespace is remembered.
     stays: bool,
     /// The thread has entered another namespace.
     away: bool,

@@ -1,6 +1,6 @@
-//! nftables over netlink: reads a table back, and carries out a list of changes as one transaction.
+//! nftables over netlink: reads a table, and commits a list of changes as one transaction.
 //!
-//! The table's meaning is `ambit-netplan`'s; here are only its bytes.
+//! `ambit-netplan` owns the table's meaning; this module owns its encoding.
 
 mod decode;
 mod encode;
@@ -30,16 +30,16 @@ const UNSPEC: u8 = 0;
 /// `struct nfgenmsg`, four bytes before the attributes of every message.
 const GENMSG: usize = 4;
 
-/// Why the kernel's nftables did not do something.
+/// Why an nftables operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
-    /// There is no way to talk to nftables.
+    /// The netlink socket could not be opened.
     #[error("cannot open a netfilter netlink socket")]
     Open(#[source] io::Error),
     /// A table could not be read back.
     #[error("cannot read nftables table {table}")]
     Read {
-        /// Which.
+        /// The table.
         table: String,
         /// The kernel's answer.
         #[source]
@@ -48,9 +48,9 @@ pub enum NftError {
     /// A transaction was refused; nothing of it took effect.
     #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
     Refused {
-        /// Which table.
+        /// The table.
         table: String,
-        /// The step, by what it would have mended.
+        /// The step, named by the difference it repairs.
         step: String,
         /// The kernel's answer.
         #[source]
@@ -61,8 +61,8 @@ pub enum NftError {
 impl NftError {
     /// Whether the kernel lacks nftables or one of its expressions, so that another way may work.
     ///
-    /// ENOENT: an expression or chain type is not there; the others: the family, the protocol or an
-    /// option is not.
+    /// ENOENT: an expression or chain type is missing; the others: the family, the protocol or an
+    /// option is missing.
     pub fn is_unsupported(&self) -> bool {
         let unsupported = [
             Errno::NOENT,
@@ -74,7 +74,7 @@ impl NftError {
             .is_some_and(|errno| unsupported.contains(&errno))
     }
 
-    /// Whether somebody else changed the table since it was read, so that trying again may help.
+    /// Whether another process changed the table since it was read, so that a retry may help.
     pub(crate) fn is_contention(&self) -> bool {
         let contention = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
         self.errno()
@@ -87,7 +87,7 @@ impl NftError {
     }
 }
 
-/// What kind of packets a table's chains see (`NFPROTO_*`).
+/// Which packets a table's chains see (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableFamily {
     /// IPv4 and IPv6.
@@ -96,7 +96,7 @@ pub(crate) enum TableFamily {
     Bridge = 7,
 }
 
-/// One namespace's nftables: that of the thread that opened it.
+/// nftables of one namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Nft {
     socket: Socket,
@@ -169,7 +169,7 @@ impl Nft {
         Ok(sets)
     }
 
-    /// Names of all chains of all tables and families: cheap, to see whether others' tools left some.
+    /// Names of all chains of all tables and families: a cheap check whether other tools left some.
     pub(crate) fn all_chains(&mut self) -> Result<Vec<String>, NftError> {
         let mut names = Vec::new();
         self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {
@@ -196,7 +196,7 @@ impl Nft {
             })
     }
 
-    /// Carries out all changes or none.
+    /// Commits all changes or none.
     pub(crate) fn commit(&mut self, table: &str, changes: &[Change]) -> Result<(), NftError> {
         if changes.is_empty() {
             return Ok(());

@@ -1,17 +1,17 @@
-//! Giving up capabilities that are not needed any more.
+//! Drops capabilities that are no longer needed.
 
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// One that may be kept.
+/// A capability that may be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// Entering namespaces.
     SysAdmin,
     /// Marking sockets, spoofing sources, changing a namespace's rules.
     NetAdmin,
-    /// Looking at other users' processes, their namespaces among it.
+    /// Reading other users' processes, including their namespaces.
     SysPtrace,
     /// Writing to directories of other users.
     DacOverride,
@@ -28,7 +28,7 @@ impl Capability {
     }
 }
 
-/// Gives up, for the calling thread and threads it makes from now on, every capability but these.
+/// Drops, for the calling thread and threads it makes from now on, every capability but these.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -48,8 +48,8 @@ pub fn keep(wanted: &[Capability]) -> io::Result<()> {
     )?)
 }
 
-/// Lays all capabilities down without giving them up: programs that the thread starts may have
-/// them.
+/// Removes all capabilities from the effective set, but not from the permitted one: programs that the
+/// thread starts may have them.
 ///
 /// # Errors
 /// When the kernel refuses.

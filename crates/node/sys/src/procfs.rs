@@ -1,8 +1,8 @@
 //! Finding the network namespaces of running pods through /proc.
 //!
-//! Every process is asked which pod it belongs to ([`Attribution`]); the namespace of a pod's oldest
-//! process is the pod's, provided that one of its interfaces carries one of the pod's addresses:
-//! a process may be in the pod's cgroup and in another namespace (`nsenter`, `hostNetwork` tools).
+//! Every process is attributed to a pod ([`Attribution`]); the namespace of a pod's oldest process is
+//! the pod's, provided that one of its interfaces has one of the pod's addresses: a process may be in
+//! the pod's cgroup and in another namespace (`nsenter`, `hostNetwork` tools).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,7 +24,7 @@ pub use cgroup::{CgroupError, pod_of_cgroups};
 /// Most bytes read of one file of a process.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// How a process is recognised as a pod's.
+/// How a process is attributed to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
     /// By the pod's uid in its cgroup path, as kubelet and the container runtimes name them.
@@ -33,14 +33,14 @@ pub enum Attribution {
     Environ(String),
 }
 
-/// A pod that is looked for.
+/// A pod to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedPod {
     /// Its uid.
     pub uid: String,
     /// Another name its cgroup may have: the configuration hash of a static pod.
     pub alias: Option<String>,
-    /// Its addresses. One of them must be in the namespace; without any the pod is not found.
+    /// Its addresses. The namespace must have one of them; a pod without addresses is not found.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -49,11 +49,11 @@ pub struct WantedPod {
 pub struct Discovered {
     /// Namespaces by pod uid.
     pub found: BTreeMap<String, Netns>,
-    /// Processes in a wanted pod's name whose namespace was refused.
+    /// Processes attributed to a wanted pod whose namespace was refused.
     pub rejected: Vec<Rejected>,
 }
 
-/// A process whose namespace is not the pod's it seemed to belong to.
+/// A process whose namespace is not that of the pod it was attributed to.
 #[derive(Debug)]
 pub struct Rejected {
     /// The pod's uid.
@@ -70,7 +70,7 @@ pub enum RejectReason {
     /// It is the node's.
     #[error("the process is in the node's namespace")]
     NodeNamespace,
-    /// Nothing to recognise the namespace by.
+    /// There is no address to check the namespace by.
     #[error("the pod has no addresses yet")]
     NoAddresses,
     /// Another namespace.
@@ -83,7 +83,7 @@ pub enum RejectReason {
 
 /// Looks for the namespaces of `wanted` among the processes under `proc`, normally `/proc`.
 ///
-/// Blocks: thousands of small reads. Processes that end meanwhile are passed over.
+/// Blocks: thousands of small reads. Processes that end meanwhile are skipped.
 ///
 /// # Errors
 /// When `proc` cannot be listed. Nothing about a single process is an error.
@@ -134,7 +134,7 @@ pub fn discover(
     })
 }
 
-/// The namespaces that are no pod's: of the machine's first process, and our own.
+/// The namespaces that belong to no pod: that of the machine's first process, and our own.
 fn node_namespaces(proc: &Path) -> Vec<NetnsId> {
     [Netns::open(proc.join("1/ns/net")), Netns::current()]
         .into_iter()
@@ -192,7 +192,7 @@ impl<'a> Scan<'a> {
 /// Whether `netns` is that of a pod with these addresses.
 ///
 /// # Errors
-/// Why it is not, or cannot be told.
+/// Why it is not, or why that cannot be determined.
 pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     if addresses.is_empty() {
         return Err(RejectReason::NoAddresses);
@@ -249,7 +249,7 @@ impl Process {
 
 /// Field 22 of a `stat` file: when the process started, in clock ticks since boot.
 fn start_time(stat: &str) -> Option<u64> {
-    // The command's name, in parentheses, may itself hold spaces and parentheses.
+    // The command's name, in parentheses, may itself contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }

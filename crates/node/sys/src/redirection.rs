@@ -1,8 +1,8 @@
-//! Puts redirection into a pod's namespace, looks whether it still stands, and takes it away.
+//! Applies redirection to a pod's namespace, compares it with the desired state, and removes it.
 //!
-//! Owns the order of things: policy routing before rules, nftables before iptables, ours and never
-//! others'. All functions block for a few milliseconds; callers with a runtime use a blocking thread.
-//! They may be called at the same time for the same namespace.
+//! Owns the order of steps: policy routing before rules, nftables before iptables; never touches the
+//! rules of others. All functions block for a few milliseconds; callers with a runtime use a blocking
+//! thread. They may be called at the same time for the same namespace.
 
 mod backend;
 mod foreign;
@@ -27,18 +27,18 @@ pub use crate::{iptables::IptablesError, nft::NftError};
 /// What [`apply`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// Everything stood as it should; nothing was written.
+    /// All was as desired; nothing was written.
     Unchanged,
     /// Nothing of ours was there; now all of it is.
     Installed,
-    /// Something of ours was there but not as it should be.
+    /// Something of ours was there, but not as desired.
     Repaired {
         /// What differed.
         what: Drift,
     },
 }
 
-/// The differences between what should stand in a namespace and what does. Empty: none.
+/// The differences between the desired and the current state of a namespace. Empty: none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drift {
     /// One short phrase a difference, such as "the rules of chain nat-output differ".
@@ -48,7 +48,7 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// Whether all is as it should be.
+    /// Whether all is as desired.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Why redirection could not be put in place, seen, or taken away.
+/// Why redirection could not be applied, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RedirectionError {
     /// The specification is not sound.
@@ -87,22 +87,22 @@ pub enum RedirectionError {
     /// The namespace cannot be entered.
     #[error("cannot enter the network namespace")]
     Enter(#[source] io::Error),
-    /// nftables did not do it.
+    /// An nftables operation failed.
     #[error("nftables did not take the rules")]
     Nft(#[from] NftError),
-    /// iptables did not do it.
+    /// An iptables operation failed.
     #[error("iptables did not take the rules")]
     Iptables(#[from] IptablesError),
-    /// The policy rule or the local route did not come about.
+    /// The policy rule or the local route could not be changed.
     #[error("cannot change the {family} policy routing")]
     Routing {
-        /// Of this family.
+        /// The family.
         family: Family,
         /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// Connections from before the capture cannot be listed, or not be made known to connection tracking.
+    /// Pre-capture connections cannot be listed, or cannot be made known to connection tracking.
     #[error(
         "cannot let the connections from before the capture go on; the kernel needs inet_diag and \
          nf_conntrack_netlink, and room in its table of connections"
@@ -118,7 +118,7 @@ pub enum RedirectionError {
 }
 
 impl RedirectionError {
-    /// Whether another backend may fare better.
+    /// Whether another backend may work.
     fn is_unsupported(&self) -> bool {
         match self {
             Self::Nft(error) => error.is_unsupported(),
@@ -130,16 +130,16 @@ impl RedirectionError {
 
 /// Makes the namespace's redirection what `spec` says. Idempotent.
 ///
-/// Rules change in one step: no packet meets half of them. Rules of others are never touched, but for
-/// those of Istio's agent, which captured the pod before: they go once ours stand.
+/// Rules change in one step: no packet meets half of them. Rules of others are never touched, except
+/// those of an Istio agent that captured the pod before: they are removed once ours are in place.
 ///
 /// # Errors
-/// The rules are then as they were before; or, if connections from before the capture cannot be made known
-/// to connection tracking, new connections are redirected, and whoever has a valid SYN cookie passes.
+/// The rules are then as they were before; or, if pre-capture connections cannot be made known to
+/// connection tracking, new connections are redirected, and packets with a valid SYN cookie pass.
 pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
     let ruleset = plan(spec)?;
     inside(netns, || {
-        // First the way back for the proxy's calls to the application: a rule without it would
+        // First the return route of the proxy's calls to the application: a rule without it would
         // capture connections that then cannot be delivered.
         let mut drift = ensure_routing(&ruleset)?;
         if spec.mark_accepted_sockets {
@@ -153,7 +153,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
             let rules = backend.apply(&ruleset)?;
             Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
         })?;
-        // Only now is connection tracking sure to be there, and its settings with it.
+        // Only now is connection tracking certain to be loaded, and its settings with it.
         track_for_the_guards(true);
         drift.nothing_found &= rules.nothing_found;
         drift.items.extend(rules.items);
@@ -163,9 +163,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     })
 }
 
-/// Where no guard stands yet that asks for the connection of each packet: redirects what is new, and makes
-/// what is open known to connection tracking. Not again once it stands: whatever a guard has let in must
-/// not be taken for a connection from before the capture.
+/// Where no guard with the connection check is in place yet: redirects new connections, and makes open
+/// ones known to connection tracking. Not again once that guard is in place: a connection it has let in
+/// must not be taken for a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -175,17 +175,17 @@ fn begin(
         return Ok(None);
     }
     let drift = backend.apply(capturing)?;
-    // So that nothing is tracked from its middle in a way that contradicts what is made known.
+    // So that tracking does not pick up a connection in a way that contradicts what is made known.
     track_for_the_guards(true);
     pre_capture::make_known().map_err(RedirectionError::Connections)?;
     Ok(Some(drift))
 }
 
-/// Takes away what Istio's agent has left. The pod is captured, whether this succeeds or not.
+/// Removes what Istio's agent has left. The pod is captured, whether this succeeds or not.
 fn take_over(drift: &mut Drift) {
     let removed = foreign::find().and_then(|found| {
         drift.nothing_found &= found.is_absent();
-        // What the proxy has opened since.
+        // Connections that the proxy has opened since.
         foreign::prepare(&found);
         foreign::remove(found)
     });
@@ -202,7 +202,7 @@ fn take_over(drift: &mut Drift) {
 
 const FOREIGN: &str = "rules of Istio's agent were still there";
 
-/// Says what `apply` would have to change, and changes nothing.
+/// Reports what `apply` would have to change, and changes nothing.
 ///
 /// # Errors
 /// When the namespace cannot be read.
@@ -214,7 +214,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
         for family in routed_families(&ruleset) {
             routing_drift(&mut routing, family, &mut drift)?;
         }
-        // On a node where only iptables works, what is ours is there.
+        // On a node where only iptables works, our rules are in iptables.
         let candidates = RedirectionBackend::candidates(spec.backend);
         let present = RedirectionBackend::present()?;
         let backend = candidates
@@ -240,13 +240,13 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
     })
 }
 
-/// Takes redirection away from a running pod: new connections go direct, those in the proxy go on.
+/// Removes redirection from a running pod: new connections go direct, those in the proxy continue.
 ///
-/// What those need stays behind (see `ambit_netplan::plan_released`) and goes with the namespace, or
-/// with [`purge`]. Rules of Istio's agent go too. In a namespace without redirection nothing happens.
+/// What those need stays (see `ambit_netplan::plan_released`) until the namespace ends or [`purge`] is
+/// called. Rules of Istio's agent are removed too. In a namespace without redirection nothing happens.
 ///
 /// # Errors
-/// When something of ours could not be taken away.
+/// When something of ours could not be removed.
 pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     let ruleset = plan_released();
     inside(netns, || {
@@ -258,7 +258,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
             track_for_the_guards(false);
         }
         if found.is_present() && present.is_empty() {
-            // Captured by Istio's agent, and never by us: its connections live on as ours do.
+            // Captured by Istio's agent, and never by us: its connections continue as ours do.
             first_working(Backend::Auto, |backend| backend.replace(&ruleset))?;
         }
         foreign::remove(found).map(drop)
@@ -268,7 +268,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
 /// Removes every trace of ours, also what [`release`] leaves. Connections in the proxy break.
 ///
 /// # Errors
-/// When something of ours could not be taken away.
+/// When something of ours could not be removed.
 pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     inside(netns, || {
         for backend in RedirectionBackend::present()? {
@@ -291,7 +291,7 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Whether the namespace has tables of iptables' legacy variant that cannot be looked at, because the program
+/// Whether the namespace has tables of iptables' legacy variant that cannot be read, because the program
 /// is not installed here: rules of Istio's agent in them stay.
 ///
 /// # Errors
@@ -307,7 +307,7 @@ fn inside<T>(
     netns.run(work).map_err(RedirectionError::Enter)?
 }
 
-/// Tries one backend after the other; only what a kernel or node lacks leads on to the next.
+/// Tries one backend after the other; only a missing feature of kernel or node leads on to the next.
 fn first_working<T>(
     wanted: Backend,
     mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,
@@ -338,8 +338,8 @@ fn routed_families(ruleset: &Ruleset) -> Vec<Family> {
     ruleset.families.iter().copied().filter(wanted).collect()
 }
 
-/// Whether the calling thread's namespace has the family. The kernel shows a thread the settings of
-/// its own namespace.
+/// Whether the family is enabled in the calling thread's namespace. The kernel shows a thread the
+/// settings of its own namespace.
 fn family_enabled(family: Family) -> bool {
     const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
     family == Family::V4
@@ -350,7 +350,7 @@ fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
     let mut drift = Drift::of_nothing();
     let mut routing = open_routing()?;
     let mut result = Ok(());
-    // Each family is tried, whatever becomes of the other.
+    // Each family is tried, even if the other fails.
     for family in routed_families(ruleset) {
         let missing = drift.items.len();
         let ensured = routing_drift(&mut routing, family, &mut drift).and_then(|()| {

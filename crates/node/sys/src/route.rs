@@ -28,13 +28,13 @@ const RULE_MASK: u16 = 16;
 const ROUTE_OUT: u16 = 4;
 const ROUTE_TABLE: u16 = 15;
 
-/// One namespace's routing: that of the thread that opened it.
+/// Routing of one namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Routing {
     socket: Socket,
 }
 
-/// What of a [`PolicyRouting`] is there.
+/// Which parts of a [`PolicyRouting`] exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Present {
     pub(crate) rule: bool,
@@ -65,14 +65,14 @@ impl Routing {
         Ok(present)
     }
 
-    /// Adds what is missing. Rule and route are each tried, whatever becomes of the other.
+    /// Adds what is missing. Rule and route are each tried, even if the other fails.
     pub(crate) fn ensure(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
         let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, wanted);
         let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, wanted);
         ignore(rule, io::ErrorKind::AlreadyExists).and(route)
     }
 
-    /// Removes rule and route; their absence is fine.
+    /// Removes rule and route; it is no error when they are absent.
     pub(crate) fn remove(&mut self, wanted: &PolicyRouting) -> io::Result<()> {
         const ESRCH: i32 = 3;
         let rule = self.change_rule(DELETE_RULE, 0, wanted);

@@ -2,7 +2,7 @@
 //!
 //! [`SeqPacket`] and [`SeqPacketListener`] are for tasks; [`plain`] is for a process without a runtime.
 //!
-//! Reads nothing into the records. What a peer sends beyond the contract (longer records, more
+//! Does not interpret records. What a peer sends beyond the contract (longer records, more
 //! descriptors) is an error of that record, and no descriptor is ever leaked.
 
 use std::{
@@ -42,15 +42,15 @@ pub struct Received {
     pub fd: Option<OwnedFd>,
 }
 
-/// The file of a listening socket. It goes when this is dropped, unless a successor has put its own
-/// there by then.
+/// The file of a listening socket. It is removed when this is dropped, unless a successor has put its
+/// own there by then.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     inode: u64,
 }
 
-/// A listening socket, bound to a path. The file goes when this is dropped, unless a successor has
+/// A listening socket, bound to a path. The file is removed when this is dropped, unless a successor has
 /// put its own there by then.
 #[derive(Debug)]
 pub struct SeqPacketListener {
@@ -74,7 +74,7 @@ impl SeqPacketListener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// When accepting fails, for instance for want of descriptors.
+    /// When accepting fails, for instance for lack of descriptors.
     pub async fn accept(&self) -> io::Result<SeqPacket> {
         let accepted = self
             .socket
@@ -84,9 +84,9 @@ impl SeqPacketListener {
     }
 }
 
-/// The socket listens before its file takes the place of one that is there: whoever connects finds
-/// one that listens, at every moment.
-/// With a mode, the file has it before anybody can connect.
+/// The socket listens before its file replaces an existing one: a client that connects finds a listening
+/// socket at every moment.
+/// With a mode, the file has it before any client can connect.
 fn listen_at(path: &Path, mode: Option<u32>) -> io::Result<(OwnedFd, SocketFile)> {
     let new = path.with_extension("new");
     match fs::remove_file(&new) {
@@ -114,7 +114,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A connection. Sending and receiving may go on at once.
+/// A connection. Sending and receiving may happen at the same time.
 #[derive(Debug)]
 pub struct SeqPacket {
     socket: AsyncFd<OwnedFd>,
@@ -130,9 +130,9 @@ impl SeqPacket {
     /// Connects to the listener at `path`.
     ///
     /// # Errors
-    /// When nobody listens there; `WouldBlock` when its queue is full.
+    /// When there is no listener; `WouldBlock` when its queue is full.
     pub fn connect(path: impl AsRef<Path>) -> impl Future<Output = io::Result<Self>> {
-        // A Unix connect never waits, but callers may count on a future.
+        // A Unix connect never waits, but callers may rely on a future.
         std::future::ready(Self::connect_now(path.as_ref()))
     }
 
@@ -143,7 +143,7 @@ impl SeqPacket {
     /// Takes a connection that was made elsewhere, for instance inherited.
     ///
     /// # Errors
-    /// When the descriptor is no such connection.
+    /// When the descriptor is not such a connection.
     pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         if rustix::net::sockopt::socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::Error::new(
@@ -158,7 +158,7 @@ impl SeqPacket {
     /// Two ends of one connection.
     ///
     /// # Errors
-    /// When the kernel has no socket to give.
+    /// When the kernel cannot make a socket.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
@@ -168,7 +168,7 @@ impl SeqPacket {
     /// Sends one record, with at most one descriptor.
     ///
     /// # Errors
-    /// `BrokenPipe` when the peer has closed; otherwise what the kernel says.
+    /// `BrokenPipe` when the peer has closed; otherwise the kernel's error.
     pub async fn send(&self, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let sent = self
             .socket
@@ -186,8 +186,8 @@ impl SeqPacket {
         }
     }
 
-    /// Sends one record without a task: waits, holding the thread, while the peer's queue is full. For
-    /// peers that always read.
+    /// Sends one record without a task: blocks the thread while the peer's queue is full. For peers that
+    /// always read.
     ///
     /// # Errors
     /// As [`Self::send`]; `TimedOut` when the peer does not read.
@@ -199,7 +199,7 @@ impl SeqPacket {
     ///
     /// # Errors
     /// `InvalidData` when the record was longer than `buffer` or carried more than one descriptor
-    /// (all are closed then); otherwise what the kernel says.
+    /// (all are closed then); otherwise the kernel's error.
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
         self.socket
             .async_io(Interest::READABLE, |socket| {
@@ -291,7 +291,7 @@ pub mod plain {
     }
 
     impl Listener {
-        /// Listens at `path`; a socket left there is removed first. Only the own user may connect.
+        /// Listens at `path`; a socket left there is removed first. Only the same user may connect.
         ///
         /// # Errors
         /// When the path cannot be bound.
@@ -303,10 +303,10 @@ pub mod plain {
             })
         }
 
-        /// The next connection, if one waits.
+        /// The next connection, if one is waiting.
         ///
         /// # Errors
-        /// `WouldBlock` when none waits.
+        /// `WouldBlock` when none is waiting.
         pub fn accept(&self) -> io::Result<OwnedFd> {
             Ok(accept_with(&self.socket, FLAGS)?)
         }
@@ -321,7 +321,7 @@ pub mod plain {
     /// Connects to the listener at `path`.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When there is no listener.
     pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -331,7 +331,7 @@ pub mod plain {
     /// Two ends of one connection.
     ///
     /// # Errors
-    /// When the kernel has no socket to give.
+    /// When the kernel cannot make a socket.
     pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         Ok(rustix::net::socketpair(
             AddressFamily::UNIX,

@@ -1,9 +1,8 @@
 //! TCP sockets of a pod: made inside its network namespace, used from outside.
 //!
-//! A socket belongs for life to the namespace its thread was in when it was made, so only
-//! `socket()`, and for listeners `bind` and `listen`, run inside; everything later, connecting
-//! included, runs wherever the caller is. Every socket carries the proxy's mark, by which the pod's
-//! redirection leaves it alone.
+//! A socket always belongs to the namespace its thread was in when it was made, so only `socket()`, and
+//! for listeners `bind` and `listen`, run inside; everything later, connecting included, runs wherever
+//! the caller is. Every socket carries the proxy's mark, by which the pod's redirection exempts it.
 
 use std::{
     io,
@@ -20,9 +19,9 @@ mod steering;
 
 pub use steering::{Worker, steer};
 
-/// Congestion control of connections that stay on the machine. There is no network there that could be
-/// congested, only a receiver that tells how much it takes; the system's may be one that paces what it
-/// sends (BBR), in small pieces with a timer for each. This one is in every kernel and free for all to use.
+/// Congestion control of connections that stay on the machine. There is no network there to congest, only
+/// a receiver that advertises its window; the system's default may pace what it sends (BBR), in small
+/// pieces with a timer for each. Reno is in every kernel, and any user may choose it.
 const NEAR: &[u8] = b"reno";
 
 /// Whether sockets may bind addresses that are not the pod's.
@@ -57,8 +56,8 @@ pub struct Tuning {
     pub user_timeout: Option<Duration>,
     /// Both ends are on this machine: nothing is paced.
     pub near: bool,
-    /// However the connection is closed, by the kernel too when the process is killed, its peer gets a
-    /// reset and what is not sent yet is dropped, unless [`end_in_order`] was called.
+    /// Closing resets the connection and drops unsent data, however it is closed, also by the kernel when
+    /// the process is killed; unless [`end_in_order`] was called.
     pub resets: bool,
 }
 
@@ -77,7 +76,7 @@ pub struct ListenSpec {
     pub transparent: Transparent,
     /// `SO_MARK`.
     pub mark: Option<u32>,
-    /// Openings that may wait.
+    /// Length of the accept queue.
     pub backlog: i32,
     /// Options that accepted connections inherit.
     pub tuning: Tuning,
@@ -93,8 +92,8 @@ impl ListenSpec {
             reuse_port: true,
             transparent: Transparent::BestEffort,
             mark,
-            // The kernel lowers it to the namespace's `somaxconn`. While a proxy starts anew, all
-            // openings wait here.
+            // The kernel lowers it to the namespace's `somaxconn`. While a proxy restarts, all openings
+            // wait here.
             backlog: 4096,
             tuning: Tuning::default(),
         }
@@ -113,18 +112,18 @@ pub struct Listening {
 /// A socket that could not be made or prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The namespace is gone or we lack the capability.
+    /// The namespace is gone, or the capability is missing.
     #[error("cannot enter the network namespace")]
     EnterNetns(#[source] io::Error),
     /// `socket()`.
     #[error("cannot make a socket")]
     Create(#[source] io::Error),
-    /// An option that must be set.
+    /// A required option could not be set.
     #[error("cannot set {option} (is CAP_NET_ADMIN granted?)")]
     Option {
-        /// Its name.
+        /// The option.
         option: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -133,7 +132,7 @@ pub enum SocketError {
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -142,7 +141,7 @@ pub enum SocketError {
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -155,7 +154,7 @@ fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
 /// Opens a listener inside `netns`, or in the caller's namespace.
 ///
 /// # Errors
-/// When any step fails that `spec` does not leave to best effort.
+/// When a required step fails; what `spec` leaves to best effort is not an error.
 pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<Listening, SocketError> {
     within(netns, || {
         if !spec.ipv6 {
@@ -221,13 +220,13 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
 /// What an inherited descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketKind {
-    /// Takes TCP connections at this address.
+    /// A listener for TCP connections at this address.
     Listener(SocketAddr),
     /// A UDP socket at this address.
     Datagram(SocketAddr),
 }
 
-/// Says what a descriptor is that another process opened.
+/// Determines the kind of a descriptor that another process opened.
 ///
 /// # Errors
 /// When it is neither a TCP listener nor a UDP socket.
@@ -242,7 +241,7 @@ pub fn kind_of(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
     }
 }
 
-/// Takes a listener that another process opened as this one would: non-blocking, with the options
+/// Prepares a listener that another process opened like one of our own: non-blocking, with the options
 /// that its connections inherit.
 ///
 /// # Errors
@@ -271,17 +270,17 @@ pub struct OutboundSpec {
     pub source: Option<IpAddr>,
     /// Options of the connection.
     pub tuning: Tuning,
-    /// Come from a port by which listeners prepared by [`steer`] know this worker.
+    /// Use a source port by which listeners prepared by [`steer`] choose this worker.
     pub worker: Option<Worker>,
 }
 
 /// Makes a socket inside `netns` that is ready to connect to an address of `destination`'s family.
 ///
-/// A source that cannot be bound is left out: the connection then comes from the pod's own address.
+/// A source that cannot be bound is ignored: the connection then comes from the pod's own address.
 ///
 /// # Errors
-/// When the namespace cannot be entered, or the mark, by which the pod's own rules leave the
-/// connection alone, cannot be set.
+/// When the namespace cannot be entered, or the mark, by which the pod's own rules exempt the
+/// connection, cannot be set.
 pub fn outbound(
     netns: Option<&Netns>,
     destination: SocketAddr,
@@ -305,7 +304,7 @@ pub fn outbound(
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
-/// Prepares an accepted connection beyond what it has from its listener.
+/// Sets the options of an accepted connection that it does not inherit from its listener.
 ///
 /// # Errors
 /// When the kernel refuses an option, as it does when the peer is already gone.
@@ -313,10 +312,10 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
-/// Closing a connection that was made with [`Tuning::resets`] is an end of data from now on, and what is
-/// not sent yet is sent. To be called when the peer has got an end of data, or is to get one.
+/// Makes closing a connection with [`Tuning::resets`] an orderly end from now on: unsent data is still
+/// sent. To be called when the peer has got an end of data, or is to get one.
 pub fn end_in_order(stream: &TcpStream) {
-    // Fails only for what is no socket.
+    // Fails only for what is not a socket.
     let _never = SockRef::from(stream).set_linger(None);
 }
 
@@ -336,7 +335,7 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
         socket.set_tcp_user_timeout(tuning.user_timeout)?;
     }
     if tuning.near {
-        // A help, no need: a kernel that refuses is left alone.
+        // Optional: a kernel that refuses is not an error.
         if let Err(error) = socket.set_tcp_congestion(NEAR) {
             tracing::debug!(%error, "no congestion control of its own for the machine");
         }
@@ -344,7 +343,8 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a redirected connection was going: before NAT if it was translated, else its local address.
+/// The original destination of a redirected connection: before NAT if it was translated, else its
+/// local address.
 ///
 /// # Errors
 /// When the socket has no local address any more.

@@ -1,4 +1,4 @@
-//! The TCP sockets of a network namespace, whoever owns them, as the kernel's `sock_diag` tells.
+//! The TCP sockets of a network namespace, of all processes, as the kernel's `sock_diag` reports them.
 
 mod unproxied;
 
@@ -27,20 +27,20 @@ const ID: usize = 48;
 /// Family, state, timer, retransmissions; the identity; five numbers.
 const HEAD: usize = 4 + ID + 20;
 const MARK: u16 = 15;
-/// A namespace with more is not looked at to its end.
+/// The dump of a namespace with more sockets is not read to its end.
 const MOST: usize = 100_000;
 
-/// Which sockets.
+/// The states of sockets to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Connections in use.
+    /// Established connections.
     Established,
-    /// Connections that can still carry data at least one way: also half closed ones.
+    /// Connections that can still carry data in at least one direction: also half-closed ones.
     Open,
-    /// Connections that may still get a packet that matters: also those being opened from outside, and those
-    /// closed by both sides with data on its way.
+    /// Connections that may still receive a packet that matters: also those being opened from outside, and
+    /// those closed by both sides with data in flight.
     InUse,
-    /// Those that take connections.
+    /// Listeners.
     Listening,
 }
 
@@ -64,16 +64,16 @@ pub struct TcpSocket {
     pub local: SocketAddr,
     /// The other end, canonical.
     pub remote: SocketAddr,
-    /// `SO_MARK`; 0 if it has none, or we may not know.
+    /// `SO_MARK`; 0 if it has none, or if we lack the capability to read it.
     pub mark: u32,
-    /// The number by which its owner knows it.
+    /// Its inode number, by which its owner is found.
     pub inode: u64,
     family: u8,
     id: [u8; ID],
 }
 
 impl TcpSocket {
-    /// One that no kernel told of, for tests of what is made of them.
+    /// A socket that the kernel did not report, for tests.
     pub fn new(local: SocketAddr, remote: SocketAddr, mark: u32) -> Self {
         Self {
             local,
@@ -85,7 +85,7 @@ impl TcpSocket {
         }
     }
 
-    /// Tells this socket from every other of the same addresses, before and after.
+    /// Distinguishes this socket from every other of the same addresses, earlier or later.
     pub fn cookie(&self) -> u64 {
         let cookie = self.id.last_chunk::<8>().copied();
         u64::from_ne_bytes(cookie.unwrap_or_default())
@@ -100,7 +100,7 @@ pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
     netns.run(|| dump(state))?
 }
 
-/// Those of the calling thread's namespace.
+/// The sockets of the calling thread's namespace.
 pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     let mut socket = Socket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
@@ -120,7 +120,7 @@ pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     Ok(found)
 }
 
-/// Breaks a connection: both ends see it reset. What arrives of it later belongs to no connection.
+/// Breaks a connection: both ends see a reset. Its later packets belong to no connection.
 ///
 /// # Errors
 /// [`io::ErrorKind::NotFound`] when it is gone already, [`io::ErrorKind::Unsupported`] when the kernel
@@ -130,7 +130,7 @@ pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
     let request = request(connection.family, state, &connection.id);
     netns.run(|| {
         Socket::open(Some(SOCK_DIAG))?.request(DESTROY, 0, &[&request])?;
-        // Its guards would let packets pass for as long as connection tracking remembers the connection.
+        // The guards would accept its packets for as long as connection tracking remembers the connection.
         if let Err(error) = pre_capture::forget(connection) {
             tracing::debug!(%error, "a closed connection is still known to connection tracking");
         }

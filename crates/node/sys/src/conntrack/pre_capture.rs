@@ -1,5 +1,5 @@
-//! Connections of a pod from before its capture, made known to connection tracking: the guards let no others
-//! pass in their middle (see `ambit_netplan::plan`).
+//! Pre-capture connections of a pod, made known to connection tracking: the guards accept packets of no
+//! other connection in their middle (see `ambit_netplan::plan`).
 
 use std::{
     collections::HashSet,
@@ -17,8 +17,8 @@ use crate::{
     tcp_sockets::{self, State, TcpSocket},
 };
 
-/// Makes the connections known that sockets of the calling thread's namespace have with others. Those that
-/// are known already are no longer judged by their sequence numbers, of which some may have been missed.
+/// Makes known the connections of sockets in the calling thread's namespace with others. The sequence
+/// numbers of known connections are no longer checked, since some may have been missed.
 pub(crate) fn make_known() -> io::Result<()> {
     let connections = with_others(&tcp_sockets::dump(State::InUse)?);
     if connections.is_empty() {
@@ -42,7 +42,7 @@ pub(crate) fn make_known() -> io::Result<()> {
     Ok(())
 }
 
-/// Forgets a connection: what arrives of it later belongs to none. In the calling thread's namespace.
+/// Forgets a connection in the calling thread's namespace: its later packets belong to none.
 pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
     let [inward, _] = tuples(connection.local, connection.remote);
     let attributes = inward.attrs_of(TCP, ORIGINAL).into_bytes();
@@ -60,8 +60,8 @@ fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
     })
 }
 
-/// Local and remote address of those connections whose other end is not in this namespace, and which are
-/// not let pass by their port.
+/// Local and remote address of those connections whose other end is not in this namespace, and whose
+/// port does not exempt them.
 fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
     const PROXY: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
     let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == PROXY_MARK;

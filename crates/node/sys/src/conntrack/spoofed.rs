@@ -1,10 +1,10 @@
-//! Connections that a proxy has opened to the pod's application, with the client's address, under rules
-//! that put them into no zone of their own.
+//! Connections that a proxy opened to the pod's application with the client's address, under rules that
+//! put them into no zone of their own.
 //!
-//! Under our rules what the proxy sends to the application is looked up in a zone. A connection from
-//! before is not there: its packets would begin another, which clashes with it, and be dropped. So it is
-//! made known in the zone as well. From then on the kernel has it twice: there for what the proxy sends,
-//! and where it was, with its mark, for the answers, which find their way by that.
+//! Under our rules, the proxy's packets to the application are looked up in a zone. An earlier connection
+//! is not there: its packets would begin another one, which clashes with it, and be dropped. So it is
+//! made known in the zone as well. From then on the kernel has two entries for it: one in the zone for
+//! the proxy's packets, and the original one for the answers, which are routed by its mark.
 
 use std::io;
 
@@ -25,8 +25,8 @@ struct Entry {
     reply: Vec<u8>,
 }
 
-/// Makes the connections of the calling thread's namespace that are marked as the proxy's to the
-/// application, and are in no zone, known in `zone` too. Gives how many there are.
+/// Makes known in `zone` those connections of the calling thread's namespace that are marked as the
+/// proxy's to the application and are in no zone. Returns how many there are.
 pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
     let mut entries = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
     Ok(entries.len())
 }
 
-/// One that has ended meanwhile is none to care for.
+/// A connection that has ended meanwhile is no error.
 fn ended(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,5 +1,5 @@
-//! What the kernel tells of a table, as values. Anything unknown becomes `Expr::Foreign`, which
-//! equals nothing of ours.
+//! Decodes the kernel's description of a table. Anything unknown becomes `Expr::Foreign`, which equals
+//! nothing of ours.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -63,7 +63,7 @@ pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
         return None;
     }
     let name = attr(found, 2).and_then(text)?.to_owned();
-    // What is not a set of IPv4 addresses is, if it is not one of IPv6 either, at least different.
+    // A set that is neither of IPv4 nor of IPv6 addresses differs from ours in any case.
     let family = if attr(found, 5).and_then(u32_be) == Some(4) {
         Family::V4
     } else {

@@ -1,4 +1,4 @@
-//! Changes as the bytes of one netlink batch.
+//! Encodes changes as the bytes of one netlink batch.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
 
 /// The one register all data goes through (`NFT_REG_1`).
 pub(super) const REGISTER: u32 = 1;
-/// Where verdicts go.
+/// The register of verdicts.
 pub(super) const VERDICT_REGISTER: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
 pub(super) const DROP: u32 = 0;
@@ -61,7 +61,7 @@ pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Ve
 fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
     let within = || Attrs::new().text(1, table);
     match change {
-        // Exclusive, like all that is made: somebody else making the same at this moment must show.
+        // Exclusive, like all creations: a concurrent creation of the same object must show.
         Change::AddTable => (NEW_TABLE, CREATE | EXCLUSIVE, within().u32_be(2, 0)),
         Change::DeleteTable => (DELETE_TABLE, 0, within()),
         Change::AddChain(name, hook) => (
@@ -125,7 +125,7 @@ fn key(ip: IpAddr) -> Attrs {
     Attrs::new().nest(1, &value)
 }
 
-/// A comment where `nft` keeps it: type 0, length, text with its end mark.
+/// A comment in the form that `nft` reads: type 0, length, text with its terminator.
 fn comment_data(comment: &str) -> Vec<u8> {
     let text = comment
         .as_bytes()

@@ -1,8 +1,8 @@
-//! Others' tables: which of them Istio's agent has made, and their removal in one transaction.
+//! Tables of others: finds those that Istio's agent made, and removes them in one transaction.
 //!
 //! The standard tables (`nat`, `mangle`, `raw` of families ip and ip6) are what iptables' nft variant
-//! writes to. Others may have rules in the same, which stay; a table that holds nothing of others goes
-//! as a whole.
+//! writes to. Others may have rules in the same tables, which stay; a table without rules of others is
+//! removed as a whole.
 
 use std::{collections::BTreeSet, io};
 
@@ -27,16 +27,16 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// It is called by nothing but rules, or it lets pass what no rule takes.
+    /// It is not a base chain, or its policy is to accept.
     is_neutral: bool,
 }
 
-/// A rule, as far as it matters here.
+/// A rule, with the fields needed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
     handle: Vec<u8>,
-    /// The chain to which it leads.
+    /// The chain to which it jumps.
     target: Option<String>,
 }
 
@@ -50,7 +50,7 @@ enum Removal {
     Chain(u8, String, String),
 }
 
-/// What of Istio's agent is there.
+/// The chains and tables of Istio's agent that were found.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     own_tables: Vec<&'static str>,
@@ -97,7 +97,7 @@ impl Nft {
         })
     }
 
-    /// Takes it away, all in one transaction.
+    /// Removes it, all in one transaction.
     pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
             .own_tables
@@ -166,7 +166,7 @@ impl Nft {
     }
 }
 
-/// A table of which nothing is left but empty chains goes too: iptables makes it again when needed.
+/// A table with only empty chains left is removed too: iptables makes it again when needed.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| CHAINS.contains(&name);
     let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
@@ -249,7 +249,7 @@ fn rule(found: &[u8]) -> Option<Rule> {
     })
 }
 
-/// Of the expression that is a verdict with a chain.
+/// The target chain, for an expression that is a verdict with a chain.
 fn target(expression: &[u8]) -> Option<String> {
     if attr(expression, 1).and_then(text)? != "immediate" {
         return None;

@@ -1,9 +1,9 @@
-//! Reading a pod's uid out of cgroup paths.
+//! Parses a pod's uid from cgroup paths.
 //!
-//! Kubelet names a pod's cgroup `pod<uid>`, systemd's driver with `_` for `-`, below prefixes of all
-//! kinds (docker in docker, relative paths of another cgroup namespace); the container's id follows.
+//! Kubelet names a pod's cgroup `pod<uid>`, systemd's driver with `_` for `-`, below various prefixes
+//! (docker in docker, relative paths of another cgroup namespace); the container's id follows.
 
-/// A cgroup file that contradicts itself.
+/// A malformed or contradictory cgroup file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupError {
     /// Not `hierarchy:controllers:path`.

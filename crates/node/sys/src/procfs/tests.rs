@@ -1,4 +1,4 @@
-//! Real processes in real namespaces, and a /proc made of chosen ones.
+//! Real processes in real namespaces, and a fake /proc with selected ones.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -57,7 +57,7 @@ fn by_variable() -> Attribution {
     Attribution::Environ("TEST_POD_UID".to_owned())
 }
 
-/// A /proc with the given processes of the real one, each given a cgroup file of our choosing.
+/// A /proc with the given real processes, each with a cgroup file of the test.
 struct FakeProc(tempfile::TempDir);
 
 impl FakeProc {

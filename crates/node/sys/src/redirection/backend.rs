@@ -1,5 +1,5 @@
-//! One way of bringing rules into the namespace of the calling thread: nftables, or a variant of
-//! iptables. The same rules, the same behaviour.
+//! One way of writing rules in the namespace of the calling thread: nftables, or a variant of iptables.
+//! The rules and their behaviour are the same.
 
 use ambit_netplan::{
     Backend, Family, Ruleset,
@@ -13,7 +13,7 @@ use crate::{
     nft::{Nft, NftError},
 };
 
-/// Somebody else may be changing the same table at the same time: then look and try again.
+/// Another process may be changing the same table at the same time: then read it and try again.
 const ATTEMPTS: usize = 5;
 
 /// See the module.
@@ -35,7 +35,7 @@ impl RedirectionBackend {
         }
     }
 
-    /// Those that have something of ours here.
+    /// The backends that have rules of ours in this namespace.
     pub(super) fn present() -> Result<Vec<Self>, RedirectionError> {
         let mut out = Vec::new();
         match nftables_in_use() {
@@ -48,7 +48,7 @@ impl RedirectionBackend {
             match legacy.read_both() {
                 Ok(both) if both.iter().all(|(_, state)| state.is_empty()) => {}
                 Ok(_) => out.push(legacy),
-                // Without the program nothing of ours can have come there.
+                // Without the program there can be no rules of ours.
                 Err(RedirectionError::Iptables(error)) if error.is_not_installed() => {}
                 Err(error) => return Err(error),
             }
@@ -60,7 +60,7 @@ impl RedirectionBackend {
         self.0
     }
 
-    /// What differs from `ruleset` here, rules of ours that another backend brought included.
+    /// The differences from `ruleset`, rules of ours in another backend included.
     pub(super) fn observe(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = if self.0 == Backend::Nftables {
             let current = Nft::open()?.read(POD_TABLE)?;
@@ -79,7 +79,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Whether what stands here lets packets of connections pass that connection tracking does not know.
+    /// Whether the current rules accept packets of connections that connection tracking does not know.
     pub(super) fn admits_unknown(self) -> Result<bool, RedirectionError> {
         if self.0 == Backend::Nftables {
             return Ok(nft::guard_admits_unknown(
@@ -92,7 +92,7 @@ impl RedirectionBackend {
             .any(|(_, state)| iptables::guard_admits_unknown(state)))
     }
 
-    /// Brings the rules, takes away what another backend brought, and says what differed.
+    /// Writes the rules, removes those that another backend wrote, and returns what differed.
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;
         // Only now: there is no moment without rules.
@@ -106,7 +106,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Brings the rules and says what differed.
+    /// Writes the rules and returns what differed.
     pub(super) fn replace(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         if self.0 == Backend::Nftables {
             let desired = nft::lower(ruleset);
@@ -118,7 +118,7 @@ impl RedirectionBackend {
         })
     }
 
-    /// What iptables has against what it should have, each family also given to `each`.
+    /// The differences of iptables' current from its desired state, each family also given to `each`.
     fn compare(
         self,
         ruleset: &Ruleset,
@@ -137,7 +137,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Takes away all that is ours.
+    /// Removes all that is ours.
     pub(super) fn remove(self) -> Result<(), RedirectionError> {
         if self.0 == Backend::Nftables {
             return change_table(POD_TABLE, |_| None).map(|_| ());
@@ -178,8 +178,8 @@ impl RedirectionBackend {
 }
 
 fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
-    // With the table itself gone the list of what it held says nothing more. Rules are told by
-    // their chain.
+    // With the table itself gone, the list of its contents adds nothing. Rules are named by their
+    // chain.
     let whole = changes
         .iter()
         .find(|c| matches!(c, Change::AddTable | Change::DeleteTable));
@@ -197,7 +197,7 @@ fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
     }
 }
 
-/// Reads a table, works out what it should be, and makes it so, redirects in one transaction.
+/// Reads a table, computes the desired one, and applies the changes, redirects in one transaction.
 pub(super) fn change_table(
     name: &str,
     mut desired: impl FnMut(Option<&Table>) -> Option<Table>,
@@ -227,7 +227,7 @@ pub(super) fn change_table_of(
     }
 }
 
-/// Our own table, and what iptables' nft variant would have left.
+/// Our own table, and those of iptables' nft variant.
 fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     let mut nft = Nft::open()?;
     let mut out = Vec::new();
@@ -241,7 +241,7 @@ fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     Ok(out)
 }
 
-/// Whether legacy tables were ever used in this namespace: spares running a program to see nothing.
+/// Whether legacy tables were ever used in this namespace: saves running a program in vain.
 pub(super) fn legacy_in_use() -> bool {
     ["ip_tables_names", "ip6_tables_names"]
         .into_iter()

@@ -1,8 +1,8 @@
-//! What Istio's agent has left in the calling thread's namespace, where it captured the pod before us.
+//! What an Istio agent that captured the pod before us has left in the calling thread's namespace.
 //!
-//! Both sets of rules may stand at once: they redirect to the same ports, and whichever comes first
-//! decides. So ours are put in place, and then the others go: there is no moment without capture, and
-//! since ours ask for connections' state, what is translated stays translated.
+//! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes
+//! first decides. So ours are added before the others are removed: the pod is captured at every moment,
+//! and since ours match on connections' state, what is translated stays translated.
 
 use std::sync::Once;
 
@@ -15,16 +15,16 @@ use crate::{
     nft::{Found, Nft, NftError},
 };
 
-/// Somebody else may be changing the same tables at the same time: then look and try again.
+/// Another process may be changing the same tables at the same time: then read them and try again.
 const ATTEMPTS: usize = 5;
 
 /// What was found.
 #[derive(Debug, Default)]
 pub(super) struct Foreign {
     nftables: Found,
-    /// What takes the legacy rules away.
+    /// The script that removes the legacy rules.
     legacy: Vec<(Family, String)>,
-    /// There are legacy tables, and no program to look into them.
+    /// There are legacy tables, but no program to read them.
     unreadable: bool,
 }
 
@@ -34,7 +34,7 @@ impl Foreign {
         !self.is_present() && !self.unreadable
     }
 
-    /// Whether there is something that cannot be looked at.
+    /// Whether there is something that cannot be read.
     pub(super) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
@@ -45,7 +45,7 @@ impl Foreign {
     }
 }
 
-/// Looks. Where nothing ever used iptables' legacy variant, this is one question to the kernel.
+/// Where nothing ever used iptables' legacy variant, this is one request to the kernel.
 pub(super) fn find() -> Result<Foreign, RedirectionError> {
     let mut found = Foreign {
         nftables: find_in_nftables()?,
@@ -75,8 +75,8 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
     Ok(found)
 }
 
-/// Sees to it that what a proxy opened to the application under others' rules goes on under ours. Before
-/// and after ours are put in place; where there is nothing of the kind, nothing happens.
+/// Keeps the connections that a proxy opened to the application under others' rules alive under ours.
+/// Called before and after ours are put in place; does nothing where there are none.
 pub(super) fn prepare(found: &Foreign) {
     if found.is_absent() {
         return;
@@ -86,7 +86,7 @@ pub(super) fn prepare(found: &Foreign) {
     }
 }
 
-/// Takes away what there is. Says whether there was anything.
+/// Removes what was found. Returns whether there was anything.
 pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     let any = found.is_present();
     let mut attempt = 1;

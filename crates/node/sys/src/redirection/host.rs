@@ -1,8 +1,8 @@
 //! The rules in the node's namespace: kubelet's probes of enrolled pods get a recognisable source, and
 //! nothing that arrives from elsewhere has it.
 //!
-//! Which pods are enrolled is kept in the kernel, in a set (nftables) or in rules (iptables), each
-//! address with its pod's UID.
+//! The kernel holds the list of enrolled pods, in a set (nftables) or in rules (iptables), each address
+//! with its pod's UID.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -27,7 +27,7 @@ use crate::{
 /// Address to pod UID.
 type Members = BTreeMap<IpAddr, String>;
 
-/// Makes the rules and their sets exist; members already there stay.
+/// Creates the rules and their sets; existing members stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -35,8 +35,8 @@ pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError
     edit(node, spec, |_| {}).map(Drift::into_applied)
 }
 
-/// Changes what applies to frames that pass between ports of one bridge. A kernel that cannot have
-/// such rules is left without.
+/// Changes the rules for frames that pass between ports of one bridge. Does nothing on a kernel that
+/// does not support such rules.
 fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
     let changed = Nft::open_family(TableFamily::Bridge)
         .map_err(RedirectionError::from)
@@ -138,7 +138,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Changes the members and, with them, whatever else is not as it should be.
+/// Changes the members, and repairs all else that is not as desired.
 fn edit(
     node: &Netns,
     spec: &HostSpec,
@@ -232,7 +232,7 @@ fn list(members: &Members) -> Vec<HostMember> {
         .collect()
 }
 
-/// The table as it should be; members of a family the node does not handle have no place in it.
+/// The desired table; members of a family the node does not handle are left out.
 fn table_with(spec: &HostSpec, members: Members) -> Table {
     let mut table = host_table(spec);
     for (ip, uid) in members {

@@ -1,4 +1,4 @@
-//! Settings of the calling thread's network namespace that capture does better with.
+//! Optional settings of the calling thread's network namespace that improve capture.
 
 use std::{
     fs::File,
@@ -11,32 +11,31 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
-/// Lets sockets accepted in this namespace inherit a mark, or no longer.
+/// Turns on or off that sockets accepted in this namespace inherit a mark.
 ///
-/// A help, not a need (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only,
-/// as in many containers, things work without it.
+/// Optional (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only, as in many
+/// containers, capture works without it.
 pub(super) fn mark_accepted_sockets(on: bool) {
     set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
 }
 
-/// Lets openings that wait for a listener which closes move to another one of the same port, that of
-/// a proxy's successor, instead of being refused; or no longer. A help too: proxies of ours hand the
-/// listeners themselves over.
+/// Turns on or off that openings that wait for a closing listener move to another one of the same port,
+/// that of a proxy's successor, instead of being refused. Optional too: our proxies hand their
+/// listeners over.
 pub(super) fn move_openings(on: bool) {
     set("/proc/sys/net/ipv4/tcp_migrate_req", on);
 }
 
-/// Sets connection tracking up for the guards, or sets it back.
+/// Configures connection tracking for the guards, or restores the kernel's defaults.
 ///
-/// It knows only connections whose opening it has seen (`nf_conntrack_tcp_loose` 0), not those it finds in
-/// the middle. The guards keep openings from passing by however this is set. But an entry that a stray
-/// packet made has openings from that client's port refused as long as it lasts; like this a neighbour
-/// cannot make such entries for others. Connections from before the capture are made known one by one.
+/// It knows only connections whose opening it has seen (`nf_conntrack_tcp_loose` 0), and does not pick up
+/// others in the middle. The guards prevent a bypass with either setting. But openings from a client's
+/// port are refused for as long as an entry exists that a stray packet made; with this setting a neighbour
+/// cannot make such entries for others. Pre-capture connections are made known one by one.
 ///
 /// And it follows a known connection whatever sequence numbers a packet has
-/// (`nf_conntrack_tcp_be_liberal` 1). Otherwise packets that were delayed on their way are invalid to it,
-/// and a guard would answer them with a reset that ends a sound connection. The two ends check sequence
-/// numbers themselves.
+/// (`nf_conntrack_tcp_be_liberal` 1). Otherwise delayed packets are invalid to it, and a guard would answer
+/// them with a reset that ends a sound connection. The two ends check sequence numbers themselves.
 pub(super) fn track_for_the_guards(on: bool) {
     set("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", !on);
     set("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", on);
@@ -49,7 +48,7 @@ fn set(setting: &str, on: bool) {
         return;
     }
     let written = std::fs::write(setting, wanted).or_else(|first| {
-        // Containers see the settings read-only, through the mount that the runtime has made.
+        // Containers see the settings read-only, through the mount that the container runtime made.
         proc_of_our_own()
             .and_then(|proc| write_below(&proc, setting, wanted))
             .map_err(|_| first)
@@ -59,7 +58,7 @@ fn set(setting: &str, on: bool) {
     }
 }
 
-/// /proc once more, nowhere in the file system.
+/// A second /proc, mounted nowhere in the file system.
 fn proc_of_our_own() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;

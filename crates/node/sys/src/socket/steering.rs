@@ -1,8 +1,9 @@
-//! Which worker of a proxy gets a connection that another of its workers opens on the same node.
+//! Chooses the worker of a proxy that gets a connection which another of its workers opens on the same
+//! node.
 //!
 //! The kernel spreads openings over the listeners that share a port by a hash of its own, so both ends of
-//! a tunnel within a node are on one worker by chance, and one worker may have most of the work. Here the
-//! listener is chosen by the opening's source port, and a worker opens such tunnels from a port that
+//! a tunnel within a node are on one worker only by chance, and one worker may have most of the work. Here
+//! the opening's source port chooses the listener, and a worker opens such tunnels from a port that
 //! chooses itself. Connections from elsewhere are spread evenly, as before.
 
 use std::{
@@ -18,7 +19,7 @@ use socket2::{Domain, Socket};
 
 use super::{SocketError, new_socket};
 
-/// How many ports are tried. The last is used whomever it chooses.
+/// How many ports are tried. The last is used, whichever worker it chooses.
 const TRIES: usize = 64;
 
 /// One of the workers whose listeners share a port.
@@ -31,8 +32,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Half the ports of a kernel's own choice are even only, those of `connect`, and half odd: the last
-    /// bit says nothing.
+    /// The ports that the kernel itself chooses are mostly even for `connect`, and odd otherwise: the last
+    /// bit is of no use.
     fn is_chosen_by(self, port: u16) -> bool {
         usize::from(port >> 1) % self.count.max(1) == self.index
     }
@@ -97,7 +98,7 @@ pub(super) fn socket(domain: Domain, worker: Worker) -> Result<Socket, SocketErr
     let addr = SocketAddr::new(any, 0);
     for _ in 0..TRIES {
         let socket = new_socket(domain)?;
-        // For want of ports `connect` says so, or finds one that others use for other peers.
+        // When ports run out, `connect` fails, or shares one that is used for other peers.
         if socket.bind(&addr.into()).is_err() {
             break;
         }

@@ -1,5 +1,5 @@
-//! Connections of a pod's application that no socket of the proxy stands opposite to: those that were
-//! open before the pod was captured, and go on in plaintext.
+//! Connections of a pod's application without an opposite socket of the proxy: pre-capture connections,
+//! which continue in plaintext.
 
 use std::{
     collections::HashSet,
@@ -13,10 +13,10 @@ use ambit_netplan::probes;
 use super::{State, TcpSocket, dump};
 use crate::netns::Netns;
 
-/// Which way a connection was opened, seen from the pod.
+/// The direction in which a connection was opened, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// By somebody else, to the pod.
+    /// By another workload, to the pod.
     Inbound,
     /// By the pod's application.
     Outbound,
@@ -27,11 +27,11 @@ pub enum Way {
 pub struct Unproxied {
     /// The application's end.
     pub socket: TcpSocket,
-    /// Which way it was opened.
+    /// The direction in which it was opened.
     pub way: Way,
 }
 
-/// The connections in `state` that the proxy, whose sockets have `mark`, does not carry. What stays
+/// The connections in `state` that the proxy, whose sockets have `mark`, does not carry. Connections
 /// within the pod, and kubelet's probes, do not count.
 ///
 /// # Errors
@@ -42,8 +42,8 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
         if first.is_empty() {
             return Ok(Vec::new());
         }
-        // A list is not made in one moment: of a connection that the proxy was just taking, one end may
-        // be missing in it. It is not missing twice.
+        // The dump is not atomic: for a connection that the proxy was just accepting, one end may be
+        // missing. It is not missing twice.
         let certain: HashSet<u64> = first.iter().map(TcpSocket::cookie).collect();
         let second = without_proxy(dump(state)?, mark);
         let listening = dump(State::Listening)?;
@@ -59,8 +59,8 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
     })?
 }
 
-/// Of all connections of a pod, those of its application that no socket of the proxy, told by its
-/// mark, stands opposite to.
+/// Of all connections of a pod, those of its application without an opposite socket of the proxy, which
+/// is known by its mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
     // From the application: accepted by the proxy. To it: connected by the proxy.
@@ -83,8 +83,8 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
         .collect()
 }
 
-/// Applications connect from ports of the ephemeral range, unless somebody listens on it. A server may
-/// have closed its listener and go on serving what it has.
+/// Applications connect from ports of the ephemeral range, unless the port has a listener. A server may
+/// have closed its listener and continue to serve its open connections.
 fn way(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Way {
     let port = socket.local.port();
     let is_listening = listening.iter().any(|listener| {

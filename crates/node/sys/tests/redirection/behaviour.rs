@@ -47,8 +47,8 @@ fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
         assert_eq!(from.ip(), ip(pod), "{backend}");
         talk(&mut direct, &mut served);
 
-        // The pod talking to itself is left alone, by loopback and by its own address; and so is the
-        // proxy doing it without a spoofed source.
+        // The pod talking to itself is not captured, neither by loopback nor by its own address; nor is
+        // the proxy doing it without a spoofed source.
         let loopback = if pod == POD4 { "127.0.0.1" } else { "::1" };
         for own in [loopback, pod] {
             let to = address(own, 8080);
@@ -136,7 +136,7 @@ fn connections_open_before_capture_go_on() {
         let (mut out_served, _) = accept(&server);
         let mut inward = connect(&world.peer, address(pod, 8080)).unwrap();
         let (mut in_served, _) = accept(&app);
-        // One that nobody has accepted yet, and one that is quiet until after the capture.
+        // One that is not accepted yet, and one that is idle until after the capture.
         let mut waiting = connect(&world.pod, address(peer, 80)).unwrap();
         talk(&mut inward, &mut in_served);
 
@@ -415,8 +415,8 @@ fn dns_questions_reach_the_proxy_and_its_own_questions_the_resolver() {
     });
 }
 
-/// Not one of many connections, out of the pod or into it, gets past the proxy while rules are
-/// repaired, changed and carried over to another backend, again and again.
+/// None of many connections, out of the pod or into it, bypasses the proxy while rules are repaired,
+/// changed and moved to another backend, again and again.
 #[test]
 fn nothing_escapes_while_rules_change() {
     let world = World::new();

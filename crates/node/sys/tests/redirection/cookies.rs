@@ -1,9 +1,9 @@
-//! SYN cookies that an application's listener never gave.
+//! Forged SYN cookies, which an application's listener never sent.
 //!
-//! The secret behind them is the kernel's, not a namespace's: whoever can make namespaces of his own on the
-//! node makes valid ones for the addresses and ports of others. A listener that has lately had more
-//! openings than it takes makes a connection of a bare ACK with such a cookie, without any opening that
-//! the redirects or the guards could see.
+//! The secret behind them is the kernel's, not a namespace's: anyone who can make namespaces on the node
+//! can make valid ones for the addresses and ports of others. A listener that has lately overflowed makes
+//! a connection of a bare ACK with such a cookie, without any opening that the redirects or the guards
+//! could see.
 
 use std::{
     io::{Read, Write},
@@ -27,7 +27,7 @@ use super::{
 
 const APP: u16 = 8080;
 const FAMILIES: [(&str, &str, &str); 2] = [(POD4, PEER4, "10.9.0.77"), (POD6, PEER6, "fd00:9::77")];
-/// What the sender of an ACK says it has sent before: its opening.
+/// The sequence number of the opening that the sender of an ACK claims to have sent.
 const OPENED_AT: u32 = 7000;
 
 /// Namespaces with the addresses of the victim and of its neighbour, where every opening is answered with a
@@ -87,7 +87,7 @@ struct Overflowed {
     open: Option<(TcpStream, TcpStream)>,
 }
 
-/// Openings whose answers nobody takes.
+/// Openings whose answers are ignored.
 fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
     let mut sender = Sender::new(&world.peer, pod == POD4);
     for port in 1..=number {
@@ -163,7 +163,7 @@ fn a_forged_cookie_opens_no_connection() {
     }
 }
 
-/// The proxy's own listeners go on giving cookies: a flood does not keep others out.
+/// The proxy's own listeners still send cookies: a flood does not lock others out.
 #[test]
 fn a_flood_of_openings_does_not_close_the_proxy() {
     for backend in BACKENDS {
@@ -180,7 +180,7 @@ fn a_flood_of_openings_does_not_close_the_proxy() {
     }
 }
 
-/// Nor of a connection from before the capture that has been closed since.
+/// Nor a pre-capture connection that has been closed since.
 #[test]
 fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     let forge = Forge::new();
@@ -201,8 +201,8 @@ fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     }
 }
 
-/// What was open before the capture goes on, idle or half open, though connection tracking has seen nothing
-/// of it.
+/// Pre-capture connections continue, idle or half open, though connection tracking has seen nothing of
+/// them.
 #[test]
 fn connections_from_before_the_capture_go_on() {
     for backend in BACKENDS {

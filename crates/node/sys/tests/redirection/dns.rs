@@ -1,5 +1,5 @@
-//! Captured DNS as its server sees it: where a question was going, and what becomes of sockets that
-//! outlive the capture.
+//! Captured DNS as its server sees it: the original destination of a question, and sockets that outlive
+//! the capture.
 
 use std::net::UdpSocket;
 
@@ -70,7 +70,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
                 Some(address(peer, 53)),
                 "{backend}"
             );
-            // Asked by nobody: a port that no flow has.
+            // A port that no flow has.
             let nobody = std::net::SocketAddr::new(from.ip(), 9);
             let unknown = conntrack::original_destination(Some(&world.pod), nobody, at);
             assert_eq!(unknown.unwrap(), None, "{backend}");
@@ -81,7 +81,7 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
                 "{backend}"
             );
 
-            // The pod leaves the mesh: translation of the open socket ends when it is told to.
+            // The pod leaves the mesh: translation of the open socket ends on request.
             release(&world.pod).unwrap();
             client.send_to(b"2", address(peer, 53)).unwrap();
             server.recv_from(&mut buffer).unwrap();

@@ -1,4 +1,4 @@
-//! A pod that Istio's agent has captured is taken over: its rules go, and no connection with them.
+//! A pod that Istio's agent has captured is taken over: that agent's rules go, its connections stay.
 //!
 //! The rules are those of the fact sheet, in each of the three ways in which that agent sets them.
 
@@ -168,7 +168,7 @@ impl Way {
     }
 }
 
-/// Everything in the pod's namespace that bears the name of Istio's agent.
+/// Everything of Istio's agent in the pod's namespace, by name.
 fn left(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
@@ -190,7 +190,7 @@ impl Open {
     fn through(way: Way, world: &World, proxy: &Proxy) -> Self {
         let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
         let mut pairs = Vec::new();
-        // None from before: the rules of that agent break those.
+        // None from before: that agent's rules break those.
         way.capture(world);
         let proxied = connect_marked(&world.pod, address(PEER4, 80)).unwrap();
         pairs.push(("the proxy's own", proxied, accept(&server).0));
@@ -237,7 +237,7 @@ fn its_rules_go_once_ours_stand_and_no_connection_breaks() {
         assert!(!observe(&world.pod, &spec).unwrap().nothing_found);
 
         let applied = apply(&world.pod, &spec).unwrap();
-        // Not as a pod that nobody has captured: that one's connections may have to go.
+        // Not as an uncaptured pod, whose connections may have to be broken.
         let Applied::Repaired { what } = applied else {
             panic!("{way:?}: {applied:?}");
         };

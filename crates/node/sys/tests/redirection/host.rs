@@ -177,8 +177,8 @@ fn a_damaged_node_rule_is_repaired_and_members_stay() {
     assert_eq!(host::ensure(&node, &spec).unwrap(), Applied::Unchanged);
 }
 
-/// Kubelet's probes pass by the proxy; nobody becomes one by having their address, neither over the
-/// node nor on a bridge.
+/// Kubelet's probes bypass the proxy; no other sender can use their address, neither over the node nor
+/// on a bridge.
 #[test]
 fn nobody_but_the_node_has_the_address_of_its_probes() {
     for backend in BACKENDS {

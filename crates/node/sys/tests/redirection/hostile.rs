@@ -1,11 +1,11 @@
-//! Whatever packets arrive, the application of a captured pod gets no connection but from its proxy,
-//! and opens none but through it.
+//! Whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
+//! opens connections only through it.
 //!
-//! A generator: every combination of flags in every wrapping, then sequences at random, are sent from
-//! a neighbour's raw socket, and after each the neighbour (or the application, in the other direction)
-//! opens an ordinary connection with the same addresses and ports. Most of it is worth something only
-//! because of what connection tracking makes of such packets, so all is tried with connection tracking
-//! as capture sets it, as it is where it cannot be set, blind, and forgetful.
+//! A generator: every combination of flags in every wrapping, then random sequences, are sent from a
+//! neighbour's raw socket, and after each the neighbour (or the application, in the other direction)
+//! opens an ordinary connection with the same addresses and ports. Most of these packets matter only
+//! because of what connection tracking makes of them, so everything is tried with connection tracking as
+//! capture sets it, as it is where it cannot be set, blind, and forgetful.
 
 use std::{
     io,
@@ -32,14 +32,14 @@ const SERVER: u16 = 80;
 /// Long enough for a connection that is answered at all; one that is not proves nothing by lasting.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What becomes of connection tracking in the pod.
+/// The state of connection tracking in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracking {
     /// As capture sets it.
     Set,
     /// As where settings are read-only.
     Loose,
-    /// Somebody's rule keeps packets out of it.
+    /// A rule of others keeps packets out of it.
     Off,
     /// Entries last a second, and are forgotten between packet and connection.
     Forgetful,
@@ -231,8 +231,8 @@ impl Siege {
         }
     }
 
-    /// A neighbour's turn: whoever connects in the end, it is not to the application. Returns whether
-    /// somebody did.
+    /// A neighbour attacks: its connection must not reach the application. Returns whether it was
+    /// accepted at all.
     fn inward(&mut self, shots: &[Shot], port: u16, app: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.peer, port),
@@ -242,7 +242,7 @@ impl Siege {
             self.sender.send(&shot.segment(from, to), self.pod);
         }
         self.forget();
-        // And once more, from where the proxy has just had one.
+        // And once more, from the port of the proxy's last connection.
         (0..2).any(|_| {
             let client = self.open(&self.world.peer, from, to);
             self.drain();
@@ -252,7 +252,7 @@ impl Siege {
         })
     }
 
-    /// The application's turn, after the server that it calls has prepared the ground.
+    /// The application connects, after the server that it calls has sent its packets.
     fn outward(&mut self, shots: &[Shot], port: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.pod, port),
@@ -271,7 +271,7 @@ impl Siege {
         })
     }
 
-    /// What the proxy got is not held against anybody.
+    /// The proxy may get any connection.
     fn drain(&self) {
         for listener in [
             &self.proxy.inbound,
@@ -296,7 +296,7 @@ impl Siege {
         }
     }
 
-    /// All of it. Returns the first way around.
+    /// Runs everything. Returns the first bypass.
     fn run(&mut self, dice: &mut Dice, random: usize) -> Option<String> {
         self.ready();
         let mut port = 2000;
@@ -375,7 +375,7 @@ fn whatever_packets_arrive_openings_go_through_the_proxy() {
     }
 }
 
-/// The generator is worth something: without the guards it finds its way past the redirects at once.
+/// The generator works: without the guards it finds a bypass of the redirects at once.
 #[test]
 fn the_generator_finds_the_way_around_where_there_are_no_guards() {
     for family in FAMILIES {
@@ -405,7 +405,7 @@ fn the_generator_finds_the_way_around_where_there_are_no_guards() {
     }
 }
 
-/// What comes late, or twice, is not answered with a reset, which would end the proxy's connection.
+/// A late or repeated segment is not answered with a reset, which would end the proxy's connection.
 #[test]
 fn a_segment_outside_the_window_is_let_in() {
     for (pod, peer) in FAMILIES {
@@ -434,7 +434,7 @@ fn a_segment_outside_the_window_is_let_in() {
     }
 }
 
-/// A neighbour that pretends to be somebody cannot have that one's next connection refused.
+/// A neighbour that spoofs another's address cannot have that one's next connection refused.
 #[test]
 fn a_stray_packet_does_not_take_the_connection_of_another_away() {
     for backend in BACKENDS {
@@ -493,7 +493,7 @@ fn simultaneous_openings_do_not_meet() {
     }
 }
 
-/// What an earlier version of these rules has captured gets the guards without losing a connection.
+/// Rules of an earlier version get the guards without losing a connection.
 #[test]
 fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     for family in FAMILIES {
@@ -510,7 +510,7 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
         let (mut captured, _) = accept(&siege.proxy.inbound);
         let mut out = connect(&siege.world.pod, SocketAddr::new(siege.peer, SERVER)).unwrap();
         let (mut out_captured, _) = accept(&siege.proxy.outbound);
-        // One that connection tracking has picked up, as of before the capture.
+        // A connection that connection tracking picked up in its middle, like a pre-capture one.
         siege.ready();
         let from = SocketAddr::new(siege.peer, 5000);
         let stray = Segment {
@@ -550,7 +550,7 @@ fn pretend(siege: &Siege, pretended: &str, target: &str) {
     );
 }
 
-/// Loopback addresses and those of others are nothing a neighbour can ask a pod for.
+/// A neighbour cannot reach loopback addresses and those of others through a pod.
 #[test]
 fn inbound_plaintext_is_taken_for_the_pods_own_addresses_alone() {
     const TARGETS: [[&str; 4]; 2] = [

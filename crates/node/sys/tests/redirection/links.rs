@@ -1,4 +1,4 @@
-//! Which of a pod's interfaces the node sees, and so may exempt probes on.
+//! On which of a pod's interfaces the node sees every frame, and so may exempt probes.
 
 use ambit_sys::{
     links::{Links, links},

@@ -1,6 +1,6 @@
-//! Redirection in real namespaces: what stands there, and what it does to connections.
+//! Redirection in real namespaces: the rules in place, and their effect on connections.
 //!
-//! Everything is tried with every backend, since they must behave alike.
+//! Every test runs with every backend, since they must behave alike.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -22,13 +22,13 @@ pub(crate) enum Wrapping {
     Plain,
     /// Two fragments; the first ends before the flags.
     TinyFragments,
-    /// Fragments that overlap: the kernel throws all of them away.
+    /// Fragments that overlap: the kernel drops all of them.
     OverlappingFragments,
     /// Only the first fragment ever comes.
     LoneFragment,
     /// IPv6 hop-by-hop, destination and routing headers (IPv4: options).
     Extended,
-    /// An authentication header nobody has agreed on.
+    /// An authentication header without a security association.
     Authenticated,
     /// Not sent itself, but quoted by an ICMP error as what the other side has sent.
     Quoted,
@@ -275,7 +275,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap()
 }
 
-/// Sends whatever it is given.
+/// Sends any packet.
 pub(crate) struct Sender {
     socket: Socket,
     id: u16,
@@ -291,8 +291,8 @@ impl Sender {
         Self { socket, id: 0 }
     }
 
-    /// Sends to the station that has `via`, whatever the packet itself says. What the kernel will not
-    /// send is not sent.
+    /// Sends to the station that has `via`, whatever the packet's destination. Packets that the kernel
+    /// refuses to send are skipped.
     pub(crate) fn send(&mut self, segment: &Segment, via: IpAddr) {
         self.id = self.id.wrapping_add(1).max(1);
         for packet in segment.packets(self.id) {

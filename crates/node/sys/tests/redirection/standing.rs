@@ -1,4 +1,4 @@
-//! What stands in the namespace: applying, comparing, repairing, removing.
+//! The rules in the namespace: applying, comparing, repairing, removing.
 
 use ambit_netplan::{Backend, RedirectionSpec, plan};
 use ambit_sys::redirection::{Applied, apply, observe, purge, release};
@@ -107,7 +107,7 @@ fn every_kind_of_specification_stands_after_it_was_applied() {
     }
 }
 
-/// `nft` understands our rules as we write them for human eyes.
+/// `nft` accepts our rules in their readable form.
 #[test]
 fn nft_lists_the_rules_as_they_are_rendered() {
     let spec = RedirectionSpec {
@@ -404,7 +404,7 @@ fn release_of_a_namespace_without_redirection_does_nothing() {
     assert_eq!(everything(&world), before);
 }
 
-/// As in containers, whose /proc/sys is read-only whatever they may do to the kernel.
+/// As in containers, whose /proc/sys is read-only whatever their capabilities.
 #[test]
 fn settings_are_made_where_proc_is_read_only() {
     let pod = World::new().pod;

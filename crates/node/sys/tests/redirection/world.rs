@@ -40,7 +40,7 @@ pub(crate) fn new_netns() -> Netns {
     .unwrap()
 }
 
-/// Runs a command inside, and gives its output. Panics when it fails.
+/// Runs a command inside, and returns its output. Panics when it fails.
 pub(crate) fn sh(netns: &Netns, command: &str) -> String {
     let output = netns
         .run(|| Command::new("sh").args(["-ec", command]).output())
@@ -139,7 +139,7 @@ pub(crate) fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStr
     connect_with(netns, to, DEADLINE, |socket| socket.set_mark(MARK))
 }
 
-/// As the proxy calls the application: from somebody else's address, marked.
+/// As the proxy calls the application: from the client's address, marked.
 pub(crate) fn connect_spoofed(
     netns: &Netns,
     from: SocketAddr,

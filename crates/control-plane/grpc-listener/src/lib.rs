@@ -1,5 +1,5 @@
-//! The listener of a control plane: TLS connections as tonic takes them, within limits on those whose
-//! callers are not known yet.
+//! The gRPC listener of a control plane: accepts TLS connections for tonic, with limits on
+//! unauthenticated connections.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -24,15 +24,15 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-/// Connections whose callers are not known: those in their handshake and those that made no call yet that
-/// proves who they are.
+/// Limits of unauthenticated connections: those in their handshake, and those without an authenticated
+/// call so far.
 const UNKNOWN: SlotLimits = SlotLimits {
     total: 1024,
     each: 32,
     few: 4,
 };
-/// New connections of one address in a second, and at once after a quiet time: a handshake costs more here
-/// than there.
+/// New connections of one address: in a second, and in a burst after a pause. A handshake costs the
+/// server more than the client.
 const NEW: (u32, u32) = (20, 100);
 /// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,17 +51,17 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// Who is at the other end, in a request's extensions.
+/// The peer, in a request's extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerInfo {
-    /// The address that connected.
+    /// The address that it connects from.
     pub address: Option<SocketAddr>,
 }
 
-/// A connection that is closed before its caller is known.
+/// Why a connection was closed before its caller was authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// Its address opens too many in a second.
+    /// Its address opens too many a second.
     Rate,
     /// A later connection took its slot.
     Displaced,
@@ -73,13 +73,13 @@ pub enum Closed {
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    /// Among those whose callers are not known.
+    /// Its slot among the unauthenticated connections.
     slot: Option<Slot>,
 }
 
 impl TlsConnection {
-    /// Its slot among the connections whose callers are not known, for the server to give up when it
-    /// knows the caller, and to end the connection when it is evicted.
+    /// Its slot among the unauthenticated connections. The server gives it up when it has authenticated
+    /// the caller, and ends the connection when the slot is evicted.
     pub fn take_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }
@@ -123,7 +123,7 @@ impl AsyncWrite for TlsConnection {
     }
 }
 
-/// Connections for `tonic::transport::Server::serve_with_incoming`.
+/// The connections for `tonic::transport::Server::serve_with_incoming`.
 pub struct Incoming(mpsc::Receiver<TlsConnection>);
 
 impl fmt::Debug for Incoming {
@@ -140,8 +140,8 @@ impl Stream for Incoming {
     }
 }
 
-/// Accepts connections until the drain starts. `config` is asked for each, so that a renewed
-/// serving certificate needs no restart; `closed` hears of each that is closed before its caller is known.
+/// Accepts connections until the drain starts. `config` is called for each, so that a renewed serving
+/// certificate needs no restart; `closed` is called for each that is closed unauthenticated.
 pub fn incoming(
     listener: TcpListener,
     mut drain: DrainWatcher,
@@ -205,7 +205,7 @@ struct Handshake {
 impl Handshake {
     async fn run(mut self) -> Result<TlsConnection, Closed> {
         let peer = self.peer;
-        // Small answers must not wait for more data; without the option they only do.
+        // Small answers must not wait for more data, as they would without this option.
         self.stream.set_nodelay(true).ok();
         let accept = TlsAcceptor::from(self.config).accept(self.stream);
         tokio::select! {

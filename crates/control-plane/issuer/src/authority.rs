@@ -1,4 +1,4 @@
-//! The authority's key and certificates, and what it signs: leaves, serving certificates, revocation lists.
+//! The authority's key and certificates, and what it signs: workload and serving certificates, CRLs.
 
 use std::{
     net::IpAddr,
@@ -24,7 +24,7 @@ const BACKDATE: Duration = Duration::from_secs(120);
 /// Largest request read, in bytes of PEM.
 const MAX_REQUEST: usize = 16 * 1024;
 
-/// A certificate authority: the key that signs, its certificate, and the way up to the root.
+/// A certificate authority: the signing key, its certificate, and the chain to the root.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// The signing certificate and those between it and the root, lowest first; empty when the
@@ -34,7 +34,7 @@ pub struct Authority {
     not_after: SystemTime,
 }
 
-/// Files of a plugged-in authority that cannot be used.
+/// Why the files of a plugged-in authority cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// A certificate file is wrong.
@@ -42,7 +42,7 @@ pub enum AuthorityError {
     Certificates {
         /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
         file: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: ChainError,
     },
@@ -58,7 +58,7 @@ pub enum AuthorityError {
     /// A certificate issued with these files would not be accepted.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
-    /// The name of a root cannot be written again as it is.
+    /// The root's name cannot be reproduced exactly in a new certificate.
     #[error("the root's name cannot be taken over into a new certificate; make a root by hand")]
     Name,
     /// A new authority could not be made.
@@ -66,7 +66,7 @@ pub enum AuthorityError {
     New(#[source] rcgen::Error),
 }
 
-/// A certificate that was not issued.
+/// Why a certificate was not issued.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
     /// The request is too large.
@@ -75,7 +75,7 @@ pub enum IssueError {
     /// The request is malformed, or its signature wrong.
     #[error("the certificate request cannot be read")]
     Request(#[source] rcgen::Error),
-    /// The key is of a kind not certified here.
+    /// The key is of an unsupported kind.
     #[error("the key of the certificate request is neither P-256, P-384, Ed25519 nor RSA")]
     KeyKind,
     /// The authority's own certificate is about to expire.
@@ -86,7 +86,7 @@ pub enum IssueError {
     Name {
         /// The name.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: rcgen::Error,
     },
@@ -175,8 +175,8 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Issues one to see whether it verifies: finds keys that do not fit, chains with gaps, path
-    /// limits and expiry at once.
+    /// Issues a certificate and verifies it: finds mismatched keys, chains with gaps, path limits and
+    /// expiry at once.
     fn check(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssueError::Sign)?;
@@ -191,8 +191,8 @@ impl Authority {
 
     /// Issues a workload's certificate for the key of a request; the request's names are ignored.
     ///
-    /// The answer has the order of the CSR API: leaf, intermediates, roots as one text. The life is
-    /// cut to the authority's own.
+    /// The answer has the order of the CSR API: leaf, intermediates, roots as one text. The lifetime is
+    /// cut to that of the authority.
     pub fn issue(
         &self,
         request_pem: &str,
@@ -235,8 +235,8 @@ impl Authority {
             .map_err(IssueError::Sign)
     }
 
-    /// Issues a serving certificate with a new key for DNS names and IP addresses. The chain has no
-    /// root in it.
+    /// Issues a serving certificate with a new key for DNS names and IP addresses. The chain does not
+    /// include the root.
     pub fn issue_serving(
         &self,
         names: &[String],
@@ -268,7 +268,7 @@ impl Authority {
         Ok((chain, PrivatePkcs8KeyDer::from(key).into()))
     }
 
-    /// An empty subject makes the names a critical extension, as the SPIFFE X.509 profile asks.
+    /// An empty subject makes the names a critical extension, as the SPIFFE X.509 profile requires.
     fn leaf_params(
         &self,
         sans: Vec<SanType>,
@@ -311,8 +311,8 @@ impl Authority {
         &self.intermediates
     }
 
-    /// The signing key as PEM, for an authority that keeps a self-made root over restarts. The
-    /// caller guards the file.
+    /// The signing key as PEM, for an authority that keeps a self-made root over restarts. The caller
+    /// must protect the file.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }

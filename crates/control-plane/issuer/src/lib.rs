@@ -1,6 +1,6 @@
-//! A certificate authority: a root of its own or a plugged-in one, and issuing.
+//! A certificate authority, with a root of its own or plugged in: issues certificates.
 //!
-//! Who may have which certificate is decided by the caller, before asking.
+//! The caller decides who may have which certificate, before it asks.
 #![forbid(unsafe_code)]
 
 mod authority;

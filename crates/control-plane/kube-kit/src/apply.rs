@@ -1,7 +1,7 @@
 //! Server-side apply of small parts of many objects, for instance of their status.
 //!
-//! [`Queue`] is pure: it keeps the newest wish for each part, one write of it at a time, and tries again
-//! a few times. Whether a write is needed at all is for who wishes to know: it sees the objects.
+//! [`Queue`] is pure: it keeps the newest wish for each part, allows one write of a part at a time, and
+//! retries a few times. The sender of a wish decides whether a write is needed: it sees the objects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,7 +22,7 @@ use tokio::{sync::mpsc, time::Instant};
 const ATTEMPTS: u32 = 5;
 /// Pause after the first failure; doubled after each further one.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Writes at once.
+/// Concurrent writes.
 const AT_ONCE: usize = 4;
 
 /// A part of an object that is written under a manager of its own.
@@ -38,16 +38,16 @@ pub struct Part {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// Who writes, in the server's record of fields.
+    /// The field manager, in the server's record of fields.
     pub manager: &'static str,
 }
 
-/// What should be written.
+/// What is to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
-    /// This status: fields of ours that are not in it any more are taken away.
+    /// This status: our fields that it no longer has are removed.
     Status(Part, Value),
-    /// Nothing any more: the object is gone, or somebody else writes.
+    /// Nothing any more: the object is gone, or another writer has taken over.
     Forget(Part),
 }
 
@@ -109,7 +109,7 @@ impl Queue {
         };
         entry.writing = false;
         if entry.wanted.is_some() {
-            // A newer wish stands already, with attempts of its own.
+            // A newer wish is queued already, with its own attempts.
             return true;
         }
         if succeeded {
@@ -127,14 +127,14 @@ impl Queue {
         true
     }
 
-    /// When to look again, if nothing else happens.
+    /// When to call again, if nothing else happens.
     fn next_look(&self) -> Option<Instant> {
         let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
         waiting.filter_map(|entry| entry.not_before).min()
     }
 }
 
-/// Writes wishes as they come; ends when nobody can wish any more.
+/// Writes wishes as they arrive; ends when all senders are dropped.
 pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<Wish>) {
     let mut queue = Queue::default();
     let mut writes = FuturesUnordered::new();

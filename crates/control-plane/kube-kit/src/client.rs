@@ -12,14 +12,14 @@ pub enum ClientError {
         "no access to the Kubernetes API: {0}; set KUBECONFIG, or run in a pod with a service account"
     )]
     Configuration(String),
-    /// The configuration is there but cannot be used, for example a certificate that does not parse.
+    /// The configuration exists but is invalid, for example a certificate that does not parse.
     #[error("the Kubernetes API client cannot be set up: {0}")]
     Setup(#[from] kube::Error),
 }
 
 /// A client from a kubeconfig file if one is named, else from `KUBECONFIG` or `~/.kube/config`, else
-/// from the pod's service account. `agent` is sent as the user agent, so that audit logs show
-/// Ambit's parts apart.
+/// from the pod's service account. `agent` is sent as the user agent, so that audit logs distinguish
+/// Ambit's components.
 pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
     let config = config(kubeconfig).await?;
     from_config(config, agent)
@@ -27,7 +27,7 @@ pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, Cl
 
 /// A client from a configuration: the user agent, time limits, TLS by aws-lc.
 pub fn from_config(mut config: Config, agent: &str) -> Result<Client, ClientError> {
-    // Another part of the process may have chosen already: theirs is the same provider.
+    // Another part of the process may have installed a provider already: it is the same one.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     config.connect_timeout = Some(Duration::from_secs(10));
     // Watches are renewed by the server after some minutes; a shorter limit would cut them.

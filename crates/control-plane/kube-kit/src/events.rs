@@ -1,7 +1,7 @@
-//! Events on objects, for those who look at them with `kubectl describe`.
+//! Kubernetes Events on objects, as `kubectl describe` shows them.
 //!
-//! The same event again only counts up (kube's recorder); and there are only so many in a time: a
-//! thousand broken objects must not become a thousand writes at once.
+//! A repeated event only increments a count (kube's recorder), and the rate is limited: a thousand
+//! broken objects must not cause a thousand writes at once.
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use kube::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-/// Events at once, after a pause.
+/// Size of a burst, after a pause.
 const BURST: u32 = 25;
-/// How often there may be a further one.
+/// Interval between further events.
 const EVERY: Duration = Duration::from_secs(2);
-/// Longest text that the API takes, in characters.
+/// Longest text that the API accepts, in characters.
 const LONGEST: usize = 1000;
 
-/// Something to say about an object.
+/// A remark about an object, to be written as an Event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remark {
     /// The object, with its uid: without it `kubectl describe` does not show it.
     pub object: ObjectReference,
-    /// Whether something is wrong.
+    /// Whether it is a warning.
     pub is_warning: bool,
     /// One word in CamelCase.
     pub reason: &'static str,
     /// What the writer did or tried, one word in CamelCase.
     pub action: &'static str,
-    /// For people.
+    /// Text for operators.
     pub text: String,
 }
 
-/// How many events there may be. Pure.
+/// The rate limit of events. Pure.
 #[derive(Debug, Default)]
 struct Budget {
-    /// When all of the burst is there again.
+    /// When the whole burst is available again.
     full_at: Option<Instant>,
 }
 
@@ -52,7 +52,7 @@ impl Budget {
     }
 }
 
-/// Writes remarks as events of `controller`, seen by `instance`; ends when nobody can remark any more.
+/// Writes remarks as events of `controller`, reported by `instance`; ends when all senders are dropped.
 pub async fn run(
     client: Client,
     controller: &str,

@@ -1,5 +1,5 @@
-//! A connection to a port inside a pod, through the API server and the kubelet: what listens on the
-//! pod's loopback address only can be reached so.
+//! A connection to a port inside a pod, through the API server and the kubelet: the way to reach
+//! servers that listen on the pod's loopback address only.
 
 use std::future::Future;
 
@@ -13,31 +13,31 @@ pub enum ForwardError {
     /// The API server or the kubelet does not forward.
     #[error("cannot forward to port {port} of pod {pod}")]
     Refused {
-        /// Which pod.
+        /// The pod.
         pod: String,
-        /// Which port.
+        /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         #[source]
         source: kube::Error,
     },
-    /// Nothing listens there, or it went away.
+    /// Nothing listens there, or the connection ended.
     #[error("port {port} of pod {pod}: {message}")]
     Broken {
-        /// Which pod.
+        /// The pod.
         pod: String,
-        /// Which port.
+        /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         message: String,
     },
 }
 
-/// Opens a connection. The future says, once the connection has ended, whether the other side said
-/// why.
+/// Opens a connection. The future resolves when the connection has ended, with the other side's error
+/// if it sent one.
 ///
 /// # Errors
-/// When the API server or the kubelet does not forward. Whether anything listens shows only later.
+/// When the API server or the kubelet does not forward. A missing listener shows only later.
 pub async fn dial(
     client: &Client,
     namespace: &str,
@@ -68,11 +68,11 @@ pub async fn dial(
     }
 }
 
-/// Sends bytes to a port and reads the answer until it is `complete`, or the other side closes: that
-/// it did is not always reported.
+/// Sends bytes to a port and reads the answer until it is `complete` or the other side closes, which
+/// is not always reported.
 ///
 /// # Errors
-/// When the port cannot be reached, or the connection breaks before a byte came.
+/// When the port cannot be reached, or the connection breaks before the first byte arrives.
 pub async fn ask(
     client: &Client,
     namespace: &str,

@@ -1,8 +1,8 @@
-//! Electing a leader among replicas with a Lease.
+//! Leader election among replicas with a Lease.
 //!
-//! [`Election`] is pure. Clocks of different machines are never compared: a lease is free when what
-//! is written in it has not changed for its duration by the watcher's own clock. A leader that cannot
-//! renew steps down before anybody else can take over.
+//! [`Election`] is pure. Clocks of different machines are never compared: a lease is free when its
+//! contents have not changed for its duration by the watcher's own clock. A leader that cannot renew
+//! steps down before another replica can take over.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use tokio::{sync::watch, time::Instant};
 
-/// How long a lease holds without being renewed.
+/// How long a lease lasts without being renewed.
 const DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew for so long leads no more.
+/// A leader that could not renew for so long steps down.
 const STEP_DOWN: Duration = Duration::from_secs(10);
 /// How often the lease is renewed, or looked at.
 const EVERY: Duration = Duration::from_secs(2);
@@ -26,17 +26,17 @@ const WITHIN: Duration = Duration::from_secs(3);
 /// What to do with the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// Somebody else holds it.
+    /// Another candidate holds it.
     Wait,
     /// Write this holder into it; a number counts changes of holder.
     Hold { transitions: i32, anew: bool },
 }
 
-/// What one candidate knows.
+/// The state of one candidate.
 #[derive(Debug)]
 struct Election {
     identity: String,
-    /// The lease as last seen, and since when it has looked so.
+    /// The lease as last seen, and since when it has been unchanged.
     seen: Option<(LeaseSpec, Instant)>,
     /// When it was last written successfully by us.
     renewed: Option<Instant>,
@@ -86,7 +86,7 @@ impl Election {
         Step::Wait
     }
 
-    /// Our name was written.
+    /// Our name was written to the lease.
     fn held(&mut self, lease: &LeaseSpec, asked: Instant) {
         self.seen = Some((lease.clone(), asked));
         self.renewed = Some(asked);
@@ -99,7 +99,7 @@ fn duration(lease: &LeaseSpec) -> Duration {
 }
 
 /// Takes part in the election of `name` under `identity` until `stop` is done, then gives the lease
-/// back. `leads` says whether this candidate leads.
+/// back. `leads` reports whether this candidate leads.
 pub async fn take_part(
     api: Api<Lease>,
     name: &str,
@@ -167,7 +167,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
         ..LeaseSpec::default()
     };
     let written = match found {
-        // The version makes sure that nobody wrote in between.
+        // The version makes sure that no other write came in between.
         Some(mut lease) => {
             lease.spec = Some(spec.clone());
             api.replace(name, &PostParams::default(), &lease).await
@@ -194,7 +194,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     }
 }
 
-/// So that another candidate need not wait for it to run out.
+/// So that another candidate need not wait for it to expire.
 async fn give_back(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
     let mut lease = api.get(name).await?;
     if let Some(spec) = &mut lease.spec
@@ -251,7 +251,7 @@ mod tests {
         let mut election = Election::new("a");
         for round in 0..20_u32 {
             let now = start + round * 10 * SECOND;
-            // Its clock runs backwards: only that something changes counts.
+            // Its clock runs backwards: only changes count.
             let theirs = lease("b", 1_000 - i64::from(round));
             assert_eq!(election.look(Some(&theirs), now), Step::Wait);
         }

@@ -1,4 +1,4 @@
-//! What every part of Ambit that talks to the Kubernetes API shares. No domain logic.
+//! What all components of Ambit that use the Kubernetes API share. No domain logic.
 #![forbid(unsafe_code)]
 
 pub mod apply;

@@ -1,9 +1,8 @@
-//! Following all objects of a kind through outages of the API server.
+//! Watches all objects of a kind through outages of the API server.
 //!
-//! Around `kube`'s watcher: each object is reduced to what its reader needs as soon as it is there;
-//! whatever disappeared while nobody watched is reported as gone after the next listing; and an
-//! API server that is away, for however long, changes nothing about what is known. The bookkeeping
-//! ([`Known`]) is pure.
+//! Wraps `kube`'s watcher: each object is reduced at once to what its reader needs; objects deleted
+//! while no watch was open are reported as gone after the next listing; and an outage of the API server,
+//! however long, changes nothing about what is known. The bookkeeping ([`Known`]) is pure.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,15 +23,15 @@ use tokio::time::Instant;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Objects in one answer of the API server.
 const PAGE: u32 = 100;
-/// A watch is renewed this often, in seconds: so long a connection that died silently stays unnoticed.
+/// A watch is renewed this often, in seconds: a silently broken connection is found this late at worst.
 const RENEW: u32 = 120;
-/// A page of a listing that takes longer does not come any more.
+/// A page of a listing that takes longer counts as lost.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
 
-/// An object's name, and which of all objects that ever had it.
+/// An object's name and uid: the uid distinguishes it from others that had the name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// Its namespace; empty for objects of the cluster.
+    /// Its namespace; empty for cluster-scoped objects.
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
@@ -53,20 +52,20 @@ impl ObjectId {
     }
 }
 
-/// What a watch reports. After [`WatchEvent::Listed`] the reader knows everything there is.
+/// What a watch reports. After [`WatchEvent::Listed`] the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// A listing begins: every object comes (again), then [`WatchEvent::Listed`]. One that fails
-    /// begins anew.
+    /// A listing begins: every object is reported (again), then [`WatchEvent::Listed`]. A listing that
+    /// fails starts again from the beginning.
     Listing,
     /// An object is new, has changed, or is part of a listing.
     Object(ObjectId, V),
-    /// An object is gone, or is no longer of interest. Reported exactly once of every object reported,
-    /// also when it went while the API server was away or another took its name.
+    /// An object is gone, or is no longer of interest. Reported exactly once for every object reported,
+    /// also when it went during an outage of the API server or another took its name.
     Gone(ObjectId),
-    /// The listing is complete; what it did not have any more has been reported as gone.
+    /// The listing is complete; objects that were not in it have been reported as gone.
     Listed,
-    /// The API server cannot be asked, and why. What is known stays; a listing follows when it is
+    /// The API server cannot be reached, and why. What is known stays; a listing follows when it is
     /// back. Reported once an outage.
     Away(String),
 }
@@ -80,7 +79,7 @@ type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 type Open<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
 type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
-/// All objects of a kind that a selector matches, as values of the reader's own.
+/// All objects of a kind that a selector matches, as values of the reader's type.
 pub struct Watch<K, V> {
     /// The kind, for the log.
     what: &'static str,
@@ -109,9 +108,9 @@ impl<K, V> Watch<K, V>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Watches through `api` what `config` selects; [`config()`] is where to start from. `project`
-    /// reduces an object to a value, or to nothing if it is of no interest. For labels and
-    /// annotations alone, an `Api<PartialObjectMeta<K>>` transfers no more than those.
+    /// Watches through `api` the objects that `config` selects; start from [`config()`]. `project`
+    /// reduces an object to a value, or to nothing if it is of no interest. For labels and annotations
+    /// alone, an `Api<PartialObjectMeta<K>>` transfers no more than those.
     pub fn new(
         what: &'static str,
         api: Api<K>,
@@ -133,7 +132,7 @@ where
         }
     }
 
-    /// Waits for the next event; there is always one. Cancelling loses nothing.
+    /// Waits for the next event; the stream never ends. Cancelling loses nothing.
     pub async fn next(&mut self) -> WatchEvent<V> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -201,8 +200,8 @@ where
 
     fn failed(&mut self, error: &watcher::Error) {
         match error {
-            // It answers: our version is too old for it. kube lists again by itself only if that comes
-            // as an event of the watch.
+            // The API server answers that our version is too old. kube lists again by itself only if that
+            // arrives as an event of the watch.
             watcher::Error::WatchStartFailed(kube::Error::Api(status))
             | watcher::Error::WatchFailed(kube::Error::Api(status))
                 if status.code == 410 =>
@@ -210,17 +209,17 @@ where
                 self.list_again();
             }
             watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
-            // It refuses: kube would ask the same again and again.
+            // The API server refuses: kube would repeat the same request again and again.
             watcher::Error::WatchFailed(kube::Error::Api(_)) => {
                 self.begin_anew(ErrorChain(error).to_string());
             }
-            // A connection that broke: the watch is resumed where it stood.
+            // A broken connection: the watch resumes from its last version.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
                 tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
                 self.pause();
             }
-            // The store may come back from a backup, its versions older than ours: a watch from ours
-            // on would hear nothing, for long.
+            // The store may have been restored from a backup, with versions older than ours: a watch from
+            // our version would report nothing for long.
             _ => self.begin_anew(ErrorChain(error).to_string()),
         }
     }
@@ -261,7 +260,7 @@ struct Known {
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// The listing that had it last, or during or after which it was reported.
+    /// The listing that last contained it, or during or after which it was reported.
     round: u32,
 }
 
@@ -270,7 +269,7 @@ impl Known {
         self.round = self.round.wrapping_add(1);
     }
 
-    /// Returns the object of the same name that this one follows.
+    /// Returns the object of the same name that this one replaces.
     fn insert(&mut self, id: &ObjectId) -> Option<ObjectId> {
         let entry = Entry {
             uid: id.uid.clone(),
@@ -294,7 +293,7 @@ impl Known {
         is_it
     }
 
-    /// Removes and returns what the listing did not have.
+    /// Removes and returns the objects that the listing did not contain.
     fn end_listing(&mut self) -> Vec<ObjectId> {
         let round = self.round;
         let gone = self.objects.extract_if(|_, entry| entry.round != round);

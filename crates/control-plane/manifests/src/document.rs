@@ -1,4 +1,4 @@
-//! The documents of one file: split, parsed, each judged by itself.
+//! The documents of one file: split, parsed, each checked independently.
 
 use std::{
     collections::HashMap,
@@ -36,11 +36,11 @@ impl Document {
 /// A document that is not readable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
-    /// Of which object, where that much is readable.
+    /// Its object, where that much is readable.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
-    /// The object, where it is one and its fields are the trouble.
+    /// The object, where it is one and its fields are wrong.
     pub(crate) refused: Option<Refused>,
 }
 
@@ -68,8 +68,8 @@ pub(crate) enum Format {
 /// Documents of a file as last read, by [`Document::written`].
 pub(crate) type Known = HashMap<u64, Document>;
 
-/// Parses a whole file. `patch` says that it lies in a later layer, where `null` removes a field.
-/// Documents that are written as one of `known` are not parsed again.
+/// Parses a whole file. `patch` says that it belongs to a later layer, where `null` removes a field.
+/// Documents with the text of one of `known` are not parsed again.
 pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> Parsed {
     let mut parsed = Parsed::default();
     match format {
@@ -99,7 +99,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// The documents of a YAML stream with the line each begins on. A line that begins with `---` always
-/// ends a document, whatever state the parser is in, so a broken document cannot swallow the next.
+/// ends a document, in any state of the parser, so a broken document cannot swallow the next.
 fn split(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut begin_line) = (0, 1);
@@ -182,7 +182,7 @@ fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
     }
 }
 
-/// `yes` and `on` are texts, not truths: a label may have such a value.
+/// `yes` and `on` are strings, not booleans: a label may have such a value.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { strict_booleans: true, with_snippet: false }
 }
@@ -245,7 +245,7 @@ fn judge(
     }
 }
 
-/// Whether the document is marked as only adding to an object; the mark goes.
+/// Whether the document is marked as only adding to an object; removes the mark.
 fn take_overlay_mark(value: &mut Value) -> bool {
     let annotations = value
         .pointer_mut("/metadata/annotations")

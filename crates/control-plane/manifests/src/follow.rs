@@ -1,5 +1,5 @@
-//! Follows directories live: a thread of its own looks when inotify reports a change, and now and
-//! then in any case (links' targets, network file systems and replaced directories make no events).
+//! Follows directories live: a thread scans when inotify reports a change, and periodically in any
+//! case (links' targets, network file systems and replaced directories cause no events).
 
 use std::{
     collections::HashSet,
@@ -17,29 +17,29 @@ use crate::{Change, Snapshot, scan::Scanner, tree::Tree};
 
 /// How long to wait for further events after one.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// How often to look without any event.
+/// How often to scan without any event.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same without inotify.
+/// How often to scan without inotify.
 const LOOK_EVERY_UNWATCHED: Duration = Duration::from_millis(200);
-/// Changes that wait for a slow reader; then the directories are not looked at.
+/// Changes that wait for a slow reader; when it is full, scans stop.
 const QUEUE: usize = 16;
 
 /// Directories that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No directory at all.
+    /// No directory is given.
     #[error("no directory of manifests is given")]
     NoDirectory,
     /// One of them cannot be read.
     #[error("cannot read the manifests directory {path}: give an existing directory")]
     Directory {
-        /// Which.
+        /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// No thread.
+    /// The thread could not be started.
     #[error("cannot start the thread that follows the manifests")]
     Thread(#[source] io::Error),
 }
@@ -56,7 +56,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     Ok(tree.snapshot())
 }
 
-/// Directories of manifests, followed live. Dropping it ends the following.
+/// Directories of manifests, followed live. Dropping it ends that.
 #[derive(Debug)]
 pub struct ManifestDirs {
     changes: changes::Receiver<Change>,
@@ -70,7 +70,7 @@ enum Wake {
 }
 
 impl ManifestDirs {
-    /// Begins to follow `directories`, later ones laid over earlier ones. They must exist.
+    /// Starts to follow `directories`, later ones laid over earlier ones. They must exist.
     pub fn open(directories: Vec<PathBuf>) -> Result<Self, OpenError> {
         check(&directories)?;
         let (wake, woken) = mpsc::sync_channel(1);
@@ -83,8 +83,8 @@ impl ManifestDirs {
         Ok(Self { changes, wake })
     }
 
-    /// Waits for the next change. The first one holds every object and comes at once, even if there
-    /// is none. May be cancelled without losing anything. `None` only if the following thread died.
+    /// Waits for the next change. The first one holds every object and is immediate, even if there is
+    /// none. Cancelling loses nothing. `None` only if the thread has ended.
     pub async fn changed(&mut self) -> Option<Change> {
         self.changes.recv().await
     }
@@ -124,7 +124,7 @@ fn follow(
     while !sender.is_closed() {
         let mut look = scanner.look(&mut tree, first);
         if watch.add(&look.directories) {
-            // What was written between the look and the watch.
+            // What was written between the scan and the watch.
             look = scanner.look(&mut tree, first);
         }
         let change = tree.take_change();
@@ -159,7 +159,7 @@ struct Watch {
 impl Watch {
     fn new(waker: mpsc::SyncSender<Wake>) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Our own reading makes access events; a full queue means that a look is due anyway.
+            // Our own reading causes access events; a full queue means that a scan is due anyway.
             if event.is_ok_and(|event| !event.kind.is_access()) {
                 let _ = waker.try_send(Wake::Look);
             }

@@ -2,8 +2,8 @@
 //!
 //! [`read`] reads once; [`ManifestDirs`] reads and follows. Several directories are layers: an object
 //! of a later one is laid over the same object of an earlier one as an RFC 7386 merge patch. What
-//! cannot be read is a [`Problem`] that names file, line, object and field; the last good state of
-//! that object, and everything else, stays.
+//! cannot be read is reported as a [`Problem`] that names file, line, object and field; the last good
+//! state of that object, and everything else, stays.
 #![forbid(unsafe_code)]
 
 mod document;
@@ -19,12 +19,12 @@ use ambit_k8s_api::{Object, ObjectKey};
 pub use ambit_k8s_api::{ObjectEvent, Origin};
 pub use follow::{ManifestDirs, OpenError, read};
 
-/// Something that could not be read. It stands until it is corrected.
+/// A part of a file that could not be read. Reported until it is corrected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Where.
+    /// File and line.
     pub origin: Origin,
-    /// Which object, if that is known.
+    /// The object, if known.
     pub object: Option<ObjectKey>,
     /// What is wrong, with the field's path where there is one.
     pub message: String,
@@ -42,9 +42,9 @@ impl fmt::Display for Problem {
 /// One step from a consistent state to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
-    /// What happened since the last change, at most one event an object.
+    /// The changes since the last one, at most one event an object.
     pub events: Vec<ObjectEvent>,
-    /// Every problem that stands now.
+    /// All current problems.
     pub problems: Arc<[Problem]>,
 }
 

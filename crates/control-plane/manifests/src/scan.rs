@@ -1,9 +1,9 @@
-//! Finds the files of the layers and reads those that changed, once they are quiet.
+//! Finds the files of the layers and reads those that changed, once they have settled.
 //!
 //! A file is read when its signature (device, inode, size, times) differs from the one last read and
-//! it has not been written to for [`SETTLE`]; so a writer in the middle of its work is not read. A
-//! file that became empty waits longer, because editors truncate before they write; one that vanished
-//! waits too, because editors rename.
+//! it has not been written to for [`SETTLE`], so that no half-written file is read. A file that became
+//! empty waits longer, because editors truncate before they write; one that vanished waits too, because
+//! editors rename.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,7 +20,7 @@ use crate::{
     tree::{FileId, Tree},
 };
 
-/// How long a file must have been quiet.
+/// How long a file must have been unchanged.
 const SETTLE: Duration = Duration::from_millis(30);
 /// How long a file that held objects must have been empty.
 const SETTLE_EMPTY: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl From<&Metadata> for Signature {
     }
 }
 
-/// What is known of the files.
+/// The state of the files.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     layers: Vec<PathBuf>,
@@ -60,12 +60,12 @@ pub(crate) struct Scanner {
     vanished: HashMap<FileId, Instant>,
 }
 
-/// What one look found.
+/// The result of one scan.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
     /// Every directory, for watching.
     pub(crate) directories: Vec<PathBuf>,
-    /// Something was not quiet yet: look again after this long.
+    /// A file has not settled yet: scan again after this long.
     pub(crate) again: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ impl Look {
 #[derive(Default)]
 struct Found {
     files: BTreeMap<FileId, Metadata>,
-    /// Directories that could not be listed: what was below them stays.
+    /// Directories that could not be listed: the files below them stay as they were.
     kept: Vec<FileId>,
 }
 
@@ -92,8 +92,8 @@ impl Scanner {
         }
     }
 
-    /// Looks at every file and reads into `tree` what changed. The first look does not wait for
-    /// files to be quiet, since there is nothing to lose.
+    /// Scans every file and reads into `tree` what changed. The first scan does not wait for files to
+    /// settle, since there is nothing to lose.
     pub(crate) fn look(&mut self, tree: &mut Tree, first: bool) -> Look {
         let mut look = Look::default();
         let mut found = Found::default();
@@ -186,8 +186,8 @@ impl Scanner {
     }
 }
 
-/// How long to wait until the file counts as quiet; `None` if it is. A time in the future counts as
-/// quiet: it reports nothing.
+/// How long to wait until the file counts as settled; `None` if it is. A time in the future counts as
+/// settled: it carries no information.
 fn unquiet(meta: &Metadata, held_objects: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)
@@ -230,7 +230,7 @@ fn list(
             layer: at.layer,
             path: Arc::clone(&path),
         };
-        // Links are followed; one that points nowhere counts as a file that is gone.
+        // Links are followed; a dangling one counts as a file that is gone.
         match fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => match list(&id, depth + 1, seen, found, look, tree) {
                 Ok(()) => tree.readable(&id),

@@ -1,4 +1,4 @@
-//! What the files say, merged into objects. Pure: files come in as parsed text, changes go out.
+//! The contents of all files, merged into objects. Pure: files come in as parsed text, changes go out.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -15,7 +15,7 @@ use crate::{
     document::{Document, Known, Parsed, Refused},
 };
 
-/// A file of one of the layers. Sorted as files are laid over each other.
+/// A file of one of the layers. Sorted in the order in which files are laid over each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct FileId {
     pub(crate) layer: usize,
@@ -25,7 +25,7 @@ pub(crate) struct FileId {
 #[derive(Debug, Default)]
 struct FileState {
     documents: HashMap<ObjectKey, Document>,
-    /// Objects that cannot be read and of which the file had no readable form before.
+    /// Unreadable objects without an earlier readable form in the file.
     refused: HashMap<ObjectKey, Refused>,
     problems: Vec<Problem>,
 }
@@ -34,19 +34,19 @@ struct FileState {
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<FileId, FileState>,
-    /// The files that speak of an object.
+    /// The files with documents of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
     /// Hash of the merged JSON of every object that was reported.
     reported: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, Problem>,
-    /// Problems of reading files and directories.
+    /// Problems with reading files and directories.
     path_problems: BTreeMap<FileId, Problem>,
     touched: HashSet<ObjectKey>,
     problems_changed: bool,
 }
 
 impl Tree {
-    /// A file was read. Objects whose documents are broken now keep what the file said before.
+    /// A file was read. Objects whose documents are broken now keep their earlier contents.
     pub(crate) fn file_read(&mut self, id: &FileId, parsed: Parsed) {
         let origin = |line| Origin {
             file: Arc::clone(&id.path),
@@ -94,7 +94,7 @@ impl Tree {
             });
         }
         if keep_all {
-            // Whose document is broken cannot be known: nothing that the file held before goes.
+            // The broken document's object is unknown: nothing that the file held before is removed.
             for (key, document) in std::mem::take(&mut old.documents) {
                 new.documents.entry(key).or_insert(document);
             }
@@ -117,7 +117,7 @@ impl Tree {
         self.files.remove(id);
     }
 
-    /// A file or directory cannot be read; what it held before stays.
+    /// A file or directory cannot be read; its earlier contents stay.
     pub(crate) fn unreadable(&mut self, id: &FileId, message: String) {
         let origin = Origin {
             file: Arc::clone(&id.path),
@@ -240,7 +240,7 @@ impl Tree {
         self.files.insert(id.clone(), new);
     }
 
-    /// Merges the layers of one object anew.
+    /// Merges the layers of one object again.
     fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
         let old_problem = self.object_problems.remove(&key);
         let (value, origin, mut problem) = self.lay(&key);
@@ -281,13 +281,13 @@ impl Tree {
         event
     }
 
-    /// What no file has a readable form of.
+    /// The refusal of an object that no file has a readable form of.
     fn refused(&self, key: &ObjectKey) -> Option<Refused> {
         let mut files = self.files.values();
         files.find_map(|file| file.refused.get(key)).cloned()
     }
 
-    /// Whether an object was not reported like this before; from now on it was.
+    /// Whether the object differs from what was last reported; records it as reported.
     fn is_news(&mut self, key: &ObjectKey, value: &Value) -> bool {
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);

@@ -11,8 +11,7 @@ use arcstr::ArcStr;
 /// Longest DNS name (RFC 1035).
 const MAX_HOST: usize = 253;
 
-/// Where a CONNECT request wants to go. Built by us only as [`Authority::Ip`], except towards a
-/// network gateway.
+/// The target of a CONNECT request. We build only [`Authority::Ip`], except towards a network gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Authority {
     /// An address; IPv4-mapped addresses are IPv4.
@@ -26,7 +25,7 @@ pub enum Authority {
     },
 }
 
-/// A text that is not an authority we may connect to.
+/// Why a text is not an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseAuthorityError {
     /// No `:port` at the end.
@@ -76,7 +75,7 @@ impl Authority {
         })
     }
 
-    /// The port asked for.
+    /// The requested port.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(addr) => addr.port(),
@@ -114,8 +113,8 @@ fn parse_port(digits: &[u8]) -> Result<u16, ParseAuthorityError> {
 }
 
 /// A DNS name as Kubernetes and ServiceEntry hosts use it: labels of letters, digits, `-` and `_`.
-/// A name whose last label is only digits is refused, so that nothing that some resolver may take
-/// for an address (`127.1`, `010.0.0.1`) passes for a name.
+/// A name whose last label has only digits is refused, so that no text that some resolver may take for
+/// an address (`127.1`, `010.0.0.1`) is accepted as a name.
 pub(crate) fn parse_host(text: &str) -> Result<ArcStr, ParseAuthorityError> {
     let text = text.strip_suffix('.').unwrap_or(text);
     if text.is_empty() || text.len() > MAX_HOST {

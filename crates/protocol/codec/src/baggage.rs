@@ -1,19 +1,19 @@
-//! The `baggage` header of a tunnel: the workload at the sender's end, for telemetry only.
+//! The `baggage` header of a tunnel: describes the workload at the sender's end, for telemetry only.
 //!
 //! `key=value` joined by commas, without spaces or percent-encoding, empty values left out, in a
-//! fixed order. What it says is never used to authorize.
+//! fixed order. Its contents are never used to authorize.
 
 use std::fmt::Write as _;
 
 use ambit_model::{Workload, WorkloadKind};
 use arcstr::ArcStr;
 
-/// More than this is not a workload's description.
+/// A longer header is refused.
 const MAX_BYTES: usize = 8 * 1024;
-/// Entries beyond the known ones may come from other implementations, within reason.
+/// Other implementations may send further entries, up to this limit.
 const MAX_ENTRIES: usize = 64;
 
-/// What a peer says about its workload. Empty texts are unknown.
+/// A peer's description of its workload. Empty texts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baggage {
     /// `k8s.cluster.name`.
@@ -32,7 +32,7 @@ pub struct Baggage {
     pub zone: ArcStr,
 }
 
-/// A baggage header that is not one.
+/// Why a baggage header is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBaggageError {
     /// Longer than 8 KiB or with more than 64 entries.
@@ -47,7 +47,7 @@ pub enum ParseBaggageError {
 }
 
 impl Baggage {
-    /// What is said of `workload`.
+    /// The description of `workload`.
     pub fn of(workload: &Workload) -> Self {
         Self {
             cluster: workload.cluster_id.clone(),
@@ -84,7 +84,7 @@ impl Baggage {
         out
     }
 
-    /// Reads one header. Unknown keys and properties (after `;`) are skipped; of a repeated key the
+    /// Reads one header. Unknown keys and properties (after `;`) are ignored; of a repeated key the
     /// last counts.
     ///
     /// # Errors

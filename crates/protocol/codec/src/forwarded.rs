@@ -1,7 +1,7 @@
 //! The `forwarded` header of a tunnel: the original client, and the service it called.
 //!
-//! Form: `for="ip:port"` or `for="ip:port";host=<service hostname>`, IPv6 in brackets. The host
-//! chooses a telemetry label, nothing more.
+//! Form: `for="ip:port"` or `for="ip:port";host=<service hostname>`, IPv6 in brackets. The host is used
+//! only as a telemetry label.
 
 use std::{fmt, net::SocketAddr};
 
@@ -9,10 +9,10 @@ use arcstr::ArcStr;
 
 use crate::authority::{Authority, parse_host};
 
-/// More than this is none of ours.
+/// A longer header is refused.
 const MAX_BYTES: usize = 1024;
 
-/// Who called, and which service was addressed.
+/// The client, and the service it addressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forwarded {
     /// Address of the original client.
@@ -21,7 +21,7 @@ pub struct Forwarded {
     pub host: Option<ArcStr>,
 }
 
-/// A forwarded header that is not of our form.
+/// Why a forwarded header is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseForwardedError {
     /// Longer than 1 KiB.

@@ -1,7 +1,7 @@
-//! Small wire formats read from peers' bytes: CONNECT authority, baggage, Forwarded, PROXY v2, traceparent.
+//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, PROXY v2, traceparent.
 //!
 //! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every
-//! format that is read here is also built here. Knows nothing of sockets, HTTP libraries or time.
+//! format that is parsed here is also built here. Knows nothing of sockets, HTTP libraries or time.
 #![forbid(unsafe_code)]
 
 pub mod authority;

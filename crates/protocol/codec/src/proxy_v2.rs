@@ -1,4 +1,4 @@
-//! The PROXY protocol, version 2, as a node proxy hands tunnelled connections to a waypoint behind it.
+//! The PROXY protocol, version 2: precedes the tunnelled connections a node proxy passes to a waypoint.
 //!
 //! TCP over IPv4 or IPv6 only, with the client's SPIFFE id in TLV 0xD0 when it is known.
 
@@ -12,22 +12,22 @@ const TCP6: u8 = 0x21;
 const TLV_IDENTITY: u8 = 0xd0;
 /// The longest SPIFFE id (SPIFFE-ID specification, section 2).
 const MAX_IDENTITY: usize = 2048;
-/// Longer than any identity and our other contents.
+/// Longer than any identity and our other fields.
 const MAX_LENGTH: usize = 4096;
 const FIXED: usize = 16;
 
-/// A connection as the first bytes towards the application describe it.
+/// The connection that the header describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
     /// The client's address.
     pub source: SocketAddr,
-    /// What the client wanted to reach.
+    /// The client's original destination.
     pub destination: SocketAddr,
     /// The client's verified SPIFFE id.
     pub identity: Option<String>,
 }
 
-/// Bytes that are not a PROXY v2 header of ours.
+/// Why bytes are not an acceptable PROXY v2 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseProxyError {
     /// The bytes end before the header does; more may come.
@@ -85,7 +85,7 @@ impl ProxyHeader {
         out
     }
 
-    /// Reads a header from the first bytes of a stream; also says how many bytes it took.
+    /// Reads a header from the first bytes of a stream; also returns how many bytes it took.
     ///
     /// # Errors
     /// [`ParseProxyError::Incomplete`] when more bytes may complete it, others when none can.
@@ -144,8 +144,7 @@ fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
             .ok_or(ParseProxyError::Malformed)?;
         tlvs = rest;
         if kind == TLV_IDENTITY {
-            // Two identities, or one that names nobody, would be read differently by different
-            // readers.
+            // Two identities, or an empty one, would be read differently by different readers.
             if identity.is_some() || value.is_empty() || value.len() > MAX_IDENTITY {
                 return Err(ParseProxyError::Malformed);
             }

@@ -1,4 +1,4 @@
-//! The `traceparent` header: a random id a connection, logged at both ends.
+//! The `traceparent` header: a random id for each connection, logged at both ends.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct TraceParent {
     pub span_id: u64,
 }
 
-/// A text that is not a version 00 traceparent.
+/// The text is not a version 00 traceparent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent of the form 00-<32 hex>-<16 hex>-<2 hex>")]
 pub struct ParseTraceParentError;
@@ -28,7 +28,7 @@ impl TraceParent {
         }
     }
 
-    /// Reads a header. Flags are accepted and dropped.
+    /// Reads a header. Flags are accepted and ignored.
     ///
     /// # Errors
     /// When the bytes are not exactly of that form, or an id is 0.
@@ -61,7 +61,7 @@ impl fmt::Display for TraceParent {
     }
 }
 
-/// Lower-case hexadecimal only, as the format demands.
+/// Lower-case hexadecimal only, as the format requires.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0u128, |n, digit| {
         let value = match digit {

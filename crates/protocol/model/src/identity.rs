@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use arcstr::ArcStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Who a workload is. The only SPIFFE form Istio issues; every other form is not an identity.
+/// A workload's identity. The only SPIFFE form Istio issues; every other form is not an identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// For instance `cluster.local`.
@@ -16,7 +16,7 @@ pub struct Identity {
     pub service_account: ArcStr,
 }
 
-/// A text that is not a SPIFFE id of the Kubernetes form.
+/// The text is not a SPIFFE id of the Kubernetes form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
 pub struct ParseIdentityError(String);

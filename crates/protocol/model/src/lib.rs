@@ -1,4 +1,4 @@
-//! What the mesh talks about: identities, names, addresses, workloads, services, policies.
+//! The model of the mesh: identities, names, addresses, workloads, services, policies.
 //!
 //! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
 //! The serde form of [`Workload`], [`Service`] and [`Authorization`] is the one that a node proxy's

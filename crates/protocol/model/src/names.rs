@@ -1,4 +1,4 @@
-//! Names of things in the mesh and how they are written in WDS (`network/ip`, `namespace/hostname`).
+//! Names of the mesh's objects and their forms in WDS (`network/ip`, `namespace/hostname`).
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The xDS name of a workload, for instance `Kubernetes//Pod/default/client-1`.
 pub type WorkloadUid = ArcStr;
 
-/// An IPv4-mapped IPv6 address as the IPv4 address it is; others unchanged.
+/// An IPv4-mapped IPv6 address as its IPv4 address; others unchanged.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
@@ -22,7 +22,7 @@ pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// A text that is not of the form a name must have.
+/// The text does not have the form of such a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct ParseNameError {
@@ -145,7 +145,7 @@ impl FromStr for Destination {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayAddress {
-    /// Where it is.
+    /// Its address or name.
     pub destination: Destination,
     /// Its HBONE port, normally 15008.
     pub hbone_mtls_port: u16,

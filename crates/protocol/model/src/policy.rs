@@ -19,7 +19,7 @@ pub struct PolicyKey {
 }
 
 impl PolicyKey {
-    /// Reads the name of a policy's record. One without a slash is a name in no namespace.
+    /// Parses the name of a policy's record. A name without a slash is in no namespace.
     pub fn of_record(name: &str) -> Self {
         let (namespace, name) = name.split_once('/').unwrap_or(("", name));
         Self {
@@ -35,25 +35,25 @@ impl fmt::Display for PolicyKey {
     }
 }
 
-/// Which workloads a policy concerns.
+/// The workloads a policy applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scope {
     /// All of the mesh.
     #[default]
     Global,
-    /// Those of its namespace.
+    /// Those of the policy's namespace.
     Namespace,
     /// Those that list it.
     WorkloadSelector,
 }
 
-/// What a match means.
+/// The effect of a match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
-    /// Permits.
+    /// Allows.
     #[default]
     Allow,
-    /// Refuses.
+    /// Denies.
     Deny,
 }
 
@@ -65,23 +65,23 @@ pub struct Authorization {
     pub name: ArcStr,
     /// Namespace.
     pub namespace: ArcStr,
-    /// Which workloads.
+    /// The workloads it applies to.
     pub scope: Scope,
-    /// What a match means.
+    /// The effect of a match.
     pub action: Action,
     /// Any one suffices; none at all never matches.
     pub rules: Vec<Rule>,
     /// Only logged.
     pub dry_run: bool,
-    /// Set on what stands in for a policy that is not understood in full: why it is not. Such a policy
+    /// Set on a fail-closed substitute policy: why the original is not understood in full. A substitute
     /// refuses every connection in its scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_understood: Option<ArcStr>,
 }
 
 impl Authorization {
-    /// What stands in for a policy that is not understood in full: it refuses every connection in its
-    /// scope, unless it was to decide nothing anyhow.
+    /// The fail-closed substitute of a policy that is not understood in full: it refuses every connection
+    /// in its scope, unless the original was a dry run.
     pub fn stand_in(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Self {
         Self {
             name: key.name,
@@ -94,8 +94,8 @@ impl Authorization {
         }
     }
 
-    /// Whether a clause has no match at all: the contract never has that, and its meaning would be
-    /// anybody's guess.
+    /// Whether a clause has no match at all: the contract never has that, and does not define its
+    /// meaning.
     pub fn has_empty_clause(&self) -> bool {
         self.rules.iter().flatten().any(Vec::is_empty)
     }

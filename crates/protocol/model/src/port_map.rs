@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ops::Index};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Service port to target port of a service or of one of its endpoints, in the order in which they are
-/// sent (`istio.workload.PortList`): a record has the same bytes, and so the same version, whoever
-/// encodes it. A number may be there twice, for TCP and UDP; the last one counts, as in a map.
+/// sent (`istio.workload.PortList`): any encoder gives a record the same bytes, and so the same version.
+/// A number may occur twice, for TCP and UDP; the last one counts, as in a map.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PortMap(Vec<(u16, u16)>);
 

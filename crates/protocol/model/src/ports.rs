@@ -10,5 +10,5 @@ pub const HBONE_PORT: u16 = 15008;
 pub const DNS_PORT: u16 = 15053;
 /// The opt-in SOCKS5 listener inside a pod's namespace.
 pub const SOCKS5_PORT: u16 = 15080;
-/// `SO_MARK` of every socket the node proxy opens: the pod's rules let it through.
+/// `SO_MARK` of every socket the node proxy opens: the pod's rules exempt it.
 pub const PROXY_MARK: u32 = 0x539;

@@ -1,14 +1,14 @@
-//! Why a connection ended as it did: few values, for metrics, the access log and callers.
+//! Why a connection ended: a small set of values, for metrics, the access log and callers.
 
 use std::fmt;
 
 /// The `response_flags` of a connection (Istio's node proxy contract).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Nothing failed.
+    /// No failure.
     #[default]
     None,
-    /// Authorization refused it, at its start or later.
+    /// Denied by authorization, at its start or later.
     Deny,
     /// The TLS handshake failed.
     TlsFailure,

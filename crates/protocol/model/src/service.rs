@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GatewayAddress, NamespacedHostname, NetworkAddress, PortMap};
 
-/// Which address families clients may be given.
+/// The address families that clients may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum IpFamilies {
     /// IPv4 only.
@@ -33,17 +33,17 @@ impl IpFamilies {
     }
 }
 
-/// Which clients see the service.
+/// The clients that see the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Visibility {
     /// All.
     #[default]
     Public,
-    /// Those of its own namespace.
+    /// Those of the service's namespace.
     Namespace,
 }
 
-/// What a client and an endpoint may have in common.
+/// A property that a client and an endpoint may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LbScope {
     /// Same region.
@@ -74,7 +74,7 @@ pub enum LbMode {
     Passthrough,
 }
 
-/// Which endpoints count.
+/// The endpoints that may be chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum HealthPolicy {
     /// Healthy ones.
@@ -90,9 +90,9 @@ pub enum HealthPolicy {
 pub struct LoadBalancing {
     /// Scopes, most important first.
     pub routing_preferences: Vec<LbScope>,
-    /// How they select.
+    /// How they select endpoints.
     pub mode: LbMode,
-    /// Which endpoints count.
+    /// The endpoints that may be chosen.
     pub health_policy: HealthPolicy,
 }
 
@@ -147,12 +147,12 @@ pub struct Service {
     /// `sessionAffinity: ClientIP`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub session_affinity: bool,
-    /// Families clients may be given; `None` leaves it to the destination dialled.
+    /// The address families clients may use; `None`: that of the dialled destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_families: Option<IpFamilies>,
     /// The record that clients of other namespaces use when several share a name or address.
     pub canonical: bool,
-    /// Which clients see it.
+    /// The clients that see it.
     pub visibility: Visibility,
 }
 

@@ -31,17 +31,17 @@ pub enum NetworkMode {
     HostNetwork,
 }
 
-/// Health as the control plane sees it.
+/// Health as the control plane reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WorkloadStatus {
-    /// Takes traffic.
+    /// Receives traffic.
     #[default]
     Healthy,
     /// Not ready, or going away.
     Unhealthy,
 }
 
-/// What made the workload; in telemetry only.
+/// The kind of a workload's owner; for telemetry only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkloadKind {
@@ -68,10 +68,10 @@ impl WorkloadKind {
     }
 }
 
-/// How the proxy hands a tunnelled connection to the application itself (sandwiched waypoints).
+/// How the proxy passes a tunnelled connection to the application itself (sandwiched waypoints).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AppTunnel {
-    /// What precedes the bytes.
+    /// The header before the connection's bytes.
     pub protocol: AppTunnelProtocol,
     /// Overrides the target port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,7 +89,7 @@ pub enum AppTunnelProtocol {
     Proxy,
 }
 
-/// Where a workload runs; empty parts are unknown.
+/// The location of a workload; empty parts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Locality {
@@ -187,7 +187,7 @@ pub struct Workload {
     /// How tunnelled connections reach the application.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub application_tunnel: Option<AppTunnel>,
-    /// The waypoint that serves this very endpoint (Ambit's own extension).
+    /// The waypoint that serves only this endpoint (Ambit's own extension).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint_waypoint: Option<EndpointWaypoint>,
 }
@@ -200,7 +200,7 @@ pub struct EndpointWaypoint {
     pub waypoint: GatewayAddress,
     /// The identities its pods run under.
     pub identities: Vec<Identity>,
-    /// The destination sends everything that did not come from the waypoint through it.
+    /// The destination sends all traffic that did not come from the waypoint through it.
     pub enforce: bool,
 }
 
@@ -243,7 +243,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// The identity its certificate carries.
+    /// The identity in its certificate.
     pub fn identity(&self) -> Identity {
         Identity {
             trust_domain: self.trust_domain.clone(),
@@ -252,14 +252,14 @@ impl Workload {
         }
     }
 
-    /// Whether the trust domain is the one left out on the wire.
+    /// Whether the trust domain is the default, which is left out on the wire.
     pub fn has_default_trust_domain(&self) -> bool {
         self.trust_domain == DEFAULT_TRUST_DOMAIN
     }
 }
 
-/// `services` is printed as a list of names by `/config_dump`, which leaves the ports to the
-/// endpoints, and read as a map of name to ports from local files; both forms are read.
+/// `/config_dump` prints `services` as a list of names and leaves the ports to the endpoints; local
+/// files have a map of name to ports. Both forms are read.
 mod services_form {
     use std::{collections::BTreeMap, fmt};
 

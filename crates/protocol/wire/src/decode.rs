@@ -1,9 +1,9 @@
-//! Wire to model: WDS records and authorization policies, as strictly as their meaning demands.
+//! Wire to model: WDS records and authorization policies, parsed strictly.
 //!
-//! A record that cannot be understood in full is refused as a whole, with the field and the reason:
-//! leaving a part out would widen or narrow a policy, or send traffic elsewhere. Unknown extensions
-//! are the exception the contract makes, in workloads and services only. Fields of these that are
-//! unknown are ignored and counted; in a policy they refuse it. Addresses come out canonical.
+//! A record that is not understood in full is refused as a whole, with the field and the reason:
+//! ignoring a part would widen or narrow a policy, or send traffic elsewhere. The contract's exception is
+//! unknown extensions and unknown fields of workloads and services: they are ignored (fields are
+//! counted). In a policy they refuse it. Decoded addresses are canonical.
 
 mod delta;
 mod policy;
@@ -27,7 +27,7 @@ use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
 
 pub use delta::{DELTA_PATH, DeltaCodec, LeanDeltaResponse, LeanResource};
 
-/// A record that is refused: which field, and why.
+/// Why a record is refused: the field and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct DecodeError {
@@ -93,15 +93,14 @@ pub enum AddressRecord {
 }
 
 impl AddressRecord {
-    /// Reads an `istio.workload.Address`.
+    /// Decodes an `istio.workload.Address`.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         wire::Address::decode(bytes)
             .map_err(|source| DecodeError::new("address", Refusal::Malformed(source)))?
             .try_into()
     }
 
-    /// How many fields an `istio.workload.Address` has that this build does not know. What they say is
-    /// ignored.
+    /// How many fields an `istio.workload.Address` has that this build does not know. They are ignored.
     pub fn unknown_fields(bytes: &[u8]) -> u64 {
         let mut count = 0;
         let walked = ISTIO_WORKLOAD_ADDRESS.unknown_fields(bytes, &mut |_| count += 1);
@@ -128,7 +127,7 @@ impl TryFrom<wire::Address> for AddressRecord {
     }
 }
 
-/// Reads an `istio.security.Authorization`, all of it: one with a field that this build does not know is
+/// Decodes an `istio.security.Authorization` in full: one with a field that this build does not know is
 /// refused.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let malformed = |source| DecodeError::new("authorization", Refusal::Malformed(source));
@@ -148,7 +147,7 @@ pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> 
     }
 }
 
-// === parts that several records have ===
+// === parts shared by several records ===
 
 fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
@@ -186,7 +185,7 @@ fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeEr
     T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
 }
 
-/// What is in an extension of that name, if there is one.
+/// The contents of the extension of that name, if there is one.
 fn extension<M: Message + Default>(
     field: &'static str,
     extensions: &[wire::Extension],
@@ -242,7 +241,7 @@ fn gateway(
     })
 }
 
-/// The text, or the default that the contract gives an empty one.
+/// The text, or the contract's default for an empty one.
 fn or_default(text: String, default: &str) -> model::ArcStr {
     if text.is_empty() {
         default.into()

@@ -1,7 +1,7 @@
 //! Model to wire: WDS records and authorization policies as they are sent.
 //!
-//! Encoding is total and deterministic: the same record has the same bytes on every replica, which is
-//! what a resource version is made of.
+//! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
+//! resource version is derived from them.
 
 use std::net::IpAddr;
 

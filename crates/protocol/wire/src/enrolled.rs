@@ -1,6 +1,6 @@
-//! The agent's record of the pods it has enrolled, a file beside its socket: a node proxy that starts while
-//! nobody holds the pods' namespaces for it finds them again without waiting for the agent, and one that
-//! drains learns which pods have left. The agent's word over ZDS is what counts in the end.
+//! The agent's record of the pods it has enrolled, a file beside its socket. A node proxy that starts
+//! without the pods' namespaces finds them by it without waiting for the agent, and one that drains
+//! reads which pods have left. ZDS takes precedence over the record.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ pub struct Enrolled {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnrolledPod {
-    /// Kubernetes' uid.
+    /// Kubernetes UID.
     pub uid: String,
     /// Its name.
     pub name: String,
@@ -41,7 +41,7 @@ pub struct EnrolledPod {
     pub netns: Option<NamedNetns>,
 }
 
-/// A network namespace in the node's directory of such.
+/// A named network namespace in the node's directory for them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedNetns {
@@ -64,7 +64,7 @@ impl EnrolledPod {
         }
     }
 
-    /// Who it is, as over ZDS.
+    /// Its description, as over ZDS.
     pub fn info(&self) -> WorkloadInfo {
         WorkloadInfo {
             pod: PodName {
@@ -81,7 +81,7 @@ impl Enrolled {
     /// The bytes of the file.
     ///
     /// # Errors
-    /// Never, as far as is known.
+    /// None is known.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         serde_json::to_vec(self)
     }

@@ -1,9 +1,9 @@
-//! Fields of a record that this build's schema does not have.
+//! Detects fields of a record that this build's schema does not have.
 //!
-//! prost skips them without a word, which is right for a workload or a service, and wrong for a policy:
-//! a condition that is left out makes it mean something else. So the bytes are walked once more, beside
-//! the schema that `cargo xtask gen` writes from the `.proto` files. The schema of the records is not
-//! recursive, so neither is the depth of the walk in the peer's hands.
+//! prost skips them silently, which is right for a workload or a service, and wrong for a policy: a
+//! condition that is left out changes its meaning. So the bytes are walked once more, along the schema
+//! that `cargo xtask gen` writes from the `.proto` files. The schema of the records is not recursive, so
+//! a peer cannot control the depth of the walk.
 
 use bytes::Buf;
 use prost::{
@@ -19,7 +19,7 @@ mod schema {
     include!("generated/schema.rs");
 }
 
-/// The fields of a message by number, ascending; those that are messages with theirs.
+/// The fields of a message by number, ascending; message fields with their own schema.
 #[derive(Debug)]
 pub(crate) struct Message {
     name: &'static str,
@@ -36,11 +36,11 @@ pub struct UnknownField {
 }
 
 impl Message {
-    /// Shows `found` every field in `bytes` that the schema does not have. An unknown message is one
-    /// field: what is in it is not looked at.
+    /// Calls `found` for every field in `bytes` that the schema does not have. An unknown message is one
+    /// field: its contents are not examined.
     ///
     /// # Errors
-    /// When the bytes are not protobuf. What was found until then has been shown.
+    /// When the bytes are not protobuf. Fields found until then have been reported.
     pub(crate) fn unknown_fields(
         &self,
         mut bytes: &[u8],
@@ -68,7 +68,7 @@ impl Message {
                         .ok()
                         .and_then(|length| bytes.split_at_checked(length));
                     let Some((inside, rest)) = inside else {
-                        // Makes prost's own error for it.
+                        // Gives prost's own error for it.
                         return skip_field(wire_type, number, &mut [].as_slice(), context());
                     };
                     message.unknown_fields(inside, found)?;

@@ -1,4 +1,4 @@
-//! ZDS records: one protobuf message each, to and from the words of `ambit-zds`.
+//! ZDS records: one protobuf message each, converted to and from the messages of `ambit-zds`.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use crate::zds::{self, workload_request, workload_response};
 
-/// A record that is not what the contract has at its place.
+/// Why a record is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsDecodeError {
     /// Not protobuf.
@@ -17,7 +17,7 @@ pub enum ZdsDecodeError {
     Protobuf {
         /// What was expected.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: prost::DecodeError,
     },
@@ -35,7 +35,7 @@ pub enum ZdsDecodeError {
     Address {
         /// The pod.
         uid: String,
-        /// What came.
+        /// Its length.
         len: usize,
     },
 }
@@ -106,10 +106,10 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
         .map(|v6| IpAddr::from(v6).to_canonical())
 }
 
-/// Writes a request to the proxy.
+/// Encodes a request to the proxy.
 ///
-/// Addresses that would make the record longer than the peer reads are left out, last first: they
-/// only speed the pod's first connection up.
+/// Addresses that would make the record too long for the peer are left out, last first: they only
+/// speed up the pod's first connection.
 pub fn encode_request(request: &Request) -> Vec<u8> {
     let payload = match request {
         Request::Add { uid, info } => workload_request::Payload::Add(zds::AddWorkload {

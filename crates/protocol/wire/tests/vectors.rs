@@ -1,5 +1,5 @@
-//! Our schema and decoders against what Istio's own programs said, see `vectors/README.md`: nothing in a
-//! record is unknown, and all of it is written again as it came.
+//! Our schema and decoders against what Istio's own programs sent, see `vectors/README.md`: no field of a
+//! record is unknown, and every record is encoded again unchanged.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path};
@@ -46,7 +46,7 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
         assert_eq!(AddressRecord::unknown_fields(&bytes), 0, "{name}");
         let record = workload::Address::decode(bytes.as_slice()).unwrap();
         assert_same(&record, &bytes, &name);
-        // Through the model and back, but for what a proxy has no use for.
+        // Through the model and back, except for fields that a proxy does not use.
         match AddressRecord::decode(&bytes).unwrap() {
             AddressRecord::Workload(read) => {
                 assert_eq!(read.uid, name);
@@ -91,8 +91,8 @@ fn in_order(mut services: Services) -> Services {
     services
 }
 
-/// Nothing is lost: prost drops what it does not know, so the lengths tell. Only the order of a map's
-/// entries is not the contract's.
+/// Nothing is lost: prost drops unknown fields, so the lengths would differ. Only the order of a map's
+/// entries is not part of the contract.
 fn assert_same(record: &impl Message, bytes: &[u8], name: &str) {
     let again = record.encode_to_vec();
     assert_eq!(again.len(), bytes.len(), "{name}");
@@ -118,7 +118,7 @@ fn policies() -> Vec<(String, Authorization)> {
 fn every_policy_is_understood_and_written_as_it_came() {
     let policies = policies();
     assert_eq!(policies.len(), 12);
-    // One is a lot of nothing, on purpose; all the others have conditions, and keep them.
+    // One policy intentionally denies everything; all the others have conditions, and keep them.
     for (name, policy) in &policies {
         let conditions = policy.rules.iter().flatten().flatten().count();
         let without = ["vec/a4-allow-nothing", "vec/a5-allow-all"].contains(&name.as_str());
@@ -175,7 +175,7 @@ fn policies_mean_what_they_say() {
         Some("spiffe://cluster.local/ns/no/sa/x"),
         80
     ));
-    // Of the rule with layer-7 conditions nothing is left that matches.
+    // The rule with layer-7 conditions has nothing left that matches.
     assert!(decide(
         "vec/a7-l7-deny",
         Some("spiffe://cluster.local/ns/bad/sa/x"),

@@ -1,8 +1,8 @@
 //! One proxy's connection, seen from the agent: hello, snapshot, then one request at a time.
 //!
-//! Requests and answers are matched by order alone, so a late answer must never be taken for that
-//! of the next request: nothing is sent before the last request is answered, and a proxy that does
-//! not answer at all loses the connection (the snapshot of the next one has everything).
+//! Requests and answers are matched by order alone, so a late answer must never be taken for that of the
+//! next request: nothing is sent before the last request is answered, and a proxy that does not answer
+//! at all loses the connection (the next connection's snapshot has everything).
 
 use std::{
     collections::VecDeque,
@@ -11,51 +11,51 @@ use std::{
 
 use crate::message::{Ack, PodUid, Request};
 
-/// A proxy that has connected says hello within this time.
+/// A proxy that has connected sends its hello within this time.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// A proxy that has not answered a request for this long is given up. Callers get an error earlier, see
-/// [`crate::Registry`]; the wait is long because reconnecting helps nobody who is merely slow.
+/// A proxy that has not answered a request for this long is disconnected. Callers get an error earlier,
+/// see [`crate::Registry`]; the wait is long because reconnecting does not help a proxy that is only slow.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// More unsent requests than this mean that the proxy does not keep up.
 const MAX_QUEUE: usize = 4096;
 
-/// What the connection hears of next.
+/// The next record expected on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// The proxy's hello.
     Hello,
     /// The answer to a request.
     Ack,
-    /// Nothing: whatever comes breaks the contract.
+    /// Nothing: any record breaks the contract.
     Nothing,
 }
 
-/// What is to be done, in the order given.
+/// An effect to carry out, in the order given.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentEffect<N> {
     /// Send this, the namespace's descriptor with it.
     Send(Request, Option<N>),
     /// A request has been answered.
     Answered(Request, Option<N>, Ack),
-    /// Close the connection. Nothing more comes from this machine.
+    /// Close the connection. This state machine has no further effects.
     Close(CloseReason),
 }
 
 /// Why the agent closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// Connected and said nothing.
+    /// Connected, but sent no hello.
     #[error("no hello within {HELLO_WITHIN:?}")]
     NoHello,
-    /// Asked, and no answer.
+    /// A request was not answered.
     #[error("no answer within {ANSWER_WITHIN:?}")]
     NoAnswer,
-    /// Something came that the contract does not have at this place.
+    /// A record arrived that the contract does not allow at this point.
     #[error("unexpected record: {0}")]
     Unexpected(String),
-    /// Too many requests wait.
+    /// Too many requests are waiting.
     #[error("more than {MAX_QUEUE} requests wait for the proxy")]
     Overrun,
 }
@@ -74,7 +74,7 @@ enum Phase<N> {
     Closed,
 }
 
-/// The agent's end of one connection.
+/// The agent's side of one connection.
 #[derive(Debug)]
 pub struct AgentSide<N> {
     phase: Phase<N>,
@@ -82,7 +82,7 @@ pub struct AgentSide<N> {
 }
 
 impl<N: Clone> AgentSide<N> {
-    /// A connection accepted now.
+    /// For a connection accepted now.
     pub fn new(now: Instant) -> Self {
         Self {
             phase: Phase::AwaitHello {
@@ -92,7 +92,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// As what the next record is to be read.
+    /// The expected kind of the next record.
     pub fn expects(&self) -> Expect {
         match self.phase {
             Phase::AwaitHello { .. } => Expect::Hello,
@@ -101,12 +101,12 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Whether the proxy has said hello and is not given up.
+    /// Whether the proxy has sent its hello and the connection is not closed.
     pub fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Idle | Phase::AwaitAck { .. })
     }
 
-    /// When [`Self::on_tick`] is wanted.
+    /// When [`Self::on_tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::AwaitHello { until } | Phase::AwaitAck { until, .. } => Some(until),
@@ -114,7 +114,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// The proxy said hello: it gets the snapshot, and the mark that ends it.
+    /// The proxy sent its hello: it gets the snapshot, and the mark that ends it.
     pub fn on_hello(
         &mut self,
         snapshot: impl IntoIterator<Item = (Request, Option<N>)>,
@@ -144,12 +144,12 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// A record came that is not what [`Self::expects`] says.
+    /// A record arrived that is not what [`Self::expects`] says.
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
         self.close(CloseReason::Unexpected(what))
     }
 
-    /// Time has passed.
+    /// Called when time has passed.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
             Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
@@ -158,8 +158,8 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Sends a request as soon as those before it are answered. An `Add` replaces one of the same
-    /// pod that has not been sent yet. Without effect before hello and after the close.
+    /// Sends a request as soon as those before it are answered. An `Add` replaces one of the same pod
+    /// that has not been sent yet. Without effect before hello and after the close.
     pub fn enqueue(
         &mut self,
         request: Request,
@@ -180,7 +180,7 @@ impl<N: Clone> AgentSide<N> {
     }
 
     fn forget_unsent_add(&mut self, uid: &PodUid) {
-        // One within the snapshot stays: what a snapshot leaves out is stopped at its end.
+        // One within the snapshot stays: the proxy stops pods that a snapshot leaves out.
         let after = self
             .queue
             .iter()

@@ -1,10 +1,10 @@
-//! What agent and proxy say to each other. The protobuf form is in `ambit-wire`.
+//! The messages between agent and proxy. Their protobuf form is in `ambit-wire`.
 
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, PodName};
 
-/// Kubernetes' uid of a pod, in lower case: the key of everything in ZDS.
+/// Kubernetes UID of a pod, in lower case: the key of everything in ZDS.
 pub type PodUid = ArcStr;
 
 /// Largest record either side may send, in bytes. A longer one arrives truncated and ends the
@@ -14,10 +14,10 @@ pub const MAX_RECORD: usize = 1024;
 /// Longest error text in an [`Ack`], in bytes: leaves room for the protobuf framing in a record.
 pub const MAX_ACK_TEXT: usize = 900;
 
-/// The answer to one [`Request`]; the error is for people.
+/// The answer to one [`Request`]; the error is text for operators.
 pub type Ack = Result<(), String>;
 
-/// Who a pod is.
+/// The description of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkloadInfo {
     /// Name, namespace and service account.
@@ -36,7 +36,7 @@ pub enum Request {
         /// `None` only from a broken agent: a protocol error.
         info: Option<WorkloadInfo>,
     },
-    /// Go on serving this pod, whose namespace the agent does not hold. Only within the snapshot.
+    /// Continue to serve this pod, whose namespace the agent does not hold. Only within the snapshot.
     Keep {
         /// The pod.
         uid: PodUid,
@@ -46,7 +46,7 @@ pub enum Request {
         /// The pod.
         uid: PodUid,
     },
-    /// Every pod of the node has been named; what was not is to go.
+    /// The end of the snapshot: pods of the node that it did not name are to be stopped.
     SnapshotSent,
 }
 
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// `text` cut to at most `max` bytes at a character border.
+/// `text` cut to at most `max` bytes at a character boundary.
 pub fn clipped(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {

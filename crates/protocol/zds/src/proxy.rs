@@ -1,8 +1,8 @@
-//! The node proxy's side: which pods it serves, and what it answers.
+//! The node proxy's side of ZDS: which pods it serves, and what it answers.
 //!
-//! Differs from the reference where that one was fragile, never in what the agent sees: a protocol
-//! error ends the connection instead of the process; pods that could not be started stay pending
-//! over a reconnect; and an answer is never sent on a connection other than its request's.
+//! Differs from the reference where that one was fragile, never in what the agent sees: a protocol error
+//! ends the connection instead of the process; pods that could not be started stay pending over a
+//! reconnect; and an answer is only ever sent on its request's connection.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,45 +11,45 @@ use std::{
 
 use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
 
-/// How long after a failed start a pod is tried again.
+/// How long after a failed start a pod is retried.
 pub const RETRY_PENDING: Duration = Duration::from_secs(5);
 
-/// Tells the instances of one pod's proxy apart: each [`ProxyEffect::Start`] has a new one.
+/// Distinguishes the instances of one pod's proxy: each [`ProxyEffect::Start`] has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 
-/// What happened.
+/// An event for [`ProxySide`].
 #[derive(Debug)]
 pub enum ProxyEvent<N> {
-    /// A connection to the agent stands and hello has been sent on it.
+    /// A connection to the agent is established and hello has been sent on it.
     Connected,
-    /// The connection is gone. Pods go on being served.
+    /// The connection is gone. Pods continue to be served.
     Disconnected,
     /// A record arrived, with the namespace that came with it.
     Request(Request, Option<N>),
-    /// A record arrived that is none: undecodable, truncated, empty, or with several descriptors.
+    /// An invalid record arrived: undecodable, truncated, empty, or with several descriptors.
     Malformed(String),
-    /// The start asked for has succeeded: all listeners stand.
+    /// The requested start has succeeded: the pod's proxy listens.
     Started {
         /// The pod.
         uid: PodUid,
-        /// Which start.
+        /// The start.
         generation: Generation,
     },
-    /// The start asked for has failed; nothing of it is left.
+    /// The requested start has failed; nothing of it is left.
     StartFailed {
         /// The pod.
         uid: PodUid,
-        /// Which start.
+        /// The start.
         generation: Generation,
-        /// Why, for people.
+        /// The cause, as text for operators.
         error: String,
     },
     /// Time has passed; see [`ProxySide::deadline`].
     Tick,
 }
 
-/// What is to be done, in the order given.
+/// An effect to carry out, in the order given.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProxyEffect<N> {
     /// Open the pod's listeners, then report [`ProxyEvent::Started`] or
@@ -57,29 +57,29 @@ pub enum ProxyEffect<N> {
     Start {
         /// The pod.
         uid: PodUid,
-        /// Comes back with the outcome.
+        /// To be reported with the outcome.
         generation: Generation,
-        /// Who it is.
+        /// The pod's description.
         info: WorkloadInfo,
-        /// Where its listeners belong.
+        /// The namespace for its listeners.
         netns: N,
     },
-    /// The pod is served already, but what is known of it has changed.
+    /// The pod is served already, but its description has changed.
     Update {
         /// The pod.
         uid: PodUid,
         /// The instance that serves it.
         generation: Generation,
-        /// What is known now.
+        /// The new description.
         info: WorkloadInfo,
     },
     /// Stop this instance (also one whose start has not been reported yet).
     Stop {
         /// The pod.
         uid: PodUid,
-        /// Which instance.
+        /// The instance.
         generation: Generation,
-        /// Why.
+        /// The reason.
         reason: StopReason,
     },
     /// Answer the last request.
@@ -91,12 +91,12 @@ pub enum ProxyEffect<N> {
 /// Why an instance is to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// The agent said so: the pod is gone, or left the mesh. New connections are not to be taken;
-    /// those that exist may end by themselves.
+    /// The agent deleted it: the pod is gone, or left the mesh. New connections are not to be accepted;
+    /// existing ones may end by themselves.
     Deleted,
-    /// The agent's snapshot did not name it.
+    /// The agent's snapshot did not contain it.
     NotInSnapshot,
-    /// The pod has a new network namespace; nothing lives in the old one.
+    /// The pod has a new network namespace; nothing runs in the old one.
     Replaced,
     /// Another proxy has listeners of its own for the pod.
     Surrendered,
@@ -104,12 +104,12 @@ pub enum StopReason {
 
 #[derive(Debug)]
 enum Life {
-    /// The start is in flight; the error is that of the start before, if that failed.
+    /// The start is in flight; the error is that of the previous start, if that failed.
     Starting {
         failed: Option<String>,
     },
     Up,
-    /// Could not be started; tried again at this time.
+    /// Could not be started; retried at this time.
     Pending {
         retry_at: Instant,
         error: String,
@@ -127,12 +127,12 @@ struct Served<N> {
 #[derive(Debug)]
 enum Link {
     Down,
-    /// The snapshot is arriving; the pods it has named so far.
+    /// The snapshot is arriving; the pods in it so far.
     Snapshot(BTreeSet<PodUid>),
     Live,
 }
 
-/// The pods of this node as the agent wants them.
+/// The pods of this node that the agent wants served.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, Served<N>>,
@@ -154,13 +154,13 @@ impl<N> Default for ProxySide<N> {
 }
 
 impl<N: Clone + PartialEq> ProxySide<N> {
-    /// Serves nothing, connected to nobody.
+    /// Serves nothing, not connected.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A pod is served already, from before this process: its listeners stand. The agent's snapshot
-    /// decides whether it stays.
+    /// Restores a pod that was served before this process started: its proxy listens already. The agent's
+    /// snapshot decides whether it stays.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
         let life = Life::Up;
@@ -183,7 +183,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         effects
     }
 
-    /// Whether the snapshot has arrived on the connection that stands and no pod is pending.
+    /// Whether the snapshot has arrived on the current connection and no pod is pending.
     pub fn is_ready(&self) -> bool {
         matches!(self.link, Link::Live) && self.pending().next().is_none()
     }
@@ -199,7 +199,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         })
     }
 
-    /// Pods whose listeners stand.
+    /// Pods whose proxies listen.
     pub fn up(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
@@ -207,7 +207,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
-    /// When [`ProxyEvent::Tick`] is wanted next.
+    /// When [`ProxyEvent::Tick`] is due next.
     pub fn deadline(&self) -> Option<Instant> {
         self.pods
             .values()
@@ -218,7 +218,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .min()
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
         match event {
             ProxyEvent::Connected => {
@@ -341,7 +341,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     fn del(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         if let Link::Snapshot(named) = &mut self.link {
-            // What runs is stopped when the snapshot ends: until then nothing is taken away.
+            // Running instances are stopped at the snapshot's end: until then nothing is removed.
             named.remove(uid);
             if self
                 .pods
@@ -390,7 +390,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
-        // An instance replaced or deleted while it started has been ordered to stop already.
+        // An instance replaced or deleted during its start has been ordered to stop already.
         if let Some(pod) = self.current(uid, generation) {
             pod.life = Life::Up;
         }
@@ -462,7 +462,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// A peer that breaks the contract gets an error and is left; the pods stay.
+    /// A peer that breaks the contract gets an error and is disconnected; the pods stay.
     fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
         self.link = Link::Down;

@@ -1,8 +1,8 @@
-//! Several proxies at once (an old and a new one during a rollout): who hears what.
+//! Several proxies at once (an old and a new one during a rollout): which receives which requests.
 //!
-//! A pod is added at the newest proxy that has said hello, and deleted at all. When the newest goes
-//! and an older one is left, that one is caught up with the pods it has not heard of. Callers hold
-//! a [`Ticket`] for each order and get its outcome, at the latest after [`DELIVER_WITHIN`].
+//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest goes
+//! and an older one is left, the older one is sent the pods that it lacks. Callers have a [`Ticket`] for
+//! each order and get its outcome, at the latest after [`DELIVER_WITHIN`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,24 +17,24 @@ use crate::{
 /// How long an order waits for a proxy to connect and to answer.
 const DELIVER_WITHIN: Duration = Duration::from_secs(10);
 
-/// A connection accepted; larger is newer.
+/// An accepted connection; larger is newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// An order given by a caller, who chooses the number and uses none twice.
+/// An order of a caller, who chooses the number and never uses one twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What happened.
+/// An event for the [`Registry`].
 #[derive(Debug)]
 pub enum RegistryEvent<N> {
     /// A proxy connected.
     Accepted(ConnectionId),
-    /// It said hello.
+    /// It sent its hello.
     Hello(ConnectionId),
     /// It answered.
     Ack(ConnectionId, Ack),
-    /// It sent something else than [`Registry::expects`] says.
+    /// It sent a record other than [`Registry::expects`] says.
     Unexpected(ConnectionId, String),
     /// Its connection is gone.
     Closed(ConnectionId),
@@ -44,12 +44,12 @@ pub enum RegistryEvent<N> {
         ticket: Ticket,
         /// The pod.
         uid: PodUid,
-        /// Who it is.
+        /// Its description.
         info: WorkloadInfo,
         /// Its namespace.
         netns: N,
     },
-    /// A pod of before, whose namespace is not known: a proxy that serves it is to go on.
+    /// A pod from before, whose namespace is not known: a proxy that serves it is to continue.
     Hold(PodUid),
     /// A pod is no longer to be served.
     Del {
@@ -62,7 +62,7 @@ pub enum RegistryEvent<N> {
     Tick,
 }
 
-/// What is to be done, in the order given.
+/// An effect to carry out, in the order given.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
     /// Send this on that connection.
@@ -80,22 +80,22 @@ pub enum RegistryEffect<N> {
 /// Why an order was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeliverError {
-    /// Nobody there.
+    /// No proxy is connected.
     #[error("no node proxy is connected; is it running and ready on this node?")]
     NoProxy,
-    /// The proxy could not.
+    /// The proxy answered with an error.
     #[error("the node proxy refused it: {0}")]
     Refused(String),
-    /// The proxy is there, and silent.
+    /// The proxy is connected but does not answer.
     #[error("the node proxy did not answer within {DELIVER_WITHIN:?}")]
     NoAnswer,
-    /// The pod was taken out again, or has a newer namespace.
+    /// The pod was deleted meanwhile, or has a newer namespace.
     #[error("the pod was withdrawn meanwhile")]
     Withdrawn,
 }
 
 impl DeliverError {
-    /// Whether the same order may succeed a little later.
+    /// Whether a retry of the same order may succeed.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Withdrawn)
     }
@@ -110,7 +110,7 @@ struct Pod<N> {
 #[derive(Debug)]
 struct Link<N> {
     side: AgentSide<N>,
-    /// What this proxy has been sent, so that it can be caught up.
+    /// The pods this proxy has been sent, so that it can be sent the others.
     sent: BTreeMap<PodUid, N>,
 }
 
@@ -152,7 +152,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         Self::default()
     }
 
-    /// Proxies connected that have said hello.
+    /// The number of connected proxies that have sent their hello.
     pub fn connected(&self) -> usize {
         self.links
             .values()
@@ -160,20 +160,20 @@ impl<N: Clone + PartialEq> Registry<N> {
             .count()
     }
 
-    /// As what the next record of a connection is to be read.
+    /// The expected kind of the next record of a connection.
     pub fn expects(&self, connection: ConnectionId) -> Expect {
         self.links
             .get(&connection)
             .map_or(Expect::Nothing, |link| link.side.expects())
     }
 
-    /// When [`RegistryEvent::Tick`] is wanted.
+    /// When [`RegistryEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let links = self.links.values().filter_map(|link| link.side.deadline());
         links.chain(self.open.values().map(|open| open.until)).min()
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn on_event(&mut self, event: RegistryEvent<N>, now: Instant) -> Vec<RegistryEffect<N>> {
         let mut effects = Vec::new();
         match event {
@@ -316,7 +316,7 @@ impl<N: Clone + PartialEq> Registry<N> {
             .map(|(id, _)| *id)
             .collect();
         if ids.is_empty() {
-            // Nobody serves it that would not learn from a snapshot.
+            // No connected proxy serves it that would not get it in a snapshot.
             effects.push(RegistryEffect::Delivered(ticket, Ok(())));
             return;
         }
@@ -340,7 +340,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the open adds of a pod that is no longer wanted as they say.
+    /// Ends the open adds of a pod that is no longer wanted in that form.
     fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
         self.finish(effects, |open| {
             (open.uid == *uid && matches!(open.order, Order::Add))
@@ -348,7 +348,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         });
     }
 
-    /// Lets one connection's machine act, and carries its effects over.
+    /// Runs one connection's state machine, and passes its effects on.
     fn drive(
         &mut self,
         connection: ConnectionId,
@@ -389,7 +389,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                     let refused = RegistryEffect::Refused(connection, uid.clone(), text.clone());
                     effects.push(refused);
                 }
-                // An answer about an older namespace says nothing about the one waited for.
+                // An answer about an older namespace does not settle the newer add.
                 if self
                     .pods
                     .get(uid)
@@ -463,7 +463,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Adds what an older proxy missed while a newer one was there.
+    /// Adds the pods that an older proxy lacks because a newer one was there.
     fn catch_up(
         &mut self,
         connection: ConnectionId,

@@ -1,4 +1,4 @@
-//! A root of our own outlives its certificate.
+//! Renewal of a self-made root before its certificate expires.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,10 +15,10 @@ use x509_parser::{
 use super::{Authority, AuthorityError, BACKDATE, serial};
 
 impl Authority {
-    /// The root that signs, with a life of `ttl` from now on. Name and key stay, so that what it
-    /// signed stays valid, and what it will sign is accepted by those who only have the old one.
+    /// A new certificate of the signing root, with a lifetime of `ttl` from now on. Name and key stay, so
+    /// that what it signed stays valid, and what it will sign is accepted by peers that only have the old one.
     ///
-    /// `None` unless the root itself signs and is in the last fifth of its life.
+    /// `None` unless the root itself signs and is in the last fifth of its lifetime.
     pub fn renewed_root(
         &self,
         ttl: Duration,
@@ -64,14 +64,14 @@ impl Authority {
         self.roots.iter().enumerate().find(has_key)
     }
 
-    /// The certificate of the root that signs, as PEM; `None` if another one signs in its name.
+    /// The certificate of the root that signs, as PEM; `None` if an intermediate signs.
     pub fn own_root_pem(&self) -> Option<String> {
         let (_, root) = self.own_root()?;
         Some(pem::text("CERTIFICATE", root))
     }
 }
 
-/// The subject as it is encoded: verifiers compare bytes.
+/// The encoded subject: verifiers compare bytes.
 fn subject(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, cert) = X509Certificate::from_der(cert).ok()?;
     Some(cert.subject().as_raw().to_vec())

@@ -1,4 +1,4 @@
-//! Watches of a scripted API server, and the bookkeeping by itself.
+//! Watches of a scripted API server, and the bookkeeping alone.
 
 use ambit_testkit::ApiServer;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -90,7 +90,7 @@ async fn what_disappeared_during_an_outage_is_gone_after_it() {
     assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
     server.set_away(false);
     let mut told = next(&mut watch, 1).await;
-    // Listings that fail begin anew.
+    // Failed listings start again.
     while told.last().is_some_and(|last| last != "listed") {
         told.extend(next(&mut watch, 1).await);
     }
@@ -126,7 +126,7 @@ async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
     while said.last().is_none_or(|last| last != "listed") {
         said.extend(next(&mut watch, 1).await);
     }
-    // A connection that is cut before it has answered looks like a server that is away.
+    // A connection that is cut before it has answered looks like an unreachable server.
     said.retain(|event| event != "away");
     assert_eq!(said, ["listing", "gone m/1", "listed"]);
 }

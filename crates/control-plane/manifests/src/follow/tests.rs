@@ -1,4 +1,4 @@
-//! Directories as editors, controllers and accidents treat them.
+//! Directories as editors, controllers and accidents change them.
 
 use std::{fs, os::unix::fs::symlink, time::Instant};
 
@@ -10,7 +10,7 @@ use crate::ObjectEvent;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The objects as a reader of the changes knows them.
+/// The objects, as a reader of the changes knows them.
 struct Reader {
     dirs: ManifestDirs,
     nodes: std::collections::BTreeMap<String, String>,
@@ -185,7 +185,7 @@ async fn a_file_that_is_truncated_and_then_written_is_not_seen_empty() {
     let mut reader = Reader::open(&[dir.path()]);
     reader.until("written", |r| r.nodes.len() == 2).await;
     fs::File::create(&file).unwrap();
-    // Longer than the debounce, shorter than what an empty file must stand.
+    // Longer than the debounce, shorter than the wait for an empty file.
     let quiet = tokio::time::timeout(Duration::from_millis(300), reader.dirs.changed()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     fs::write(&file, pod("a", "n2") + &pod("b", "n1")).unwrap();

@@ -117,7 +117,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     tree.take_change();
-    // Unreadable altogether: whose document it was cannot be known.
+    // Unreadable altogether: its object cannot be known.
     read(
         &mut tree,
         0,
@@ -145,7 +145,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
         change.problems[0]
     );
     assert_eq!(node_of(&mut tree, "a"), "n1");
-    // Mended.
+    // Corrected.
     read(&mut tree, 0, "a.yaml", &(pod("a", "n9") + &pod("b", "n2")));
     let change = tree.take_change().unwrap();
     assert_eq!(names(&change), ["+Pod default/a"]);

@@ -1,9 +1,9 @@
-//! A delta response read without taking it apart: resources stay slices of the received message
-//! until each is decoded on its own.
+//! A delta response whose resources stay undecoded slices of the received message until each is
+//! decoded on its own.
 //!
 //! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times
-//! as much. This way only one decoded record exists at a time, and a record that is not even
-//! protobuf spoils itself alone.
+//! that memory. Here only one decoded record exists at a time, and a record that is not valid protobuf
+//! affects no other.
 
 use bytes::Bytes;
 use prost::Message;
@@ -27,10 +27,10 @@ pub struct LeanDeltaResponse {
     /// The stream's resource type.
     #[prost(string, tag = "4")]
     pub type_url: String,
-    /// To be echoed.
+    /// To be echoed in the answer.
     #[prost(string, tag = "5")]
     pub nonce: String,
-    /// Names that are gone.
+    /// Names of removed resources.
     #[prost(string, repeated, tag = "6")]
     pub removed_resources: Vec<String>,
 }
@@ -58,7 +58,7 @@ struct LeanAny {
 }
 
 impl LeanResource {
-    /// Reads one resource of a response.
+    /// Decodes one resource of a response.
     pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
         Self::decode(bytes)
             .map_err(|source| DecodeError::new("resource", Refusal::Malformed(source)))

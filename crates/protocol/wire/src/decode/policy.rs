@@ -1,7 +1,7 @@
-//! `istio.security.Authorization`.
+//! Decodes `istio.security.Authorization`.
 //!
-//! Nothing may be left out here: a source address that is dropped widens an ALLOW, a match without a
-//! value narrows a DENY. Such a policy is refused, and comes with what can stand in for it.
+//! Nothing may be ignored here: a source address that is dropped widens an ALLOW, a match without a
+//! value narrows a DENY. Such a policy is refused, and comes with a fail-closed substitute.
 
 use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
@@ -14,13 +14,13 @@ use crate::security as wire;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct NotUnderstood {
-    /// What is not understood.
+    /// The field that is not understood.
     pub error: DecodeError,
     /// A deny-all with the policy's name and scope, see [`model::Authorization::stand_in`].
     pub stand_in: Box<model::Authorization>,
 }
 
-/// Reads the policy that was sent under a name (`namespace/name`).
+/// Decodes the policy that was sent under a name (`namespace/name`).
 ///
 /// # Errors
 /// When it is not understood in full.
@@ -39,7 +39,7 @@ pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnder
     })
 }
 
-/// What says where a policy applies, and whether it decides at all.
+/// The fields that say where a policy applies, and whether it is a dry run.
 #[derive(Message)]
 struct Outline {
     #[prost(string, tag = "1")]
@@ -52,8 +52,8 @@ struct Outline {
     dry_run: bool,
 }
 
-/// Where the scope cannot be read it is the namespace of the policy's name, and without one the mesh. A
-/// record that does not even have that name says nothing of its scope.
+/// Where the scope cannot be read it is the namespace of the policy's name, and without a namespace the
+/// mesh. A record without even that name gives no scope.
 fn stand_in(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);
@@ -112,7 +112,7 @@ fn scope(value: i32) -> Result<model::Scope, DecodeError> {
     })
 }
 
-/// An extension of a policy may be a condition.
+/// Refuses extensions: in a policy, one may be a condition.
 fn no_extensions(field: &'static str, extensions: &[wire::Extension]) -> Result<(), DecodeError> {
     match extensions.first() {
         Some(extension) => Err(DecodeError::new(
@@ -159,7 +159,7 @@ fn texts(
     from.into_iter()
         .map(|text| match text.match_type {
             Some(MatchType::Exact(text)) => Ok(model::StringMatch::Exact(text.into())),
-            // Would match every text there is, which the contract says with `presence`.
+            // Would match every text, which the contract expresses by `presence`.
             Some(MatchType::Prefix(text) | MatchType::Suffix(text)) if text.is_empty() => {
                 Err(DecodeError::new(field, Refusal::EmptyMatch))
             }

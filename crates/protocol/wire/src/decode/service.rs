@@ -1,4 +1,4 @@
-//! `istio.workload.Service`.
+//! Decodes `istio.workload.Service`.
 
 use ambit_model as model;
 
@@ -48,8 +48,8 @@ impl TryFrom<wire::Service> for model::Service {
             session_affinity: session_affinity(&from.extensions)?,
             ip_families: ip_families(from.ip_families)?,
             canonical: from.canonical,
-            // The one field whose unknown values mean its default: a newer kind of visibility must
-            // not take the service away from everybody.
+            // The one field whose unknown values mean its default: a newer kind of visibility must not hide
+            // the service from all clients.
             visibility: match wire::Visibility::try_from(from.visibility) {
                 Ok(wire::Visibility::Namespace) => model::Visibility::Namespace,
                 Ok(wire::Visibility::Public) | Err(_) => model::Visibility::Public,

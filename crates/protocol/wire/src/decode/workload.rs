@@ -1,4 +1,4 @@
-//! `istio.workload.Workload`.
+//! Decodes `istio.workload.Workload`.
 
 use ambit_model as model;
 
@@ -126,7 +126,7 @@ fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel,
 }
 
 /// Our own extension; others are ignored. One that cannot be read refuses the workload: without it
-/// traffic would pass the waypoint by.
+/// traffic would bypass the waypoint.
 fn endpoint_waypoint(
     extensions: &[wire::Extension],
 ) -> Result<Option<model::EndpointWaypoint>, DecodeError> {

@@ -7,7 +7,7 @@ use super::*;
 
 type Effects = Vec<ProxyEffect<u32>>;
 
-/// A proxy and the agent it talks to.
+/// A proxy and its agent.
 struct Pair {
     proxy: ProxySide<u32>,
     now: Instant,

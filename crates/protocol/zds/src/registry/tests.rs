@@ -112,7 +112,7 @@ impl Node {
         self.event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Lets one proxy take one record; false if none waits.
+    /// Has one proxy process one record; false if none is waiting.
     fn work(&mut self, id: u64) -> bool {
         if self.stuck.contains(&id) {
             return false;
@@ -301,7 +301,7 @@ fn an_order_waits_for_a_proxy_but_not_for_ever() {
     let never = node.add("b", 2);
     node.pass(DELIVER_WITHIN);
     assert_eq!(node.delivered[&never], Err(DeliverError::NoProxy));
-    // The pod is wanted all the same.
+    // The pod stays wanted.
     node.connect(2);
     assert_eq!(node.serves(2), ["a", "b"]);
 }
@@ -464,7 +464,7 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Whatever happened: a proxy that connects serves exactly the pods wanted, in their newest
+    /// After any events: a proxy that connects serves exactly the pods wanted, in their newest
     /// namespaces, and every order has ended.
     #[test]
     fn the_newest_proxy_ends_up_with_exactly_the_pods_wanted(
@@ -517,7 +517,7 @@ proptest! {
         }
         node.failing.clear();
         node.stuck.clear();
-        // The newest goes, and the one before must know everything; then a new one comes.
+        // The newest goes, and the one before must be sent everything; then a new one connects.
         if let Some(newest) = node.wires.keys().next_back().copied() {
             node.disconnect(newest);
         }

@@ -10,6 +10,7 @@ use ambit_install::{
 use ambit_k8s_api::Pod;
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
+use hyper::Method;
 use serde_json::json;
 
 use crate::{
@@ -147,7 +148,8 @@ impl Report {
                 let name = name(&pod);
                 for path in *paths {
                     progress(&format!("{name} {path}"));
-                    let answer = reach::ask_pod(cluster, namespace, name, *port, "GET", path).await;
+                    let answer =
+                        reach::ask_pod(cluster, namespace, name, *port, Method::GET, path).await;
                     let answer = match answer {
                         Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
                         Err(error) => error.text(),

@@ -1,5 +1,6 @@
 //! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
 
+use hyper::Method;
 use serde::Serialize;
 
 use crate::{
@@ -279,7 +280,7 @@ pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
         None if args.reset => "/logging?reset".to_owned(),
         None => "/logging".to_owned(),
     };
-    let answer = args.source.succeed("POST", &path)?;
+    let answer = args.source.succeed(Method::POST, &path)?;
     say(String::from_utf8_lossy(&answer).trim_end())
 }
 

@@ -8,6 +8,7 @@ use ambit_install::{
 };
 use ambit_k8s_api::Pod;
 use ambit_kube_kit::forward;
+use hyper::Method;
 
 use crate::{CliError, ErrorKind, http, install::failed};
 
@@ -34,7 +35,7 @@ pub(crate) async fn ask(
     cluster: &Cluster,
     mesh_namespace: &str,
     part: &Part,
-    method: &str,
+    method: Method,
     path: &str,
 ) -> Result<http::Answer, CliError> {
     let (pod, port) = find(cluster, mesh_namespace, part).await?;
@@ -47,20 +48,23 @@ pub(crate) async fn ask_pod(
     namespace: &str,
     pod: &str,
     port: u16,
-    method: &str,
+    method: Method,
     path: &str,
 ) -> Result<http::Answer, CliError> {
-    let question = http::question(method, "localhost", path);
-    let client = cluster.client();
-    let asked = forward::ask(&client, namespace, pod, port, &question, http::is_complete).await;
-    let bytes = asked.map_err(|error| {
-        let what = format!("the pod {namespace}/{pod} does not answer");
+    let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
+        let what = format!("the pod {namespace}/{pod} does not answer {path}");
         CliError::new(ErrorKind::Unreachable, what).because(error)
-    })?;
-    http::parse(&bytes).ok_or_else(|| {
-        let what = format!("the answer of the pod {namespace}/{pod} to {path} was cut off");
-        CliError::new(ErrorKind::Unreachable, what)
-    })
+    };
+    let forwarded = forward::dial(&cluster.client(), namespace, pod, port).await;
+    let (stream, refused) = forwarded.map_err(|error| unanswered(error.into()))?;
+    match http::request(stream, method, "localhost", path).await {
+        Ok(answer) => Ok(answer),
+        // Where the port is closed, only the kubelet says so.
+        Err(error) => Err(match refused.await {
+            Some(message) => unanswered(message.into()),
+            None => unanswered(error.into()),
+        }),
+    }
 }
 
 /// The pods of a part of the mesh.

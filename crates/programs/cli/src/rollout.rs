@@ -10,6 +10,7 @@ use ambit_install::{
 };
 use ambit_k8s_api::Pod;
 use clap::Args;
+use hyper::Method;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use serde::Serialize;
 
@@ -97,7 +98,15 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
     let mut left = Vec::new();
     for pod in pods {
         let (namespace, name) = (namespace_of(*pod), name(*pod));
-        let asked = reach::ask_pod(cluster, namespace, name, PROXY.1, "GET", "/config_dump").await;
+        let asked = reach::ask_pod(
+            cluster,
+            namespace,
+            name,
+            PROXY.1,
+            Method::GET,
+            "/config_dump",
+        )
+        .await;
         let dump = asked.ok().and_then(|answer| Dump::parse(&answer.body).ok());
         let until = pod.metadata.deletion_timestamp.as_ref();
         left.push(Draining {

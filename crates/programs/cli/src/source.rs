@@ -8,6 +8,7 @@ use std::{
 };
 
 use ambit_lab::{Place, StateDir, base_directory};
+use hyper::Method;
 
 use crate::{
     CliError, ErrorKind,
@@ -89,19 +90,19 @@ impl Source {
             })?;
             return Dump::parse(text.as_bytes());
         }
-        let answer = self.ask("GET", "/config_dump")?;
+        let answer = self.ask(Method::GET, "/config_dump")?;
         if answer.status == 404 {
-            return Dump::parse(&self.succeed("GET", "/debug/ambientz")?);
+            return Dump::parse(&self.succeed(Method::GET, "/debug/ambientz")?);
         }
         Dump::parse(&checked(answer, "/config_dump")?)
     }
 
     /// Sends a request that must succeed; gives the body.
-    pub(crate) fn succeed(&self, method: &str, path: &str) -> Result<Vec<u8>, CliError> {
+    pub(crate) fn succeed(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
         checked(self.ask(method, path)?, path)
     }
 
-    fn ask(&self, method: &str, path: &str) -> Result<http::Answer, CliError> {
+    fn ask(&self, method: Method, path: &str) -> Result<http::Answer, CliError> {
         let path = if self.control && path == "/config_dump" {
             "/debug/ambientz"
         } else {
@@ -131,9 +132,15 @@ impl Source {
                 });
             }
         };
-        http::request(stream, method, &host, &format!("{prefix}{path}")).map_err(|error| {
-            let what = format!("no answer to {method} {path} from {host}");
-            CliError::new(ErrorKind::Unreachable, what).because(error)
+        let path = format!("{prefix}{path}");
+        wait(async {
+            let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
+                let what = format!("no answer to {method} {path} from {host}");
+                CliError::new(ErrorKind::Unreachable, what).because(error)
+            };
+            let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
+            let answer = http::request(stream, method.clone(), &host, &path).await;
+            answer.map_err(|error| unanswered(error.into()))
         })
     }
 
@@ -224,6 +231,11 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
         format!("/{path}")
     };
     Ok((host.to_owned(), prefix))
+}
+
+fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
+    stream.set_nonblocking(true)?;
+    tokio::net::TcpStream::from_std(stream)
 }
 
 fn connect(host: &str) -> Result<TcpStream, CliError> {

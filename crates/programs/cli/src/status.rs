@@ -9,6 +9,7 @@ use ambit_install::{
 use ambit_k8s_api::{Node, Pod};
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
+use hyper::Method;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -126,7 +127,14 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         let answer = Err(format!("it is {}", phase(&pod)));
         return Answered { pod, answer };
     }
-    let asked = reach::ask_pod(cluster, namespace_of(&pod), name(&pod), port, "GET", path);
+    let asked = reach::ask_pod(
+        cluster,
+        namespace_of(&pod),
+        name(&pod),
+        port,
+        Method::GET,
+        path,
+    );
     let answer = match tokio::time::timeout(PATIENCE, asked).await {
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
         Ok(Err(error)) => Err(error.text().trim_start_matches("error: ").to_owned()),

@@ -1,8 +1,8 @@
-//! Finding the few rules that can match among very many.
+//! An index that finds the few rules that can match among very many.
 //!
-//! Most rules demand one of a few exact values: a principal, a namespace, a service account, a port.
-//! Such a rule is filed under these values and looked at only for connections that have one of them;
-//! all others are always looked at. Filing never decides: every candidate is matched in full.
+//! Most rules require one of a few exact values: a principal, a namespace, a service account, a port.
+//! Such a rule is indexed by these values and evaluated only for connections that have one of them; all
+//! others are always evaluated. The index never decides: every candidate is matched in full.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -22,11 +22,11 @@ pub(crate) struct RuleIndex {
     free: Vec<RuleId>,
     by_principal: HashMap<ArcStr, Vec<RuleId>>,
     by_namespace: HashMap<ArcStr, Vec<RuleId>>,
-    /// By the account's name alone; its namespace is seen when the rule is matched.
+    /// By the account's name alone; its namespace is compared when the rule is matched.
     by_account: HashMap<ArcStr, Vec<RuleId>>,
     by_port: HashMap<u16, Vec<RuleId>>,
     always: Vec<RuleId>,
-    /// The rules of each policy filed here, also of those without any.
+    /// The rules of each indexed policy, also of policies without rules.
     of_policy: HashMap<PolicyKey, Vec<RuleId>>,
 }
 
@@ -42,7 +42,7 @@ impl FiledRule {
     }
 }
 
-/// Under which values a rule is filed.
+/// The values by which a rule is indexed.
 enum Filing {
     Principals(Vec<ArcStr>),
     Accounts(Vec<ArcStr>),
@@ -114,7 +114,7 @@ impl RuleIndex {
         }
     }
 
-    /// The policy with the least name that matches.
+    /// The matching policy with the first name in order.
     pub(crate) fn first_match(&self, peer: &Peer<'_>) -> Option<PolicyKey> {
         if self.is_empty() {
             return None;
@@ -169,7 +169,7 @@ fn each<K: std::hash::Hash + Eq>(
     }
 }
 
-/// The most selective filing that one clause of the rule allows.
+/// The most selective index key that one clause of the rule allows.
 fn filing(rule: &Rule) -> Filing {
     let never = |clause: &Clause| !clause.is_empty() && clause.iter().all(Match::is_empty);
     if rule.iter().any(never) {

@@ -1,7 +1,7 @@
 //! The decision for one connection.
 //!
 //! Deny first, then allow; without any enforced ALLOW policy everything not denied is allowed.
-//! Dry-run policies decide nothing, what they would have done is reported.
+//! Dry-run policies decide nothing; their effect is only reported.
 
 use std::{
     cell::OnceCell,
@@ -13,7 +13,7 @@ use ambit_model::{Action, ArcStr, Authorization, Identity, PolicyKey, Workload};
 
 use crate::{PolicySet, set::Bucket};
 
-/// What is to be authorized.
+/// The connection to authorize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// The verified identity of the peer; `None` for plaintext.
@@ -24,7 +24,7 @@ pub struct Connection {
     pub destination: SocketAddr,
 }
 
-/// The connection as policies compare it: the principal's text is made at most once.
+/// The connection in the form policies compare: the principal's text is made at most once.
 pub(crate) struct Peer<'a> {
     pub(crate) connection: &'a Connection,
     principal: OnceCell<Option<String>>,
@@ -52,30 +52,30 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// What a workload that names a policy nobody knows means for its connections.
+/// How to treat connections to a workload that names an unknown policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingPolicies {
-    /// Refuse: the policy might be a DENY that is still on its way.
+    /// Deny: the policy might be a DENY that has not arrived yet.
     #[default]
     Refuse,
-    /// Leave the policy out, as Istio's node proxy does.
+    /// Ignore the unknown policy, as Istio's node proxy does.
     Ignore,
 }
 
 /// The outcome for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether it may go on.
+    /// Whether it is allowed.
     pub allowed: bool,
     /// The policy that decided; `None` when the absence of one did.
     pub decided_by: Option<PolicyKey>,
-    /// In what way.
+    /// How the decision was reached.
     pub why: Why,
-    /// What dry-run policies would have done.
+    /// The dry-run policies that matched.
     pub dry_run: Vec<DryRun>,
 }
 
-/// How a decision came about.
+/// How a decision was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// No policy applies to the destination.
@@ -88,9 +88,9 @@ pub enum Why {
     Denied,
     /// There are ALLOW policies and none matches.
     NoneAllowed,
-    /// A policy that is not understood in full covers the destination: why it is not.
+    /// A fail-closed substitute policy applies: why the original is not understood in full.
     NotUnderstood(ArcStr),
-    /// The destination names a policy that is not known, and no policy that is known denies.
+    /// The destination names an unknown policy, and no known policy denies.
     MissingPolicy(ArcStr),
 }
 
@@ -99,7 +99,7 @@ pub enum Why {
 pub struct DryRun {
     /// The policy.
     pub policy: PolicyKey,
-    /// What it would have done.
+    /// The action it would have had.
     pub action: Action,
 }
 
@@ -114,7 +114,7 @@ impl Decision {
     }
 }
 
-/// The text of logs, as Istio's node proxy words it.
+/// The text in logs, with the wording of Istio's node proxy.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.why, &self.decided_by) {
@@ -223,7 +223,7 @@ impl PolicySet {
     }
 }
 
-/// The decision on what no policy denies.
+/// The decision when no policy denies.
 fn decide(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,

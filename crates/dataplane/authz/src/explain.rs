@@ -1,4 +1,4 @@
-//! What every policy that applies made of a connection, for people.
+//! Explains a decision to operators: the outcome of every policy that applies to a connection.
 
 use ambit_model::{Action, ArcStr, PolicyKey, Scope, Workload};
 
@@ -11,22 +11,22 @@ pub struct Explanation {
     pub decision: Decision,
     /// Every policy that applies to the destination, denying ones first, then by name.
     pub policies: Vec<PolicyVerdict>,
-    /// Policies that the destination names and nobody knows.
+    /// Policies that the destination names but that are unknown.
     pub missing: Vec<ArcStr>,
 }
 
-/// What one policy made of the connection.
+/// The outcome of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyVerdict {
     /// The policy.
     pub policy: PolicyKey,
     /// Why it applies.
     pub scope: Scope,
-    /// What a match would mean.
+    /// The effect of a match.
     pub action: Action,
-    /// It only reports.
+    /// It is a dry run.
     pub dry_run: bool,
-    /// What came out.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -43,8 +43,8 @@ pub enum Outcome {
 }
 
 impl PolicySet {
-    /// Decides a connection and says what every policy that applies made of it. Slower than
-    /// [`Self::evaluate`]: it looks at all policies.
+    /// Decides a connection and reports the outcome of every policy that applies. Slower than
+    /// [`Self::evaluate`]: it evaluates all policies.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
         let mut policies: Vec<_> = self
             .applicable(destination)

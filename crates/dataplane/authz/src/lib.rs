@@ -1,7 +1,7 @@
 //! L4 authorization: which policy decides a connection, and why.
 //!
-//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] says
-//! for every policy that applies what it made of the connection. Pure: no IO, no time, no randomness.
+//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] reports
+//! the outcome of every policy that applies. Pure: no IO, no time, no randomness.
 #![forbid(unsafe_code)]
 
 mod candidates;

@@ -1,4 +1,4 @@
-//! Whether one policy matches one connection: the contract's meaning, written down plainly.
+//! Whether one policy matches one connection: the contract's meaning, without optimization.
 //!
 //! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
 //! OR; a `not_` field matches when none of its values does.
@@ -28,7 +28,7 @@ pub(crate) fn rule_matches(rule: &Rule, peer: &Peer<'_>) -> bool {
     rule.iter().all(|clause| clause_matches(clause, peer))
 }
 
-/// A clause without matches holds; one whose matches are all empty does not.
+/// A clause without matches is true; one whose matches are all empty is not.
 pub(crate) fn clause_matches(clause: &Clause, peer: &Peer<'_>) -> bool {
     clause.is_empty()
         || clause
@@ -70,7 +70,7 @@ fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
         })
 }
 
-/// A field that is not set holds.
+/// A field that is not set is true.
 fn holds<T>(values: &[T], any: impl FnOnce(&[T]) -> bool) -> bool {
     values.is_empty() || any(values)
 }

@@ -1,4 +1,4 @@
-//! The policies by name and by what they apply to.
+//! The policies, indexed by name and by scope.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +22,7 @@ pub struct PolicySet {
     missing: MissingPolicies,
 }
 
-/// Policies that apply together, apart by what they do.
+/// The policies of one scope, separated by action.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
     deny: RuleIndex,
@@ -31,7 +31,7 @@ pub(crate) struct Bucket {
     dry_allow: RuleIndex,
 }
 
-/// The workloads whose connections a change of policy may concern.
+/// The workloads whose connections a policy change may affect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affects {
     /// None: nothing changed.
@@ -47,12 +47,12 @@ pub enum Affects {
 }
 
 impl Affects {
-    /// Whether a workload is concerned.
+    /// Whether a workload is affected.
     pub fn concerns(&self, workload: &Workload) -> bool {
         self.concerns_parts(&workload.namespace, &workload.authorization_policies)
     }
 
-    /// [`Self::concerns`] for a workload given by its parts.
+    /// [`Self::concerns`] for a workload given by its namespace and policies.
     pub fn concerns_parts(&self, namespace: &str, policies: &[ArcStr]) -> bool {
         match self {
             Self::Nobody => false,
@@ -196,7 +196,7 @@ impl Bucket {
         !self.allow.is_empty()
     }
 
-    /// The policy with the least name that matches.
+    /// The matching policy with the first name in order.
     pub(crate) fn first_match(
         &self,
         action: Action,

@@ -332,7 +332,7 @@ fn a_denial_that_is_known_counts_before_what_is_missing() {
     ];
     let why = |who| set(policies.clone()).evaluate(&destination, &from(who)).why;
     assert_eq!(why("a"), Why::Denied);
-    // The missing one may be the ALLOW that admits it.
+    // The missing one may be the ALLOW that allows it.
     for who in ["b", "c"] {
         assert_eq!(why(who), Why::MissingPolicy("ns/coming".into()));
     }
@@ -733,7 +733,7 @@ proptest! {
         for connection in connections {
             let decision = set.evaluate(&destination, &connection);
             prop_assert_eq!(decision.allowed, naive(&known, &destination, &connection));
-            // Whoever is named as having decided has indeed matched.
+            // The policy named as the decider has indeed matched.
             if let Some(key) = &decision.decided_by {
                 let policy = set.by_name(&key.to_string()).unwrap();
                 prop_assert!(matches_policy(policy, &connection));

@@ -1,4 +1,4 @@
-//! Fetching certificates: the interface the certificate store uses, and its form over the CSR API.
+//! Fetching certificates: the interface that the certificate store uses, and its CSR API implementation.
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -16,26 +16,26 @@ use zeroize::Zeroizing;
 
 use crate::{CertificateRequest, CsrError};
 
-/// Gets certificates.
+/// Fetches certificates.
 pub trait CaClient: Send + Sync + 'static {
-    /// A new certificate with a new key. The caller bounds how many run at once; the callee how
-    /// long each takes.
+    /// Fetches a new certificate with a new key. The caller limits how many run at once; the
+    /// implementation limits how long each takes.
     fn fetch<'a>(
         &'a self,
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 }
 
-/// Warm start: keeps certificates beyond the life of the process that fetched them.
+/// Warm start: keeps certificates beyond the lifetime of the process that fetched them.
 pub trait CertificateCache: Send + Sync + 'static {
-    /// Keeps what the CA answered, and the key it is for.
+    /// Stores the CA's answer, and the key it is for.
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
 
-    /// Gives what a process before this one kept, once.
+    /// Takes, once, what an earlier process stored.
     fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)>;
 }
 
-/// A certificate could not be had.
+/// Why a certificate could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// No request could be made.
@@ -53,17 +53,17 @@ pub enum FetchError {
     /// The CA's answer cannot be used.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
-    /// A defect of ours, which the log reports.
+    /// The fetching task panicked; the log has the details.
     #[error("the request for the certificate panicked")]
     Panicked,
-    /// A certificate whose time has passed.
+    /// The certificate is no longer valid.
     #[error("the certificate has expired")]
     Expired,
 }
 
 impl FetchError {
-    /// Whether the CA answered, and would not give this certificate: no trouble on the way to it, which
-    /// passes.
+    /// Whether the CA answered and refused this certificate, as opposed to a transient failure to reach
+    /// it.
     pub fn is_refusal(&self) -> bool {
         use tonic::Code;
         match self {
@@ -81,7 +81,7 @@ impl FetchError {
     }
 }
 
-/// A status as code, message and what stands behind it (for instance why no connection was had).
+/// A status as code, message and cause (for instance why the connection failed).
 struct Answer<'a>(&'a tonic::Status);
 
 impl fmt::Display for Answer<'_> {
@@ -94,12 +94,12 @@ impl fmt::Display for Answer<'_> {
     }
 }
 
-/// How [`CsrClient`] asks.
+/// Settings of [`CsrClient`].
 #[derive(Clone, Debug)]
 pub struct CsrClientOptions {
-    /// Requested life (`SECRET_TTL`).
+    /// Requested lifetime (`SECRET_TTL`).
     pub ttl: Duration,
-    /// Name the identity in the request: a node proxy asks for others than itself.
+    /// Name the identity in the request: a node proxy asks for identities other than its own.
     pub impersonate: bool,
     /// How long an answer may take.
     pub timeout: Duration,
@@ -143,14 +143,14 @@ impl CsrClient {
         }
     }
 
-    /// With a cache, which is asked before the CA.
+    /// With a cache, which is read before the CA is asked.
     #[must_use]
     pub fn with_cache(mut self, cache: Arc<dyn CertificateCache>) -> Self {
         self.cache = Some(cache);
         self
     }
 
-    /// The cached certificate, if it can still be used.
+    /// The cached certificate, if it is still usable.
     fn cached(&self, identity: &Identity) -> Option<WorkloadCert> {
         let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {

@@ -1,16 +1,16 @@
-//! A certificate request: a new key, and the PKCS#10 text that asks for its certificate.
+//! A certificate signing request: a new key, and the PKCS#10 text for its certificate.
 
 use ambit_model::Identity;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// A request could not be made.
+/// Why a request could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate request for {identity}")]
 pub struct CsrError {
-    /// For whom.
+    /// The identity.
     pub identity: Box<Identity>,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: rcgen::Error,
 }

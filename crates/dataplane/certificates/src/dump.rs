@@ -13,7 +13,7 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateDump {
-    /// Whose.
+    /// The identity.
     pub identity: Identity,
     /// `Initializing`, `Available`, or `Unavailable: why`.
     pub state: String,

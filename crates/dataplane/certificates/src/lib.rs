@@ -1,8 +1,8 @@
-//! The certificates of a proxy's workloads: how they are requested, fetched from the control plane's CSR
-//! API, renewed and handed to connections.
+//! The certificates of a proxy's workloads: requested, fetched from the control plane's CSR API, renewed,
+//! and given to connections.
 //!
-//! Private keys are made here and stay in memory; what keeps them beyond the process is a
-//! [`CertificateCache`]. What a handshake makes of a certificate is `ambit-tls`.
+//! Private keys are made here and stay in memory; only a [`CertificateCache`] keeps them beyond the
+//! process. How a handshake uses a certificate is in `ambit-tls`.
 #![forbid(unsafe_code)]
 
 mod ca_client;

@@ -1,7 +1,7 @@
-//! The certificates of a proxy's workloads: fetched when needed or announced, renewed at half
-//! life, kept while valid.
+//! The certificate store: certificates are fetched when needed or announced, renewed at half of their
+//! lifetime, and kept while valid.
 //!
-//! [`state::State`] decides; this file carries it out and hands certificates to connections.
+//! [`state::State`] decides; this file carries out its effects and gives certificates to connections.
 
 mod state;
 
@@ -29,7 +29,7 @@ use state::{Effect, Event, Life, State};
 /// Limits of a [`Certificates`].
 #[derive(Clone, Copy, Debug)]
 pub struct CertificatesOptions {
-    /// Fetches in flight at most.
+    /// Maximum of fetches in flight.
     pub parallel: usize,
     /// First delay after a failure.
     pub backoff_initial: Duration,
@@ -53,12 +53,12 @@ pub enum CertError {
     /// The identity left this node while its certificate was awaited.
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
     Forgotten(Box<Identity>),
-    /// The CA did not give one; another attempt follows by itself.
+    /// The CA gave none; another attempt follows automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
-        /// Whose.
+        /// The identity.
         identity: Box<Identity>,
-        /// Why, at the last attempt.
+        /// The cause of the last failure.
         #[source]
         source: Arc<FetchError>,
     },
@@ -74,7 +74,7 @@ impl CertError {
     }
 }
 
-/// What connections see of one identity.
+/// The state of one identity, as connections see it.
 #[derive(Clone)]
 enum Slot {
     Initializing,
@@ -85,7 +85,7 @@ enum Slot {
 
 struct Entry {
     slot: watch::Sender<Slot>,
-    /// The highest priority asked for, so that each is sent to the loop once.
+    /// The highest priority requested, so that each is sent to the loop once.
     asked: Priority,
 }
 
@@ -114,7 +114,7 @@ impl fmt::Debug for Certificates {
 impl Certificates {
     /// Starts the loop that fetches and renews; it ends when the last clone is dropped.
     ///
-    /// Call within the runtime that is to fetch. Certificates may be asked for from any thread.
+    /// Call within the runtime that is to fetch. Certificates may be requested from any thread.
     pub fn start(client: Arc<dyn CaClient>, options: CertificatesOptions) -> Self {
         let (commands, receiver) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -164,20 +164,20 @@ impl Certificates {
         }
     }
 
-    /// Waits until a certificate that was asked for is at hand, through failures and their retries, or is
-    /// wanted no more. For those who prepare; connections [`Self::get`] theirs.
+    /// Waits through failures and retries until a requested certificate is available, or is no longer
+    /// wanted. For preparation; connections use [`Self::get`].
     pub async fn obtained(&self, identity: &Identity) {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
-            // An error says that nobody fetches any more.
+            // An error says that the loop has ended.
             let _ended = slot
                 .wait_for(|slot| matches!(slot, Slot::Available(_) | Slot::Forgotten))
                 .await;
         }
     }
 
-    /// Whether a certificate that was asked for is not at hand, although the CA has not refused it.
+    /// Whether a requested certificate is not available yet, although the CA has not refused it.
     pub fn is_awaited(&self, identity: &Identity) -> bool {
         let entries = self.0.entries.lock();
         let slot = entries.get(identity).map(|entry| entry.slot.borrow());
@@ -188,7 +188,7 @@ impl Certificates {
         })
     }
 
-    /// The certificate if it is at hand, without waiting and without asking for it.
+    /// The certificate if it is available, without waiting and without requesting it.
     pub fn peek(&self, identity: &Identity) -> Option<Arc<WorkloadCert>> {
         match &*self.0.entries.lock().get(identity)?.slot.borrow() {
             Slot::Available(cert) => Some(cert.clone()),
@@ -196,13 +196,13 @@ impl Certificates {
         }
     }
 
-    /// Asks for a certificate that a connection will soon need.
+    /// Requests a certificate that a connection will soon need.
     pub fn prefetch(&self, identity: &Identity) {
         self.ask(identity, Priority::Warmup);
     }
 
-    /// Drops the certificate: the last workload of the identity has left this node. Whoever waits
-    /// for it gets [`CertError::Forgotten`].
+    /// Drops the certificate: the last workload of the identity has left this node. Waiting callers get
+    /// [`CertError::Forgotten`].
     pub fn forget(&self, identity: &Identity) {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.remove(identity) {

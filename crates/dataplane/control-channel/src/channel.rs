@@ -30,7 +30,7 @@ use crate::{RootCa, RootCaError};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a channel leads, and how its server is known.
+/// The server's address and how it is authenticated.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
     /// `https://host:port`, or without scheme; port 443 when none is named. `http://` is refused.
@@ -43,7 +43,7 @@ pub struct ChannelConfig {
     pub tls: TlsSettings,
 }
 
-/// An address that leads nowhere.
+/// Why a channel cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// Not an address.
@@ -51,11 +51,11 @@ pub enum ChannelError {
     Address {
         /// The text.
         address: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: http::uri::InvalidUri,
     },
-    /// It names no host, or asks for plaintext.
+    /// It has no host, or the scheme is not https.
     #[error("{address:?} must name a host, and https if a scheme")]
     NotHttps {
         /// The text.
@@ -66,7 +66,7 @@ pub enum ChannelError {
     Name {
         /// The host.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: InvalidDnsNameError,
     },
@@ -74,10 +74,10 @@ pub enum ChannelError {
 
 /// A channel that connects when first used, and again whenever the connection is lost.
 ///
-/// Call within a runtime. Keeps the connection with TCP keepalive and HTTP/2 pings.
+/// Call within a runtime. Keeps the connection alive with TCP keepalive and HTTP/2 pings.
 pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
     let target = Target::new(config)?;
-    // The connector brings TLS by itself; tonic must not look for its own.
+    // The connector does TLS itself; tonic must not add its own.
     let endpoint = Endpoint::from(target.inner_uri()?)
         .origin(target.origin()?)
         .http2_keep_alive_interval(Duration::from_secs(30))

@@ -1,4 +1,4 @@
-//! What every call to the control plane carries: who calls, from which cluster.
+//! The metadata of every call to the control plane: the caller's token and cluster.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
@@ -8,7 +8,7 @@ use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 /// Where the caller's token comes from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file, read again at each call: Kubernetes replaces it before it expires.
+    /// A file, read again at each call: Kubernetes replaces it before the token expires.
     File(PathBuf),
     /// The token itself.
     Literal(String),
@@ -34,7 +34,7 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-/// Headers that cannot be made.
+/// Why the headers cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CallHeadersError {
     /// The token file cannot be read.
@@ -42,7 +42,7 @@ pub enum CallHeadersError {
     ReadToken {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -103,7 +103,7 @@ impl CallHeaders {
         Self::new(token, Some(cluster_id), env.with_prefix(prefix))
     }
 
-    /// Adds the headers to a call's metadata, reading the token anew.
+    /// Adds the headers to a call's metadata; reads the token again.
     pub async fn apply(&self, metadata: &mut MetadataMap) -> Result<(), CallHeadersError> {
         if let Some(source) = &self.token {
             let token = read_token(source).await?;

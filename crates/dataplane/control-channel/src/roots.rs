@@ -5,8 +5,8 @@ use std::{fs, io, path::PathBuf};
 use rustls::RootCertStore;
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
 
-/// Files in which systems keep their roots, first found wins. `SSL_CERT_FILE` is not asked: the
-/// environment of a proxy is set by its own contract.
+/// Files in which systems keep their roots; the first found is used. `SSL_CERT_FILE` is ignored: a
+/// proxy's environment is set by its own contract.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -25,7 +25,7 @@ pub enum RootCa {
     Pem(String),
 }
 
-/// Roots that cannot be used.
+/// Why roots cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RootCaError {
     /// The file cannot be read.
@@ -33,7 +33,7 @@ pub enum RootCaError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -42,7 +42,7 @@ pub enum RootCaError {
     Pem {
         /// Where they come from.
         origin: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: pem::Error,
     },
@@ -51,14 +51,14 @@ pub enum RootCaError {
     Malformed {
         /// Where they come from.
         origin: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: rustls::Error,
     },
     /// There is none.
     #[error("{origin} holds no root certificate")]
     Empty {
-        /// Where they should be.
+        /// Where they were expected.
         origin: String,
     },
     /// The system has none in a known place.
@@ -67,7 +67,7 @@ pub enum RootCaError {
 }
 
 impl RootCa {
-    /// Reads the forms of a setting: `SYSTEM`, PEM text, or else a path.
+    /// Parses a setting: `SYSTEM`, PEM text, or else a path.
     pub fn from_setting(text: &str) -> Self {
         if text == "SYSTEM" {
             Self::System
@@ -100,7 +100,7 @@ impl RootCa {
     }
 }
 
-/// A system's bundle may hold some that cannot be used; our own may not.
+/// A system's bundle may contain unusable certificates; our own may not.
 fn parse(text: &[u8], origin: &str, lenient: bool) -> Result<RootCertStore, RootCaError> {
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {

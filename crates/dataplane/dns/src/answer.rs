@@ -11,11 +11,11 @@ use crate::{
     server::Transport,
 };
 
-/// Seconds an answer may be kept.
+/// Seconds an answer may be cached.
 const TTL: u32 = 30;
-/// What every client takes over UDP.
+/// What every client accepts over UDP.
 const MIN_DATAGRAM: u16 = 512;
-/// What fits a datagram whatever its headers.
+/// What fits into a datagram with any headers.
 const MAX_DATAGRAM: u16 = 65_000;
 
 const TYPE_A: u16 = 1;
@@ -23,14 +23,14 @@ const TYPE_CNAME: u16 = 5;
 const TYPE_AAAA: u16 = 28;
 const TYPE_OPT: u16 = 41;
 const CLASS_IN: u16 = 1;
-/// Where the name asked for is.
+/// The offset of the requested name.
 const QUESTION: u16 = 12;
-/// The two bits that make of an offset a pointer to a name.
+/// The two bits that make an offset a pointer to a name.
 const POINTER: u16 = 0xc000;
 
-/// The answer, in wire form. Addresses come in any order; what does not fit the client's datagram is
-/// left out and the answer says so: clients that cannot ask again over TCP have some of the
-/// addresses at least.
+/// The answer, in wire form. Addresses may be in any order; those that do not fit the client's datagram
+/// are left out, and the answer is marked as truncated: clients that cannot retry over TCP have at least
+/// some of the addresses.
 pub fn encode(
     question: &Question,
     found: &Found,
@@ -66,8 +66,8 @@ pub fn encode(
 /// Bytes of an OPT record without options.
 const OPT: usize = 11;
 
-/// An answer being written. All its names are pointers, so that a record of an address has a dozen
-/// bytes and the address, however long the name: libraries give compression up after some records.
+/// An answer being written. All its names are pointers, so that the record of an address has a dozen
+/// bytes and the address, however long the name: libraries stop compressing after some records.
 struct Message {
     bytes: Vec<u8>,
     answers: u16,
@@ -90,7 +90,7 @@ impl Message {
     fn alias(&mut self, name: &str) {
         let mut target = Vec::with_capacity(name.len() + 2);
         for label in name.split('.') {
-            // It is a part of a name that was read: at most 63.
+            // It is a label of a name that was read: at most 63 bytes.
             target.push(u8::try_from(label.len()).unwrap_or_default());
             target.extend(label.as_bytes());
         }

@@ -1,19 +1,19 @@
-//! Which service, or pod, of the mesh a client means by a name, and with which addresses.
+//! Resolves a name to a service or a pod of the mesh, and to its addresses, as the client sees them.
 
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, Service};
 use ambit_route::MeshTable;
 
-/// What a message over TCP can always hold, whatever the addresses.
+/// Addresses that always fit into a message over TCP.
 const MAX_ADDRESSES: usize = 2000;
 
-/// Who asks, and where.
+/// The client, and its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
     /// Its namespace.
     pub namespace: &'a str,
-    /// Its network: only addresses of the same are of use to it.
+    /// Its network: it can reach only addresses of the same one.
     pub network: &'a str,
     /// Its cluster.
     pub cluster_id: &'a str,
@@ -21,7 +21,7 @@ pub struct Client<'a> {
     pub domain: &'a str,
 }
 
-/// A family of addresses that is asked for.
+/// The address family of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `A` records.
@@ -36,20 +36,20 @@ impl Family {
     }
 }
 
-/// What a name stands for.
+/// What a name resolves to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Host name of the service.
     pub host: ArcStr,
-    /// The name the addresses belong to, when it is not the one asked for: the client's search list
-    /// had added a suffix to it.
+    /// The name the addresses belong to, when it is not the requested one: the client's search list had
+    /// added a suffix to it.
     pub alias: Option<String>,
-    /// Addresses of the family; perhaps none.
+    /// Addresses of the family; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Looks `name` up (lower case, without the final dot) as the client's own resolver would if it knew
-/// the mesh: as it is, with what Kubernetes' search list adds, and without what the list added.
+/// the mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix.
 ///
 /// `None`: not a name of the mesh, for this client.
 pub fn look_up(
@@ -76,7 +76,7 @@ pub fn look_up(
         .filter(|stripped| !stripped.is_empty())
         .find_map(|stripped| {
             let hit = search.with_expansions(stripped)?;
-            // A wildcard stands for the whole name.
+            // A wildcard is answered for the whole name.
             let alias = (!hit.by_wildcard).then(|| stripped.to_owned());
             Some(search.found(hit, alias, family))
         })
@@ -89,7 +89,7 @@ struct Search<'a> {
 
 struct Hit<'a> {
     service: &'a Service,
-    /// One pod behind it, instead of the service.
+    /// One pod of the service, instead of the service.
     pod: Option<&'a ambit_route::WorkloadRef>,
     by_wildcard: bool,
 }
@@ -147,8 +147,8 @@ impl<'a> Search<'a> {
             .is_some_and(|rest| rest.ends_with(".svc."))
     }
 
-    /// `db-0.db.shop.svc.cluster.local`: a pod of a StatefulSet, which has its name for good while
-    /// its address changes. Pods that others name are for the cluster's own DNS to know.
+    /// `db-0.db.shop.svc.cluster.local`: a pod of a StatefulSet, which keeps its name while its address
+    /// changes. Other pod names are left to the cluster's own DNS.
     fn pod(&self, name: &str) -> Option<Hit<'a>> {
         let (pod, host) = name.split_once('.')?;
         if !self.is_of_cluster(host) {

@@ -1,4 +1,4 @@
-//! A question as it came, in wire form, and what of it matters here.
+//! A question in wire form, and the parts of it that are used here.
 
 use hickory_proto::{
     op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode},
@@ -11,7 +11,7 @@ use crate::lookup::Family;
 /// Bytes of a message's header.
 pub(crate) const HEADER: usize = 12;
 
-/// A query that can be answered or passed on.
+/// A query that can be answered or forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     pub(crate) metadata: Metadata,
@@ -22,17 +22,17 @@ pub struct Question {
     pub(crate) end: usize,
 }
 
-/// What is no such query.
+/// Why a message cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswerable {
-    /// Not even a header: there is nobody to answer.
+    /// It has no complete header, so that no answer is possible.
     Noise,
-    /// To be refused with this message.
+    /// It is to be refused with this message.
     Refused(Vec<u8>, ResponseCode),
 }
 
 impl Question {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
     /// When it is not a query with exactly one question.
@@ -58,7 +58,7 @@ impl Question {
         }
     }
 
-    /// The name that is asked for, in lower case and without the final dot, if it can be a host's.
+    /// The requested name, in lower case and without the final dot, if it can be a host's.
     pub fn host(&self) -> Option<String> {
         let mut host = String::with_capacity(self.query.name().len());
         for label in self.query.name().iter() {
@@ -74,7 +74,7 @@ impl Question {
         Some(host).filter(|host| !host.is_empty())
     }
 
-    /// The family of addresses that is asked for, if it is for addresses.
+    /// The requested address family, if the question is for addresses.
     pub fn family(&self) -> Option<Family> {
         match (self.query.query_class(), self.query.query_type()) {
             (DNSClass::IN, RecordType::A) => Some(Family::V4),
@@ -83,7 +83,7 @@ impl Question {
         }
     }
 
-    /// The name of the type of record that is asked for; `None` for one without.
+    /// The name of the requested record type; `None` for one without a name.
     pub fn kind_name(&self) -> Option<&'static str> {
         match self.query.query_type() {
             RecordType::Unknown(_) => None,

@@ -1,4 +1,4 @@
-//! A question passed on as it is, under another id, and its answer brought back.
+//! A question forwarded unchanged under another id, and its answer returned.
 
 use hickory_proto::{
     op::{Header, MessageType, ResponseCode},
@@ -7,7 +7,7 @@ use hickory_proto::{
 
 use crate::question::{HEADER, Question};
 
-/// A question on its way.
+/// A forwarded question.
 #[derive(Clone, Debug)]
 pub(crate) struct Relay {
     client_id: [u8; 2],
@@ -16,7 +16,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Under an id that only the server asked can know.
+    /// Under an id that only the server can know.
     pub(crate) fn new(question: &Question, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();
@@ -28,7 +28,7 @@ impl Relay {
         }
     }
 
-    /// What is sent to the server.
+    /// The message to the server.
     pub(crate) fn message(&self) -> &[u8] {
         &self.message
     }
@@ -48,7 +48,7 @@ impl Relay {
         Some((bytes, header.metadata.response_code))
     }
 
-    /// The same bytes, but for the case of letters in the name.
+    /// The same bytes, except for the case of letters in the name.
     fn repeats_question(&self, bytes: &[u8]) -> bool {
         let section = |of: &[u8]| of.get(HEADER..self.question_end).map(<[u8]>::to_vec);
         let (Some(asked), Some(answered)) = (section(&self.message), section(bytes)) else {

@@ -1,4 +1,4 @@
-//! One pod's server: what it answers at once, and what it passes on.
+//! One pod's server: answers questions from the mesh, and forwards the others.
 
 use std::{
     future::Future,
@@ -18,7 +18,7 @@ use crate::{
     upstream::{self, RelayError},
 };
 
-/// How a question came.
+/// The transport of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// In a datagram.
@@ -28,7 +28,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// For metrics.
+    /// The label in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -37,55 +37,54 @@ impl Transport {
     }
 }
 
-/// What the mesh knows of a name.
+/// Whether the mesh has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// It is one of its names.
+    /// It has the name.
     Found(Found),
-    /// It is none of its names.
+    /// It does not have the name.
     Unknown,
-    /// The mesh itself is not known yet: the name may be one of its.
+    /// The mesh itself is not known yet: the name may belong to it.
     NotYet,
 }
 
-/// What became of a question.
+/// The outcome of a question.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
     /// Answered from the mesh.
     Answered(&'a Found),
-    /// Passed on, and answered so after so long.
+    /// Forwarded: the answer's code, and the time it took.
     Relayed(ResponseCode, Duration),
-    /// Passed on in vain.
+    /// Forwarded without success.
     Failed(&'a RelayError),
-    /// Nobody knows the mesh yet.
+    /// The mesh is not known yet.
     NotYet,
 }
 
-/// A question and what became of it.
+/// A question and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
     /// The question.
     pub question: &'a Question,
-    /// How it came.
+    /// Its transport.
     pub transport: Transport,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome<'a>,
 }
 
 /// The proxy that the server is part of.
 pub trait Host: Send + Sync + 'static {
-    /// What the mesh knows of a name, given in lower case and without the final dot.
+    /// Looks a name up in the mesh, given in lower case and without the final dot.
     fn look_up(&self, name: &str, family: Family) -> Known;
-    /// Waits for the mesh to be known, for as long as clients can be made to; whether it is now.
+    /// Waits until the mesh is known, at most as long as clients can wait; returns whether it is.
     fn mesh_known(&self) -> impl Future<Output = bool> + Send;
-    /// Whether it is for this process to take questions, and not for another that has the same
-    /// sockets.
+    /// Whether this process is to receive questions, and not another process with the same sockets.
     fn has_turn(&self) -> bool;
-    /// Waits until it is.
+    /// Waits until this process is to receive questions.
     fn turn(&self) -> impl Future<Output = ()> + Send;
-    /// The addresses that questions come from: the pod's.
+    /// The addresses of clients: the pod's.
     fn clients(&self) -> Vec<IpAddr>;
-    /// A question has been dealt with.
+    /// Reports a question with its outcome.
     fn report(&self, report: &Report<'_>);
 }
 
@@ -99,26 +98,26 @@ pub struct Server<H> {
     relayed: Semaphore,
 }
 
-/// What is to be done with a question.
+/// The next step of a question.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// This is the answer.
+    /// Send this answer.
     Answer(Vec<u8>),
-    /// It takes time.
+    /// It must wait.
     Later(Later),
 }
 
-/// Why a question takes time.
+/// Why a question must wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Later {
-    /// The mesh does not know it.
+    /// The mesh does not have the name.
     Relay,
     /// The mesh is not known.
     Wait,
 }
 
 impl<H: Host> Server<H> {
-    /// A server whose sockets are `egress`'s.
+    /// A server whose sockets are made by `egress`.
     pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
             host,
@@ -141,17 +140,17 @@ impl<H: Host> Server<H> {
         }
     }
 
-    /// Room for one more question that takes time.
+    /// Admission of one more waiting question.
     pub(crate) fn room(&self) -> Option<SemaphorePermit<'_>> {
         self.relayed.try_acquire().ok()
     }
 
-    /// Refuses a question there is no room for.
+    /// Refuses a question that was not admitted.
     pub(crate) fn refuse(&self, question: &Question, transport: Transport) -> Vec<u8> {
         self.failed(question, transport, &RelayError::TooMany)
     }
 
-    /// The further steps, up to the answer. `asked` is the server that the client meant.
+    /// The further steps, up to the answer. `asked` is the server that the client addressed.
     pub(crate) async fn finish(
         &self,
         question: &Question,

@@ -1,35 +1,35 @@
-//! Where a server's sockets live, and what it spends on its clients.
+//! Where a server makes its sockets, and its limits.
 
 use std::{net::SocketAddr, time::Duration};
 
 use ambit_sys::netns::Netns;
 use hickory_resolver::system_conf::read_system_conf;
 
-/// Where questions are passed on from.
+/// How forwarded questions leave.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
     /// The pod's namespace; `None`: the caller's.
     pub netns: Option<Netns>,
-    /// The mark by which the pod's redirection leaves the server's own sockets alone.
+    /// The mark by which the pod's redirection exempts the server's own sockets.
     pub mark: Option<u32>,
-    /// Servers to ask when it cannot be learnt which one the client asked.
+    /// Servers to ask when the client's own server cannot be determined.
     pub fallback: Vec<SocketAddr>,
 }
 
-/// Bounds on what clients may cost.
+/// Limits on the cost of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Questions on their way at a time.
+    /// Forwarded questions in flight.
     pub relayed: usize,
-    /// TCP connections at a time; more wait to be accepted.
+    /// Open TCP connections; further ones wait to be accepted.
     pub connections: usize,
     /// How long a TCP connection may be without a whole question.
     pub idle: Duration,
     /// How long one attempt at a server takes before the next.
     pub attempt: Duration,
-    /// How long a question may be on its way altogether: less than clients wait.
+    /// Total time for a forwarded question: less than clients wait.
     pub patience: Duration,
-    /// After the end is announced: how long without a question until the socket is closed.
+    /// In the drain: how long without a question until the socket is closed.
     pub quiet: Duration,
 }
 

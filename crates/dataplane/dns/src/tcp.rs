@@ -1,4 +1,4 @@
-//! Questions over connections, one after another on each.
+//! Questions over TCP connections, one after another on each.
 
 use std::{future::Future, net::SocketAddr, time::Duration};
 
@@ -25,7 +25,7 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
         let Some(answer) = answer(server, &bytes, asked).await else {
             return;
         };
-        // Longer than a message can be: none of ours is.
+        // Longer than a message can be: our messages never are.
         let Ok(len) = u16::try_from(answer.len()) else {
             return;
         };
@@ -39,11 +39,11 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
     }
 }
 
-/// The next message; `None` when the client has no more, or keeps us waiting.
+/// The next message; `None` when the client has no more, or is too slow.
 async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     let read = async {
         let len = stream.read_u16().await?;
-        // Grows with what comes, not with what is promised.
+        // Grows with the received bytes, not with the announced length.
         let mut bytes = Vec::new();
         stream.take(len.into()).read_to_end(&mut bytes).await?;
         Ok((bytes.len() == usize::from(len)).then_some(bytes))

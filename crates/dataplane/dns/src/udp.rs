@@ -1,4 +1,4 @@
-//! Questions in datagrams.
+//! Questions in UDP datagrams.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,17 +11,17 @@ use crate::{
     server::{Host, Later, Server, Step, Transport},
 };
 
-/// No question is longer; what is cut off makes it unreadable.
+/// No question is longer; a truncated one is unreadable.
 const MAX_QUESTION: usize = 4096;
-/// After an error that is not a client's.
+/// Pause after an error that no client caused.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Pods that leave, one at a time.
+/// Pods that leave, handled one at a time.
 static FORGETTING: Semaphore = Semaphore::const_new(1);
 
-/// Answers datagrams until the drain begins, and then until no more come: a socket of the pod that
-/// was redirected stays so, as the kernel sees it, when the redirection has gone. In the end those
-/// are set free.
+/// Answers datagrams until the drain begins, and then until no more come. The kernel continues to
+/// redirect sockets of the pod that were redirected, even after the rules are removed; at the end their
+/// translation is removed.
 pub async fn serve_datagrams<H: Host>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
@@ -46,10 +46,10 @@ pub async fn serve_datagrams<H: Host>(
                 }
             }
             Some(DrainMode::Immediate) => return,
-            // Somebody else has the socket, too, and goes on.
+            // Another process shares the socket and continues to serve it.
             Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
             Some(DrainMode::Graceful { .. }) => {
-                // Not part of this task, which every pod has all the time.
+                // Not part of this task, which exists for every pod all the time.
                 let run_out = Box::pin(run_out(&socket, &server));
                 let cut = Box::pin(drain.cut());
                 return tokio::select! {
@@ -69,7 +69,7 @@ async fn follow_up(ready: io::Result<()>) {
 }
 
 async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
-    // The pod may not be known any more when the questions have ended.
+    // The pod may no longer be known when the questions have ended.
     let clients = server.host.clients();
     while let Ok(ready) = timeout(server.limits.quiet, socket.readable()).await {
         follow_up(ready).await;
@@ -78,8 +78,8 @@ async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
     let (Ok(at), Some(netns)) = (socket.local_addr(), server.egress.netns.clone()) else {
         return;
     };
-    // Whole namespaces leave at once: their pods do this one after the other, and none of it on the
-    // thread that carries connections.
+    // Whole namespaces leave at once: their pods do this one after the other, and not on the threads
+    // that carry connections.
     let Ok(_turn) = FORGETTING.acquire().await else {
         return;
     };
@@ -90,13 +90,13 @@ async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
     }
 }
 
-/// Takes what has come, without keeping others from the thread.
+/// Handles all waiting datagrams, without starving other tasks of the thread.
 async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
     loop {
         match receive(socket) {
             Ok((bytes, client)) => take(socket, server, &bytes, client),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            // A client that did not wait for its answer; the socket goes on.
+            // A client that did not wait for its answer; the socket is still usable.
             Err(error) => tracing::debug!(%error, "a DNS client has gone"),
         }
         tokio::task::consume_budget().await;
@@ -148,7 +148,7 @@ async fn finish<H: Host>(
     send(socket, &answer, client);
 }
 
-/// The server that the client sent its question to.
+/// The server to which the client sent its question.
 fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Option<SocketAddr> {
     let at = socket.local_addr().ok()?;
     let netns = server.egress.netns.as_ref();
@@ -162,7 +162,7 @@ fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Optio
 }
 
 fn send(socket: &UdpSocket, answer: &[u8], client: SocketAddr) {
-    // A full queue or a client that has gone: it asks again, or not.
+    // A full queue or a client that has gone: the client may ask again.
     if let Err(error) = socket.try_send_to(answer, client) {
         tracing::debug!(%error, "a DNS answer was not sent");
     }

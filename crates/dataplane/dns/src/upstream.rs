@@ -1,4 +1,4 @@
-//! Passing a question on, from inside the pod's namespace: the network sees the pod asking.
+//! Forwards a question from inside the pod's namespace: the network sees the pod as the client.
 
 use std::{io, net::SocketAddr};
 
@@ -21,42 +21,42 @@ use crate::{
 
 /// The port of captured questions.
 const PORT: u16 = 53;
-/// As many servers as resolvers usually look at.
+/// As many servers as resolvers usually use.
 const MAX_SERVERS: usize = 3;
 
-/// A question that could not be passed on.
+/// Why a question could not be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// Nobody to ask.
+    /// There is no server to ask.
     #[error("it is not known which server was asked, and the proxy has none of its own")]
     NoServer,
-    /// The pod has too many questions on their way.
+    /// The pod has too many questions in flight.
     #[error("too many questions of the pod are waiting for their servers")]
     TooMany,
-    /// Silence.
+    /// The server did not answer.
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
-    /// No socket.
+    /// A socket could not be made.
     #[error("cannot make a socket to ask {server}")]
     Socket {
-        /// Whom to ask.
+        /// The server.
         server: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: SocketError,
     },
-    /// The exchange broke off.
+    /// The exchange failed.
     #[error("cannot ask {server}")]
     Exchange {
-        /// Whom.
+        /// The server.
         server: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Asks the server that the client meant, or else those of the egress in turn.
+/// Asks the server that the client addressed, or else those of the egress in turn.
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
@@ -99,7 +99,7 @@ pub(crate) async fn exchange(
     result
 }
 
-/// A destination that redirection can have taken a question from: never the pod itself, or the
+/// Whether redirection can have taken a question to this destination: never the pod itself, or the
 /// server would ask itself.
 fn is_server(asked: &SocketAddr) -> bool {
     let ip = asked.ip();
@@ -117,7 +117,7 @@ async fn by_datagram(
     let socket = datagram::outbound(egress.netns.as_ref(), server, egress.mark)
         .map_err(|source| RelayError::Socket { server, source })?;
     let socket = UdpSocket::from_std(socket).map_err(failed)?;
-    // The kernel picks a random port, and drops what comes from anybody else.
+    // The kernel picks a random port, and drops what comes from any other address.
     socket.connect(server).await.map_err(failed)?;
     socket.send(relay.message()).await.map_err(failed)?;
     let mut repeat = Some(repeat).filter(|repeat| *repeat < until);
@@ -143,7 +143,7 @@ async fn by_datagram(
     }
 }
 
-/// Takes a datagram that has come. A buffer for the longest is needed for this moment only.
+/// Receives a datagram. A buffer for the longest is needed only for this moment.
 fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 65_535];
     let len = socket.try_recv(&mut buffer)?;

@@ -1,4 +1,4 @@
-//! The client's end of an HBONE connection: setting it up, opening tunnels on it.
+//! The client side of an HBONE connection: sets it up, and opens tunnels on it.
 
 use std::{
     fmt,
@@ -23,30 +23,30 @@ use tokio::{
 
 use crate::{Settings, Tunnel, piece::Piece, pinger::Pinger, tls::HandshakeError};
 
-/// A connection that could not be set up. Shared by all who waited for it.
+/// Why a connection could not be set up. Shared by all its waiters.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// What comes before connecting: the certificate, the socket.
+    /// A step before connecting failed: the certificate, the socket.
     #[error("{text}")]
     Prepare {
-        /// What was being prepared.
+        /// The step.
         text: &'static str,
         /// The low-cardinality cause.
         reason: Reason,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// TCP.
+    /// TCP failed.
     #[error("cannot connect to {addr}")]
     Connect {
         /// The peer.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// TCP, without any answer.
+    /// TCP failed without any answer.
     #[error(
         "connection timed out, maybe a NetworkPolicy is blocking HBONE port {}: {addr} did not \
          answer within {limit:?}", addr.port()
@@ -57,21 +57,21 @@ pub enum DialError {
         /// How long we waited.
         limit: Duration,
     },
-    /// TLS.
+    /// TLS failed.
     #[error("cannot agree on TLS with {addr}")]
     Tls {
         /// The peer.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: HandshakeError,
     },
-    /// HTTP/2.
+    /// HTTP/2 failed.
     #[error("http2 handshake failed with {addr}")]
     Http2 {
         /// The peer.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Http2Error,
     },
@@ -90,7 +90,7 @@ impl DialError {
     }
 }
 
-/// HTTP/2 could not be set up.
+/// Why HTTP/2 could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Http2Error {
     /// The peer took longer than this.
@@ -101,10 +101,10 @@ pub enum Http2Error {
     Protocol(#[from] h2::Error),
 }
 
-/// A tunnel that could not be opened.
+/// Why a tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
-    /// No connection to open it on.
+    /// There is no connection for it.
     #[error("{0}")]
     Dial(#[source] Arc<DialError>),
     /// The request could not be built from these headers.
@@ -113,10 +113,10 @@ pub enum TunnelError {
     /// The stream or its connection failed before an answer came.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
-    /// The peer's answer.
+    /// The peer answered with this status.
     #[error("http status: {0}")]
     Status(StatusCode),
-    /// The proxy is going away and opens no more tunnels.
+    /// The proxy is draining and opens no more tunnels.
     #[error("pool draining")]
     Draining,
 }
@@ -131,9 +131,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer can have seen nothing of the request, or at most an opening without a byte
-    /// of the application: then another connection may be tried. On a `fresh` connection only if the
-    /// peer cut it off without a word: what it refuses once, it would refuse again.
+    /// Whether the peer has seen nothing of the request, or at most an opening without a byte of the
+    /// application: then another connection may be tried. On a `fresh` connection only if the peer cut it
+    /// off without an error: what it refuses once, it would refuse again.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),
@@ -159,14 +159,14 @@ fn is_cut_off(error: &h2::Error) -> bool {
     error.get_io().is_some_and(crate::relay::is_gone)
 }
 
-/// What is counted of a connection, by its owner, its driver and its tunnels.
+/// The state of a connection that its owner, its driver and its tunnels share.
 #[derive(Debug)]
 struct Shared {
     streams: AtomicUsize,
     /// Milliseconds from `born` to the last tunnel opened.
     last_used_ms: AtomicUsize,
     born: Instant,
-    /// Serves what it carries, takes no more.
+    /// Serves its tunnels, but takes no more.
     retired: AtomicBool,
 }
 
@@ -182,7 +182,7 @@ impl Shared {
     }
 }
 
-/// A tunnel's share of its connection, given back when dropped.
+/// A tunnel's slot on its connection, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Lease(Arc<Shared>);
 
@@ -217,7 +217,7 @@ impl fmt::Debug for ClientConnection {
 }
 
 impl ClientConnection {
-    /// Tunnels it carries now.
+    /// The number of its tunnels.
     pub fn streams(&self) -> usize {
         self.shared.streams.load(Ordering::Relaxed)
     }
@@ -227,7 +227,7 @@ impl ClientConnection {
         self.streams() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
-    /// Whether it still takes tunnels: not after GOAWAY, an error, or long idleness.
+    /// Whether it still takes tunnels: not after GOAWAY, an error, or a long idle time.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
             && !matches!(
@@ -237,7 +237,7 @@ impl ClientConnection {
             )
     }
 
-    /// Opens a tunnel on this very connection.
+    /// Opens a tunnel on this connection.
     ///
     /// # Errors
     /// When the peer refuses it, or the connection fails.
@@ -249,13 +249,13 @@ impl ClientConnection {
         open_tunnel(self.lease(), authority, headers).await
     }
 
-    /// Reserves room for one tunnel.
+    /// Reserves a slot for one tunnel.
     pub(crate) fn lease(&self) -> (SendRequest<Piece>, Lease) {
         (self.send.clone(), Lease::take(&self.shared))
     }
 }
 
-/// However a connection's driver ends, by a panic too, it takes no more tunnels.
+/// When a connection's driver ends, even by a panic, the connection takes no more tunnels.
 struct Retire(Arc<Shared>);
 
 impl Drop for Retire {
@@ -281,8 +281,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
-    /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so
-    /// long that its owner should drop it.
+    /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so long
+    /// that its owner should drop it.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
         let _retire = Retire(self.shared.clone());
         let result = poll_fn(|cx| {
@@ -315,7 +315,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
 /// Sets up HTTP/2 as a client on an established connection.
 ///
 /// # Errors
-/// When the peer does not take our preface in time.
+/// When the peer does not accept our preface in time.
 pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     io: IO,
     settings: &Settings,
@@ -376,7 +376,7 @@ pub(crate) async fn open_tunnel(
     let (answer, stream) = send
         .send_request(request, false)
         .map_err(TunnelError::Stream)?;
-    // The connection must be free to end when its owner and its tunnels drop it.
+    // The connection must be able to end when its owner and its tunnels drop it.
     drop(send);
     let (parts, body) = answer.await.map_err(TunnelError::Stream)?.into_parts();
     if parts.status != StatusCode::OK {

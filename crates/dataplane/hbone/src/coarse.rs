@@ -1,7 +1,7 @@
 //! Large reads under TLS.
 //!
-//! The TLS library asks for 4 KiB at a time. Here a read takes what the socket has, up to [`SCRATCH`], and
-//! hands it out in pieces. The buffer belongs to the worker thread and is a connection's only while it
+//! The TLS library asks for 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH`],
+//! and returns it in pieces. The buffer belongs to the worker thread and is a connection's only while it
 //! holds bytes, so idle connections have none.
 
 use std::{
@@ -28,7 +28,7 @@ thread_local! {
 /// A connection read in large pieces.
 pub struct Coarse<IO> {
     io: IO,
-    /// Read and not handed out yet; has capacity only then.
+    /// Read but not returned yet; has capacity only then.
     held: BytesMut,
     /// Ends the connection once it completes.
     revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -66,7 +66,7 @@ fn take() -> BytesMut {
 fn give_back(mut buffer: BytesMut) {
     buffer.clear();
     FREE.with_borrow_mut(|free| {
-        // Handing out moves the start; a buffer that lost much of its room is not worth keeping.
+        // Returning pieces moves the start; a buffer that lost much of its capacity is not kept.
         if free.len() < KEPT && buffer.try_reclaim(SCRATCH) {
             free.push(buffer);
         }

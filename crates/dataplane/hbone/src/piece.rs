@@ -1,7 +1,7 @@
-//! What is handed to HTTP/2 to be sent, and how one learns that it has been.
+//! A piece of data passed to HTTP/2 for sending, and how to wait until it has been sent.
 //!
-//! A reset drops whatever of its stream is still waiting to be sent. Who resets a stream because the
-//! connection behind it broke must therefore wait until the bytes from before have left.
+//! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it
+//! broke, the earlier bytes must therefore have been sent.
 
 use std::{
     sync::{
@@ -36,7 +36,7 @@ impl Unsent {
     }
 }
 
-/// Bytes on their way through HTTP/2, which drops them when they are sent, or never will be.
+/// Bytes in HTTP/2's queue; HTTP/2 drops the value when they are sent, or never will be.
 #[derive(Debug)]
 pub(crate) struct Piece {
     bytes: Bytes,

@@ -1,4 +1,4 @@
-//! When a connection is asked for a sign of life, and when it is given up.
+//! Liveness of a connection: when to send a PING, and when to give the connection up.
 
 use std::{
     pin::Pin,
@@ -16,7 +16,7 @@ use crate::Settings;
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     Ping,
@@ -31,7 +31,7 @@ struct State {
 }
 
 impl State {
-    /// The timer has fired: what to do, and how long until it fires again.
+    /// The timer has fired: the next action, and the time until it fires again.
     fn on_timer(&mut self) -> (Effect, Duration) {
         if self.awaiting {
             return (Effect::GiveUp, self.interval);
@@ -40,14 +40,14 @@ impl State {
         (Effect::Ping, self.timeout)
     }
 
-    /// The answer came: how long until the timer fires.
+    /// The answer arrived: the time until the timer fires.
     fn on_pong(&mut self) -> Duration {
         self.awaiting = false;
         self.interval
     }
 }
 
-/// Keeps one connection honest. Polled with the connection it belongs to.
+/// Checks that one connection is alive. Polled with the connection it belongs to.
 #[derive(Debug)]
 pub(crate) struct Pinger {
     ping: Option<PingPong>,
@@ -88,8 +88,8 @@ impl Pinger {
             match effect {
                 Effect::GiveUp => return Poll::Ready(PingTimeout(self.state.timeout)),
                 Effect::Ping => {
-                    // A PING that cannot be sent belongs to a connection that is ending: the
-                    // connection itself will say so.
+                    // A PING that cannot be sent belongs to a connection that is ending: the connection itself
+                    // will report it.
                     if ping.send_ping(Ping::opaque()).is_err() {
                         self.state.on_pong();
                     }

@@ -1,8 +1,8 @@
 //! One pod's HBONE connections, shared by its outgoing tunnels. One pool a pod and worker thread.
 //!
 //! Connections are shared by tunnels of the same source identity, expected server identities,
-//! destination address and source address. While one is being set up everybody who needs it waits
-//! for the outcome, failure included; several are kept when one cannot carry all tunnels.
+//! destination address and source address. While one is being set up, all who need it wait for the
+//! outcome, failure included; several are kept when one cannot carry all tunnels.
 
 use std::{
     collections::HashMap,
@@ -28,12 +28,12 @@ use crate::{
 type Leased = (h2::client::SendRequest<Piece>, Lease);
 type Outcome = Result<(), Arc<DialError>>;
 
-/// What tunnels must have in common to share a connection.
+/// The key by which tunnels share a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PoolKey {
-    /// Whose certificate we present.
+    /// The identity of the certificate we present.
     pub source: Identity,
-    /// Whose certificates we accept.
+    /// The server identities we accept.
     pub expected: Vec<Identity>,
     /// The peer.
     pub destination: SocketAddr,
@@ -61,7 +61,7 @@ pub struct Pool {
     settings: Arc<Settings>,
 }
 
-/// What a look into the pool gave.
+/// The result of a look-up in the pool.
 enum Looked {
     Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),
@@ -95,11 +95,11 @@ impl Pool {
 
     /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` sets up to
     /// the point where HTTP/2 begins. A pooled connection that turns out to be closing, closed or
-    /// full is replaced once, and so is a new one that the peer cuts off, as a proxy does that dies
-    /// while it is called: nothing of the application has been sent then.
+    /// full is replaced once, and so is a new one that the peer cuts off, as a proxy that dies meanwhile
+    /// does: nothing of the application has been sent then.
     ///
     /// # Errors
-    /// When no connection can be had, or the peer refuses the tunnel.
+    /// When no connection can be set up, or the peer refuses the tunnel.
     pub async fn tunnel<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -121,7 +121,7 @@ impl Pool {
         .map_err(|(error, _fresh)| error)
     }
 
-    /// One attempt. An error also says whether it was on a connection made for it.
+    /// One attempt. An error also reports whether it was on a connection made for it.
     async fn open<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -140,14 +140,14 @@ impl Pool {
             .map_err(|error| (error, fresh))
     }
 
-    /// Gives up all connections: they end with their tunnels, and no new ones are opened.
+    /// Retires all connections: they end with their tunnels, and no new ones are opened.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         state.draining = true;
         state.entries.clear();
     }
 
-    /// Gives up the connections that `keep` does not want, so that their peers are dialled anew.
+    /// Retires the connections that `keep` does not want, so that their peers are dialled again.
     pub fn retain(&self, keep: impl Fn(&PoolKey) -> bool) {
         for (key, entry) in &mut self.state.lock().entries {
             if !keep(key) {
@@ -156,7 +156,7 @@ impl Pool {
         }
     }
 
-    /// A lease of a connection; also whether the connection was made for it.
+    /// A lease of a connection, and whether the connection was made for it.
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -170,7 +170,7 @@ impl Pool {
             match self.look(key) {
                 Looked::Leased(leased) => return Ok((leased, false)),
                 Looked::Draining => return Err(TunnelError::Draining),
-                // Otherwise there is a new connection, or the task that was setting it up went away.
+                // Otherwise there is a new connection, or the task that was setting it up was dropped.
                 Looked::Wait(outcome) => {
                     if let Ok(Err(error)) = outcome.await {
                         return Err(TunnelError::Dial(error));
@@ -209,7 +209,7 @@ impl Pool {
         if let Some(connection) = best {
             return Looked::Leased(connection.lease());
         }
-        // As many as the connections being set up can carry wait for them.
+        // Only as many callers wait as the connections being set up can carry.
         if entry.waiters.len() + entry.dialing < entry.dialing * self.settings.max_streams {
             let (wake, outcome) = oneshot::channel();
             entry.waiters.push(wake);
@@ -238,7 +238,7 @@ impl Pool {
     }
 }
 
-/// Forgets connections that take no more tunnels, and the entry when it is empty.
+/// Removes connections that take no more tunnels, and the entry when it is empty.
 fn sweep(state: &Mutex<State>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {
@@ -249,8 +249,8 @@ fn sweep(state: &Mutex<State>, key: &PoolKey) {
     }
 }
 
-/// Somebody is setting up a connection. Dropped without an outcome (the caller went away), it wakes
-/// the waiters, one of whom goes on.
+/// A connection is being set up. Dropped without an outcome (the caller was cancelled), it wakes the
+/// waiters, one of whom takes over.
 struct Dialing<'a> {
     pool: &'a Pool,
     key: &'a Arc<PoolKey>,

@@ -1,13 +1,13 @@
 //! The copy loops: an application's socket and a tunnel, or two sockets.
 //!
-//! Both directions of a connection live in one task. Each ends by itself: an end of data is passed
-//! on as such (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are
-//! read only when the previous ones have been taken, and receive-window credit goes back to the
-//! peer only as the application takes its bytes, so nothing grows with a slow reader beyond that window.
+//! Both directions of a connection are in one task. Each ends by itself: an end of data is passed on as
+//! such (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are read only
+//! when the previous ones have been written, and receive-window credit is returned to the peer only as
+//! the application reads its bytes, so a slow reader needs no more memory than that window.
 //!
-//! A side that breaks (a reset, a connection that dies) is never passed on as an end of data. What it
-//! had sent before is delivered as TCP would, within [`LAST_BYTES`]; then the tunnel is reset, and the
-//! caller resets its sockets, as it does for every relay that does not end with `Ok`.
+//! A side that breaks (a reset, a dead connection) is never passed on as an end of data. What it had sent
+//! before is delivered as TCP would, within [`LAST_BYTES`]; then the tunnel is reset, and the caller
+//! resets its sockets, as it does for every relay that does not end with `Ok`.
 
 use std::{
     future::poll_fn,
@@ -33,10 +33,10 @@ use download::Download;
 use one_way::OneWay;
 use upload::Upload;
 
-/// How long the delivery of what a side sent before it broke may take.
+/// Time limit for delivering what a side sent before it broke.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
-/// Where the bytes that passed are counted, as they pass.
+/// Counts the bytes as they pass.
 pub trait Meter {
     /// Read from the application (or the first of two sockets).
     fn app_sent(&self, bytes: u64);
@@ -64,10 +64,10 @@ pub enum RelayError {
     /// The tunnel broke: the peer reset it, or its connection died.
     #[error("the tunnel broke")]
     Tunnel(#[source] h2::Error),
-    /// Reading from a socket.
+    /// Reading from a socket failed.
     #[error("receive")]
     Receive(#[source] io::Error),
-    /// Writing to a socket.
+    /// Writing to a socket failed.
     #[error("send")]
     Send(#[source] io::Error),
 }
@@ -85,15 +85,15 @@ impl RelayError {
     }
 }
 
-/// How one direction is over.
+/// How one direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
     /// With an end of data, passed on.
     Clean,
-    /// Its source broke, and all that came from it has been passed on. There is nobody for the other
-    /// direction's bytes.
+    /// Its source broke, and all that came from it has been passed on. The other direction's bytes have
+    /// no receiver.
     SourceBroke,
-    /// Its sink broke. What that had sent before may still have to be passed on, in the other direction.
+    /// Its sink broke. What that had sent before may still be passed on, in the other direction.
     SinkBroke,
 }
 
@@ -102,7 +102,7 @@ enum Over {
 struct Ends {
     up: bool,
     down: bool,
-    /// What broke first: the cause of whatever breaks then.
+    /// What broke first: the cause of later failures.
     broken: Option<Box<RelayError>>,
     patience: Patience,
 }
@@ -143,7 +143,7 @@ impl Ends {
     }
 }
 
-/// Waits [`LAST_BYTES`] from its first poll on.
+/// Waits [`LAST_BYTES`] from its first poll.
 #[derive(Debug, Default)]
 struct Patience(Option<Pin<Box<Sleep>>>);
 
@@ -155,7 +155,7 @@ impl Patience {
 }
 
 /// Copies between an application's socket and a tunnel until both directions have ended. If either
-/// breaks, the tunnel is reset; the socket is left to the caller.
+/// breaks, the tunnel is reset; the caller must reset the socket.
 ///
 /// # Errors
 /// When the tunnel or the socket breaks.
@@ -226,7 +226,7 @@ where
     .await
 }
 
-/// Errors that only say that a peer went away, which every TCP peer may do at any time.
+/// Errors that only report that a peer went away, which every TCP peer may do at any time.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

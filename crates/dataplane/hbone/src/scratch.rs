@@ -1,8 +1,8 @@
 //! One read buffer a worker thread, shared by all its connections.
 //!
-//! A connection has a buffer only for the moment it reads, so idle ones cost none. What was read
-//! leaves as a [`Bytes`]: small pieces are copied out, so that a slow peer never pins the buffer;
-//! large ones take their part of it along.
+//! A connection uses the buffer only while it reads, so idle ones need none. The bytes read are returned
+//! as [`Bytes`]: small pieces are copied, so that a slow peer never pins the buffer; large ones take
+//! their part of it along.
 
 use std::{
     cell::RefCell,
@@ -15,11 +15,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// The buffer, and the largest single read. For bulk a large one: what the kernel does for each (it tells the
-/// sender of the new room, through the whole stack, and the sender's next bytes come with the answer) costs
-/// more than the bytes. Memory is used as far as reads fill it.
+/// The buffer, and the largest single read. Large for bulk data: the kernel's work for each read (a window
+/// update to the sender, through the whole stack, and the sender's next bytes with the answer) costs more
+/// than the bytes. Memory is used only as far as reads fill it.
 pub(crate) const SCRATCH: usize = 512 << 10;
-/// Pieces up to this are copied out.
+/// Pieces up to this size are copied.
 const COPY_OUT: usize = 8 << 10;
 
 thread_local! {
@@ -44,7 +44,7 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     })
 }
 
-/// Reads once and hands the bytes to `write`; what it does not take comes back, copied.
+/// Reads once and passes the bytes to `write`; what it does not take is returned, copied.
 /// `None` means the end.
 pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
     reader: &mut R,

@@ -1,4 +1,4 @@
-//! The server's end of an HBONE connection: CONNECT requests in, tunnels out.
+//! The server side of an HBONE connection: receives CONNECT requests, and returns tunnels.
 
 use std::{
     future::Future,
@@ -21,19 +21,19 @@ use crate::{
     pinger::{PingTimeout, Pinger},
 };
 
-/// A connection that ended otherwise than by both sides being done.
+/// Why a connection ended other than by both sides being done.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The peer did not send its preface and settings in time.
     #[error("http2 handshake failed: the peer took longer than {0:?}")]
     HandshakeTimeout(Duration),
-    /// The peer's preface was none.
+    /// The peer's preface was invalid.
     #[error("http2 handshake failed")]
     Handshake(#[source] h2::Error),
     /// The peer broke the protocol, or went away.
     #[error("http2 connection failed")]
     Connection(#[source] h2::Error),
-    /// The peer is silent.
+    /// The peer does not answer.
     #[error(transparent)]
     Silent(#[from] PingTimeout),
 }
@@ -45,7 +45,7 @@ pub struct Incoming {
     respond: SendResponse<Piece>,
 }
 
-/// A request that cannot be a tunnel's.
+/// Why a request cannot open a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IncomingError {
     /// Not CONNECT.
@@ -60,7 +60,7 @@ pub enum IncomingError {
 }
 
 impl Incoming {
-    /// Where it wants to go.
+    /// The requested destination.
     ///
     /// # Errors
     /// When it is not a plain CONNECT to an address or name with a port.
@@ -89,15 +89,15 @@ impl Incoming {
         self.request.headers()
     }
 
-    /// Answers with `status` and nothing else. A peer that has gone needs no answer.
+    /// Answers with only `status`. A peer that has gone needs no answer.
     pub fn refuse(mut self, status: StatusCode) {
         let mut response = Response::new(());
         *response.status_mut() = status;
         let _gone = self.respond.send_response(response, true);
     }
 
-    /// Runs `work` unless the peer takes the request back, or goes away: what is done for a request is
-    /// not to outlive it.
+    /// Runs `work` unless the peer cancels the request, or goes away: work for a request must not outlive
+    /// it.
     ///
     /// # Errors
     /// How the request ended.
@@ -114,7 +114,7 @@ impl Incoming {
         .await
     }
 
-    /// Answers 200: the tunnel stands.
+    /// Answers 200: the tunnel is established.
     ///
     /// # Errors
     /// When the peer has gone.
@@ -132,7 +132,7 @@ impl Incoming {
 /// with the last of them.
 ///
 /// # Errors
-/// When the peer breaks the protocol or falls silent.
+/// When the peer breaks the protocol or no longer answers.
 pub async fn serve<IO, D, H>(
     io: IO,
     settings: &Settings,
@@ -178,7 +178,7 @@ where
                     handler(Incoming { request, respond });
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    // A peer that closes the transport without ceremony is only gone.
+                    // A peer that closes the transport without GOAWAY has only gone.
                     let gone = error.get_io().is_some_and(crate::relay::is_gone);
                     return Poll::Ready(if gone {
                         Ok(())

@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-/// HTTP/2 limits and timers. The defaults are what the other implementations of HBONE use.
+/// HTTP/2 limits and timers. The defaults are those of the other implementations of HBONE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes a peer may send on one stream before we have consumed them.
     pub stream_window: u32,
-    /// The same for all streams of a connection. Several times the stream's, or one stalled stream
+    /// The same for all streams of a connection. Several times that of a stream, or one stalled stream
     /// starves its siblings.
     pub connection_window: u32,
-    /// Largest frame we take, 16 KiB to 16 MiB.
+    /// Largest frame we accept, 16 KiB to 16 MiB.
     pub frame_size: u32,
-    /// Bytes that may wait in HTTP/2 to be written, a stream.
+    /// Bytes of a stream that may wait in HTTP/2 to be written.
     pub send_buffer: usize,
-    /// Streams a client connection carries at most (the peer may allow fewer).
+    /// Most streams of a client connection (the peer may allow fewer).
     pub max_streams: usize,
-    /// Streams a peer may open towards us at once.
+    /// Most open streams of a peer towards us.
     pub max_peer_streams: u32,
     /// Longest header list a peer may send us in a request.
     pub max_request_headers: u32,
     /// Longest header list a peer may send us in a response.
     pub max_response_headers: u32,
-    /// A connection is asked for a sign of life this often.
+    /// Interval of PINGs on a connection.
     pub ping_interval: Duration,
-    /// And given up without one after this.
+    /// Time without an answer to a PING after which the connection is given up.
     pub ping_timeout: Duration,
-    /// TLS and HTTP/2 must be set up within this, each.
+    /// Time limit for setting up TLS and HTTP/2, each.
     pub handshake_timeout: Duration,
-    /// TCP must be connected within this.
+    /// Time limit for connecting TCP.
     pub connect_timeout: Duration,
     /// A pooled connection that served no new tunnel for this long is closed.
     pub idle_release: Duration,

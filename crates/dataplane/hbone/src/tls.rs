@@ -1,4 +1,4 @@
-//! TLS on a tunnel's connection: exactly `h2` by ALPN, no server name, both ends with certificates.
+//! TLS on a tunnel's connection: exactly `h2` by ALPN, no server name, certificates on both sides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ pub use crate::coarse::Coarse;
 /// An established TLS connection.
 pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<Coarse<IO>>;
 
-/// Plaintext that is encrypted before it is written: several records a system call.
+/// Plaintext encrypted before it is written: several records a system call.
 const ENCRYPT_AT_ONCE: usize = 256 << 10;
 
-/// A handshake that did not succeed.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The peer took longer than this.
@@ -30,7 +30,7 @@ pub enum HandshakeError {
     /// Refused by either side, or not TLS at all.
     #[error("the TLS handshake failed")]
     Tls(#[source] std::io::Error),
-    /// The peer does not speak HTTP/2.
+    /// The peer does not support HTTP/2.
     #[error("the peer did not agree on h2 by ALPN")]
     Alpn,
 }
@@ -51,8 +51,8 @@ impl HandshakeError {
     }
 }
 
-/// Speaks TLS as a client. The configuration decides which peers are acceptable; no server name is
-/// sent (names of the IP kind never are).
+/// Does the handshake as a client. The configuration decides which peers are acceptable; no server name
+/// is sent (names of the IP kind never are).
 ///
 /// # Errors
 /// When the handshake fails or takes too long.
@@ -74,7 +74,7 @@ pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Speaks TLS as a server.
+/// Does the handshake as a server.
 ///
 /// # Errors
 /// When the handshake fails or takes too long.

@@ -22,7 +22,7 @@ pub struct Tunnel {
     pub(crate) send: SendStream<Piece>,
     pub(crate) recv: RecvStream,
     pub(crate) unsent: Unsent,
-    /// The lease of a pooled connection; none at the server's side.
+    /// The lease of a pooled connection; none on the server side.
     _lease: Option<Lease>,
 }
 
@@ -36,13 +36,13 @@ impl Tunnel {
         }
     }
 
-    /// Tells the peer that the connection behind the tunnel broke (RFC 9113, section 8.5). What is
-    /// still waiting to be sent is not sent any more.
+    /// Resets the stream: the connection behind the tunnel broke (RFC 9113, section 8.5). Unsent data is
+    /// dropped.
     pub fn reset(&mut self) {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
     }
 
-    /// The tunnel as a byte stream, for a protocol of its own inside it.
+    /// The tunnel as a byte stream, for another protocol inside it.
     pub fn into_io(self) -> TunnelIo {
         TunnelIo {
             tunnel: self,

@@ -1,5 +1,5 @@
-//! Which certificate to fetch when. Knows nothing of tasks, networks or the wall clock: the time
-//! is given, and certificates are carried along unread.
+//! Decides which certificate to fetch when. Knows nothing of tasks, networks or the wall clock: the
+//! time is passed in, and certificates are not inspected.
 
 use std::{
     cmp::Reverse,
@@ -15,18 +15,18 @@ use ambit_tls::WorkloadCert;
 use super::CertificatesOptions;
 use crate::FetchError;
 
-/// How urgent a certificate is.
+/// The priority of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// Renewal, or a retry.
     Background,
     /// A pod was announced.
     Warmup,
-    /// A connection waits.
+    /// A connection is waiting.
     RealTime,
 }
 
-/// How long a certificate has, from when it was received.
+/// The remaining lifetime of a certificate when it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) renew_in: Duration,
@@ -34,15 +34,15 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Refuses one that has none left.
+    /// Refuses an expired one.
     pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
         if cert.is_expired(now) {
             return Err(FetchError::Expired);
         }
         let until = |moment: SystemTime| moment.duration_since(now).unwrap_or(Duration::ZERO);
         let expires_in = until(cert.not_after());
-        // A CA whose clock is behind may issue what is past its half already: renewing at once
-        // would be a busy loop, so wait for half of what is left.
+        // A CA whose clock is behind may issue certificates past half of their lifetime: renewing at
+        // once would be a busy loop, so wait for half of the remaining time.
         let renew_in = match until(cert.renew_at()) {
             Duration::ZERO => expires_in / 2,
             renew_in => renew_in,
@@ -58,10 +58,10 @@ impl Life {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
-    /// The certificate at hand is past its time by the wall clock, which this state does not see:
-    /// the machine slept, or its clock was set.
+    /// The current certificate has expired by the wall clock, which this state does not see: the machine
+    /// slept, or its clock was set.
     Expired(Identity),
-    /// The attempt's number, the certificate's life, the certificate.
+    /// The attempt's number, the certificate's lifetime, the certificate.
     Fetched(Identity, u64, Life, C),
     /// The attempt's number, the error, a random number in `0.0..1.0`.
     Failed(Identity, u64, E, f64),
@@ -70,7 +70,7 @@ pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
-    /// The attempt's number comes back with its result.
+    /// The attempt's number is passed back with its result.
     Fetch(Identity, u64),
     Publish(Identity, C),
     PublishError(Identity, E),
@@ -85,7 +85,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
 
 struct Entry {
     phase: Phase,
-    /// When the certificate at hand expires.
+    /// When the current certificate expires.
     expires: Option<Instant>,
     backoff: Backoff,
 }
@@ -103,9 +103,9 @@ enum Phase {
 pub(super) struct State {
     options: CertificatesOptions,
     entries: HashMap<Identity, Entry>,
-    /// What may be fetched now: the most urgent first, then the earliest due.
+    /// Fetches that may start now: the most urgent first, then the earliest due.
     ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
-    /// Renewals and retries to come.
+    /// Scheduled renewals and retries.
     timers: BTreeSet<(Instant, Identity)>,
     running: usize,
     attempts: u64,
@@ -128,7 +128,7 @@ impl State {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Applies one event; effects are to be carried out in order.
+    /// Handles one event; effects are to be carried out in order.
     pub(super) fn on_event<C, E: Clone>(
         &mut self,
         event: Event<C, E>,
@@ -172,7 +172,7 @@ impl State {
             );
             return;
         };
-        // What is being fetched, renewed later or retried later stays as it is.
+        // Certificates in a fetch, or with a scheduled renewal or retry, stay as they are.
         if let Phase::Ready(old, due) = entry.phase
             && old < priority
         {
@@ -200,7 +200,7 @@ impl State {
         let Some(entry) = self.entries.get_mut(&identity) else {
             return;
         };
-        // Once known, further reports do not hurry the retries.
+        // Once expiry is known, further reports do not hasten the retries.
         if entry.expires.take().is_some()
             && let Phase::Waiting(due) = entry.phase
         {
@@ -211,7 +211,7 @@ impl State {
         }
     }
 
-    /// Whether the result of an attempt still matters.
+    /// Whether the result of an attempt is still current.
     fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
         self.running = self.running.saturating_sub(1);
         self.entries
@@ -225,7 +225,7 @@ impl State {
         };
         entry.expires = Some(now + life.expires_in);
         entry.backoff.reset();
-        // At least a second, so that certificates of no life cannot make this loop busy.
+        // At least a second, so that certificates with no lifetime cannot cause a busy loop.
         let due = now + life.renew_in.max(Duration::from_secs(1));
         entry.phase = Phase::Waiting(due);
         self.timers.insert((due, identity.clone()));
@@ -245,7 +245,7 @@ impl State {
         let delay = entry.backoff.next_delay(random);
         let kept = entry.expires.filter(|expires| *expires > now);
         let due = match kept {
-            // At expiry another attempt decides whether the certificate must go.
+            // At expiry another attempt decides whether the certificate must be dropped.
             Some(expires) => (now + delay).min(expires),
             None => now + delay,
         };

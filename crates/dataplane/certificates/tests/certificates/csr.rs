@@ -73,7 +73,7 @@ async fn a_certificate_is_fetched_as_the_contract_says() {
     );
 }
 
-/// Gives what it was given last, once.
+/// Returns once what was stored last.
 #[derive(Default)]
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 
@@ -98,7 +98,7 @@ async fn what_a_cache_holds_is_used_before_the_ca_is_asked() {
     assert_eq!(first.chain(), again.chain());
     assert_eq!(server.seen().len(), 1);
     assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
-    // Of no use for the identity that is asked for.
+    // Not usable for the requested identity.
     let kept = cache.0.lock().unwrap().take().unwrap();
     *cache.0.lock().unwrap() = Some((kept.0, kept.1[1..].to_vec()));
     client.fetch(&id()).await.unwrap();

@@ -1,4 +1,4 @@
-//! What answers look like on the wire.
+//! Answers in wire form.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, Query},
@@ -137,7 +137,7 @@ fn addresses_come_in_any_order() {
 }
 
 proptest! {
-    /// Whatever the client says of itself, its answer is readable and within its limits.
+    /// For any parameters of the client, its answer is readable and within its limits.
     #[test]
     fn an_answer_is_always_readable(
         labels in prop::collection::vec("[a-z0-9_-]{1,20}", 1..8),

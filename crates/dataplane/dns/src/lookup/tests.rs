@@ -1,4 +1,4 @@
-//! Every row of how names are understood, on a small mesh.
+//! Every case of name resolution, on a small mesh.
 
 use std::collections::BTreeMap;
 
@@ -192,7 +192,7 @@ fn the_own_namespace_comes_first_then_the_canonical_then_the_preferred() {
     check(&table_of(services.clone(), &[]), &[(host, "1.1.1.4")]);
     services.push(of("shop", "1.1.1.5"));
     check(&table_of(services.clone(), &[]), &[(host, "1.1.1.5")]);
-    // Of those that have addresses at all.
+    // Only among those that have addresses.
     services.pop();
     services.push(service("shop", host, &[]));
     check(&table_of(services, &[]), &[(host, "1.1.1.4")]);
@@ -307,7 +307,7 @@ fn a_statefulset_s_pod_is_found_by_its_name() {
             ("web-0.web.shop.svc.cluster.local", "unknown"),
         ],
     );
-    // It keeps its name and changes its address.
+    // It keeps its name while its address changes.
     table.insert_workload(&replica("db-0", "db", "db", &["10.1.0.9"]));
     check(&table, &[("db-0.db", "10.1.0.9")]);
 }

@@ -1,4 +1,4 @@
-//! What is a question, and that nothing else makes trouble.
+//! Valid questions are parsed, and all other messages are refused without harm.
 
 use hickory_proto::{op::Query, rr::Name};
 use proptest::prelude::*;

@@ -1,10 +1,10 @@
-//! A proxy for the tests of the loops.
+//! A fake proxy for the tests of the loops.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Knows `web`, and perhaps not yet.
+/// Has the name `web`; can be made not to know the mesh yet.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) blind: AtomicBool,
@@ -45,7 +45,7 @@ impl Host for Fake {
     }
 }
 
-/// A server without anybody to pass questions on to.
+/// A server without upstream servers.
 pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
     std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
 }

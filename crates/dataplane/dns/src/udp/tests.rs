@@ -55,7 +55,7 @@ async fn questions_are_answered_and_noise_is_not() {
         rig.client.send(b"noise").await.unwrap();
         let answer = rig.ask(&question("web")).await;
         assert_eq!(answer.answers.len(), 1);
-        // There is nobody to pass it on to.
+        // There is no upstream server.
         let answer = rig.ask(&question("elsewhere")).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(rig.server.host.reports.load(Ordering::Relaxed), 2);

@@ -1,4 +1,4 @@
-//! The pool over in-memory pipes: sharing, limits, failures, endings.
+//! The pool over in-memory pipes: sharing, limits, failures, ends.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tokio::{
 
 use super::*;
 
-/// Hands out one end of a pipe per dial, the other to the test.
+/// Returns one end of a pipe per dial, and gives the other to the test.
 #[derive(Clone)]
 struct Dialer {
     far: UnboundedSender<DuplexStream>,
@@ -202,7 +202,7 @@ async fn a_peer_that_dies_while_it_is_called_is_called_once_more() {
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
     assert!(peer.while_doing(opening).await.unwrap().is_ok());
-    // One that does so again is left alone.
+    // One that does so again is not retried.
     let opening = open(&pool, &key(2), &dialer);
     for _ in 0..2 {
         drop(ends.recv().await.unwrap());
@@ -230,7 +230,7 @@ async fn after_goaway_new_tunnels_go_to_a_new_connection() {
         opening.abort();
     };
     assert!(fresh.0.while_doing(fresh.1).await.unwrap().is_ok());
-    // What was open goes on.
+    // What was open continues.
     far.send(b"still here", true);
     let (mut app, proxy) = tokio::io::duplex(64);
     let mut near = near;
@@ -328,7 +328,7 @@ async fn a_silent_peer_is_given_up() {
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
     let (mut near, _) = peer.while_doing(opening).await.unwrap().unwrap();
-    // From now on nobody drives the peer: PINGs stay unanswered.
+    // From now on the peer is not driven: PINGs stay unanswered.
     let (_app, mut proxy) = tokio::io::duplex(64);
     let ended = crate::relay_tunnel(&mut proxy, &mut near, ()).await;
     assert!(
@@ -338,7 +338,7 @@ async fn a_silent_peer_is_given_up() {
     assert_eq!(pool.connections(), 0);
 }
 
-/// A connection on which a fault of ours shows once the peer says something.
+/// A connection on which a panic of ours shows once the peer sends something.
 struct Faulty(DuplexStream, Arc<AtomicBool>);
 
 impl AsyncRead for Faulty {

@@ -11,13 +11,13 @@ use tokio::io::AsyncWrite;
 
 use super::{Ends, Meter, Over, RelayError, frames::Frames};
 
-/// Frames that one write takes.
+/// Frames in one write.
 const GATHER: usize = 4;
 
 /// Copies from a stream to a socket, several frames a write.
 ///
-/// All that comes is taken out of HTTP/2 at once, where many small frames would cost much more than
-/// their bytes, and more than it allows a connection. The stream's window is what bounds it.
+/// Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their
+/// bytes, and more than HTTP/2 allows a connection. The stream's window limits the amount.
 #[derive(Debug, Default)]
 pub(super) struct Download {
     /// Received but not written yet.
@@ -25,15 +25,15 @@ pub(super) struct Download {
     last: Last,
 }
 
-/// What comes after the frames received.
+/// What follows the received frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Last {
-    /// Others.
+    /// Further frames.
     #[default]
     Nothing,
     /// The end of data.
     End,
-    /// Nothing more: the stream broke.
+    /// Nothing: the stream broke.
     Break,
 }
 
@@ -67,7 +67,7 @@ impl Download {
         }
     }
 
-    /// Takes the frames that are there.
+    /// Takes the available frames.
     fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
         while self.last == Last::Nothing {
             match recv.poll_data(cx) {

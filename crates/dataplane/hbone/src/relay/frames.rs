@@ -1,15 +1,15 @@
-//! Frames that wait to be written, the oldest first. Small ones that pile up are put together, so that what
-//! waits costs little more than its bytes.
+//! Frames waiting to be written, the oldest first. Accumulated small ones are merged, so that waiting
+//! frames cost little more than their bytes.
 
 use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Frames below this are put together.
+/// Smaller frames are merged.
 const SMALL: usize = 512;
-/// As long as so few wait, nothing is copied.
+/// Up to this many frames, nothing is copied.
 const FEW: usize = 4;
-/// Into pieces of up to this.
+/// Largest merged piece.
 const TOGETHER: usize = 16 << 10;
 
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
-    /// Forgets the first `n` bytes.
+    /// Removes the first `n` bytes.
     pub(super) fn advance(&mut self, mut n: usize) {
         while let Some(first) = self.whole.front_mut() {
             let part = n.min(first.len());
@@ -64,7 +64,7 @@ impl Frames {
         }
         self.small.advance(n.min(self.small.len()));
         if self.is_empty() && self.whole.capacity() > FEW {
-            // Idle connections hold no memory for what once piled up.
+            // Idle connections hold no memory of an earlier backlog.
             *self = Self::default();
         }
     }
@@ -74,7 +74,7 @@ impl Frames {
 mod tests {
     use super::*;
 
-    /// What the next write would take.
+    /// The bytes of the next write.
     fn next(frames: &Frames) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); 4];
         let next = frames.slices(&mut slices);

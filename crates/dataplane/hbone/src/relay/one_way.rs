@@ -15,7 +15,7 @@ use crate::scratch;
 /// One direction between sockets.
 #[derive(Debug, Default)]
 pub(super) struct OneWay {
-    /// Read but not taken yet.
+    /// Read but not written yet.
     pending: Bytes,
     /// The end of data has been read.
     eof: bool,

@@ -161,7 +161,7 @@ async fn a_client_that_falls_silent_within_a_frame_is_given_up() {
     near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .unwrap();
-    // A HEADERS frame that declares 100 bytes and brings one.
+    // A HEADERS frame that declares 100 bytes and has one.
     near.write_all(b"\0\0\x64\x01\x04\0\0\0\x01x")
         .await
         .unwrap();

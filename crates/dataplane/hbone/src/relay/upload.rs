@@ -13,7 +13,7 @@ use crate::{
     scratch::{self, SCRATCH},
 };
 
-/// The first reads; grows while reads come back full, shrinks when they do not.
+/// Size of the first reads; grows while reads are full, shrinks when they are not.
 const SMALL: usize = 16 << 10;
 
 /// Copies from a socket to a stream, one piece at a time.
@@ -21,7 +21,7 @@ const SMALL: usize = 16 << 10;
 pub(super) struct Upload {
     /// Read but not taken by HTTP/2 yet.
     pending: Bytes,
-    /// How much the next read takes at most.
+    /// The limit of the next read.
     chunk: usize,
     eof: bool,
 }
@@ -68,7 +68,7 @@ impl Upload {
                     self.pending = bytes;
                 }
                 Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
-                // With the other direction over nothing else detects that the peer has gone.
+                // With the other direction over, nothing else detects that the peer has gone.
                 Poll::Pending if ends.down => {
                     // Whichever way it is closed.
                     let _reset = ready!(tunnel.send.poll_reset(cx));
@@ -79,7 +79,7 @@ impl Upload {
         }
     }
 
-    /// Hands the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
+    /// Passes the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
     fn poll_send(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Poll<Result<(), Closed>> {
         let Tunnel { send, unsent, .. } = tunnel;
         send.reserve_capacity(self.pending.len());
@@ -114,11 +114,11 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 /// The stream takes no more bytes.
 struct Closed;
 
-/// What it means that the stream takes no more bytes.
+/// What a closed stream means for the direction.
 fn closed(cx: &mut Context<'_>, send: &mut SendStream<Piece>, ends: &mut Ends) -> Poll<Over> {
     let error = match send.poll_reset(cx) {
-        // A server that has answered in full wants no more (RFC 9113, section 8.1). Its answer is not
-        // truncated, so our socket is closed as usual; the kernel resets what still comes.
+        // A server that has answered in full needs no more (RFC 9113, section 8.1). Its answer is not
+        // truncated, so our socket is closed normally; the kernel resets further data.
         Poll::Ready(Ok(Reason::NO_ERROR)) if ends.down && ends.broken.is_none() => {
             return Poll::Ready(Over::Clean);
         }

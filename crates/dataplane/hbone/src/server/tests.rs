@@ -1,4 +1,4 @@
-//! What floods of frames can do: they are held up, or end their own connection.
+//! Floods of frames: they are held back, or end only their own connection.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio::{
 use super::*;
 use crate::{client, relay_tunnel};
 
-/// What a connection takes at most of frames that achieve nothing: buffers, and little more.
+/// Memory limit for a connection's useless frames: buffers, and little more.
 const LITTLE: usize = 4 << 20;
 
-/// Serves one connection; each tunnel's application is a pipe that takes 1000 bytes, and says "hello".
+/// Serves one connection; each tunnel's application is a pipe that takes 1000 bytes, and sends "hello".
 fn serving() -> (
     DuplexStream,
     tokio::sync::mpsc::UnboundedReceiver<DuplexStream>,
@@ -113,7 +113,7 @@ async fn floods_are_held_up_or_end_their_own_connection() {
         let mut sent = 0;
         for i in 0.. {
             let frame = next(i);
-            // Held up: our answers are not read. Or ended.
+            // Held back, since our answers are not read; or ended.
             let Ok(Ok(())) =
                 tokio::time::timeout(Duration::from_secs(5), near.write_all(&frame)).await
             else {
@@ -122,7 +122,7 @@ async fn floods_are_held_up_or_end_their_own_connection() {
             sent += frame.len();
             assert!(sent < LITTLE, "{name}: nothing stops it");
         }
-        // Others are served all the while.
+        // Other connections are served meanwhile.
         let (other, far) = tokio::io::duplex(1 << 16);
         let (apps, mut others) = tokio::sync::mpsc::unbounded_channel();
         ambit_rt::spawn("server", server(far, apps));

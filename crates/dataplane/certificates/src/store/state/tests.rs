@@ -1,4 +1,4 @@
-//! Which certificate is fetched when, on a clock of the test's own.
+//! Which certificate is fetched when, with a fake clock.
 
 use super::*;
 
@@ -148,7 +148,7 @@ fn failures_are_told_at_once_and_retried_with_growing_delays() {
             effects.first(),
             Some(&Effect::PublishError(id("a"), "down"))
         );
-        // Asking again does not hurry the retry.
+        // Another request does not hasten the retry.
         assert_eq!(run.request("a", Priority::RealTime), []);
         let (waited, effects) = run.wake();
         delays.push(waited.as_secs());
@@ -253,7 +253,7 @@ fn an_answer_to_what_was_forgotten_and_asked_again_is_ignored() {
     );
 }
 
-/// What may happen to one of a few identities, or to time.
+/// Events of a few identities, and the passing of time.
 #[derive(Clone, Debug)]
 enum Step {
     Request(u8, Priority),

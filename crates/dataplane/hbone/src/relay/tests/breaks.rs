@@ -1,4 +1,4 @@
-//! What breaks is passed on as a break, after what came before it.
+//! A break is passed on as a break, after the bytes before it.
 
 use std::task::Waker;
 
@@ -11,7 +11,7 @@ use super::*;
 
 const AUTHORITY: &str = "10.0.0.2:80";
 
-/// A relay of `app` to a scripted server, which has accepted the tunnel. Gives `app` back, still open.
+/// A relay of `app` to a scripted server, which has accepted the tunnel. Returns `app`, still open.
 async fn relaying<A>(
     app: A,
 ) -> (
@@ -208,7 +208,7 @@ async fn what_a_socket_had_sent_is_passed_on_when_writing_to_it_fails() {
             _cx: &mut Context<'_>,
             buffer: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            // As Linux does once the error has been told to a writer: what is left, and an end.
+            // As Linux does once a writer has got the error: the remaining data, and an end.
             buffer.put_slice(std::mem::take(&mut self.0));
             Poll::Ready(Ok(()))
         }

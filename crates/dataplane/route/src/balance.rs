@@ -1,11 +1,11 @@
-//! Choosing an endpoint of a service, and an address of a workload.
+//! Chooses an endpoint of a service, and an address of a workload.
 //!
-//! Weighted random by capacity, without state; with session affinity the client's address is what is
-//! drawn from, so that the same client comes to the same endpoint, whichever node it is on and whatever
-//! has been restarted, and only endpoints that come or go move clients. Services that balance over all endpoints are sampled
-//! in constant time: draw, keep with a probability proportional to the capacity, else draw again;
-//! only when that fails repeatedly (few usable endpoints among many) are all of them looked at.
-//! Locality modes look at all endpoints, in one pass and without allocating.
+//! Weighted random by capacity, without state. With session affinity the choice is a hash of the client's
+//! address, so that a client gets the same endpoint from every node and after restarts, and only endpoints
+//! that come or go move clients. Services that balance over all endpoints are sampled in constant time:
+//! draw, keep with a probability proportional to the capacity, else draw again; only when that fails
+//! repeatedly (few usable endpoints among many) are all of them evaluated. Locality modes evaluate all
+//! endpoints, in one pass and without allocating.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -24,19 +24,19 @@ use crate::{
     workloads::{Slot, Workloads},
 };
 
-/// Draws before all endpoints are looked at.
+/// Draws before all endpoints are evaluated.
 const DRAWS: usize = 16;
 
-/// What the endpoint is for.
+/// The purpose of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// A client's connection: the service must have the port.
     Standard,
-    /// A tunnel to a waypoint: one that takes tunnels by an application tunnel needs no port.
+    /// A tunnel to a waypoint: an endpoint with an application tunnel needs no port.
     Waypoint,
 }
 
-/// Who the client is, and where.
+/// The client and its location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vantage<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -102,7 +102,7 @@ struct Choice<'t, 'a> {
 }
 
 impl<'t> Choice<'t, '_> {
-    /// Constant time; gives up when the draws do.
+    /// Constant time; `None` when all draws fail.
     fn sample(
         &self,
         endpoints: &Endpoints,
@@ -135,8 +135,8 @@ impl<'t> Choice<'t, '_> {
         None
     }
 
-    /// Looks at all endpoints; among those of the best rank each is kept with the probability of
-    /// its capacity in what was seen so far, which ends up proportional to its capacity.
+    /// Evaluates all endpoints; among those of the best rank each replaces the current choice with the
+    /// probability of its share of the capacity so far, so that the result is proportional to capacity.
     fn scan(&self, endpoints: &Endpoints, rng: &mut dyn RngCore) -> Option<(&'t WorkloadRef, u16)> {
         let mut best_rank = 0;
         let mut seen: u64 = 0;
@@ -165,8 +165,8 @@ impl<'t> Choice<'t, '_> {
         kept
     }
 
-    /// The endpoint that this client gets each time: of those of the best rank the one whose hash with
-    /// the client's address is the highest, by capacity (weighted rendezvous hashing).
+    /// The endpoint that this client always gets: of those of the best rank the one with the highest hash of
+    /// its name and the client's address, weighted by capacity (weighted rendezvous hashing).
     fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
         let usable = endpoints
             .usable(self.balancing.health_policy)
@@ -227,8 +227,8 @@ impl<'t> Choice<'t, '_> {
     }
 
     fn failover_rank(&self, scopes: &[LbScope], workload: &WorkloadRef) -> usize {
-        // A leading network scope outweighs all others together and does not end the comparison:
-        // an endpoint in the other network may still be the closest of that network.
+        // A leading network scope outranks all others together and does not end the comparison: an
+        // endpoint in the other network may still be the closest of that network.
         let (bonus, rest) = match scopes.split_first() {
             Some((LbScope::Network, rest)) if self.shares(LbScope::Network, workload) => {
                 (scopes.len(), rest)
@@ -263,7 +263,7 @@ impl<'t> Choice<'t, '_> {
     }
 }
 
-/// Grows with the capacity so that the highest of several is each one's as often as its share.
+/// Grows with the capacity, so that an endpoint has the highest score as often as its share says.
 fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);
@@ -273,8 +273,8 @@ fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     f64::from(capacity) / -drawn.ln()
 }
 
-/// The address of a workload to use: the one dialled if it is its own, else one of the families the
-/// service offers, of the family dialled where there is one.
+/// The address of a workload to use: the dialled one if it is its own, else one of the families the
+/// service offers, of the dialled family where there is one.
 pub(crate) fn select_ip(
     workload: &WorkloadRef,
     dialled: IpAddr,

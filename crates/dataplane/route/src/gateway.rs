@@ -1,4 +1,4 @@
-//! Finding a waypoint or a network gateway, and who is behind it.
+//! Resolves a waypoint or a network gateway to one of its workloads.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -12,15 +12,15 @@ use crate::{
     balance::{Mode, Vantage, select_ip},
 };
 
-/// A waypoint or gateway found: one workload of it.
+/// One workload of a waypoint or gateway.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
     pub(crate) workload: &'a WorkloadRef,
     /// `None`: resolve the workload's host name.
     pub(crate) ip: Option<IpAddr>,
-    /// Where it takes tunnels.
+    /// Its tunnel port.
     pub(crate) port: u16,
-    /// The service it was found by.
+    /// The service that the gateway named.
     pub(crate) service: Option<&'a Arc<Service>>,
 }
 
@@ -31,8 +31,8 @@ impl Found<'_> {
     }
 }
 
-/// The identities a server may present. Names of a service that are not of the mesh's form can be
-/// nobody's and are left out.
+/// The identities a server may present. Names of a service that are not SPIFFE ids of the mesh's form
+/// match no peer and are left out.
 pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
     let mut identities: Identities = workload
         .iter()
@@ -49,7 +49,7 @@ pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Servic
     identities
 }
 
-/// The waypoint of a service for this connection: by weight where there are weights, else the one.
+/// The waypoint of a service for this connection: chosen by weight if there are weights.
 pub(crate) fn service_waypoint<'a>(
     service: &'a Service,
     rng: &mut dyn RngCore,
@@ -74,7 +74,7 @@ pub(crate) fn service_waypoint<'a>(
 }
 
 impl MeshTable {
-    /// One workload behind `gateway`. `dialled` is only for the choice of address family.
+    /// One workload of `gateway`. `dialled` is only for the choice of address family.
     pub(crate) fn find_gateway(
         &self,
         vantage: Vantage<'_>,

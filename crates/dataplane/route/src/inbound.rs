@@ -1,4 +1,4 @@
-//! What an inbound CONNECT asks for, and whether this pod is the one to ask.
+//! Routes an inbound CONNECT to the application, if this pod is its destination.
 
 use std::{
     fmt,
@@ -49,62 +49,62 @@ impl fmt::Display for ConnectTarget {
 pub struct InboundRequest<'a> {
     /// The pod it came to.
     pub local: &'a Workload,
-    /// The address of the pod it came to.
+    /// The address that the tunnel came to.
     pub local_ip: IpAddr,
-    /// What it asks for.
+    /// The requested target.
     pub target: &'a ConnectTarget,
-    /// Hand application tunnels over on the loopback address (`LOCALHOST_APP_TUNNEL`).
+    /// Connect application tunnels to the loopback address (`LOCALHOST_APP_TUNNEL`).
     pub localhost_app_tunnel: bool,
 }
 
-/// An inbound tunnel's way to the application.
+/// The route of an inbound tunnel to the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundRoute {
     /// Where to connect.
     pub addr: SocketAddr,
     /// The destination that authorization sees: the pod's own address and the application's port.
     pub authorize: SocketAddr,
-    /// A PROXY header goes first; the connection then comes from the loopback address, without the
+    /// A PROXY header is sent first; the connection then comes from the loopback address, not from the
     /// client's.
     pub proxy_header: Option<ProxyHeader>,
 }
 
-/// What a PROXY v2 header names besides the client.
+/// The fields of a PROXY v2 header besides the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// What the client asked for.
+    /// The destination the client requested.
     pub dst: SocketAddr,
 }
 
 /// Why an inbound tunnel is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InboundError {
-    /// It asks for an address that is not the pod's, nor one that has the pod as its waypoint.
+    /// The requested address is neither the pod's, nor that of a destination with the pod as its waypoint.
     #[error("ip mismatch: {local} != {asked}")]
     IpMismatch {
         /// The pod's address.
         local: IpAddr,
-        /// The address asked for.
+        /// The requested address.
         asked: IpAddr,
     },
     /// No service by that name.
     #[error("no service or workload for hostname {hostname}")]
     UnknownHostname {
-        /// As asked for.
+        /// As requested.
         hostname: ArcStr,
     },
     /// The service has no such port here.
     #[error("{hostname}:{port}: cannot resolve port")]
     UnknownPort {
-        /// As asked for.
+        /// As requested.
         hostname: ArcStr,
-        /// As asked for.
+        /// As requested.
         port: u16,
     },
-    /// It asks for a port of the proxy itself.
+    /// The requested port is the proxy's own.
     #[error("attempted recursive call to ourselves: port {port}")]
     OwnPort {
-        /// As asked for.
+        /// As requested.
         port: u16,
     },
 }
@@ -183,7 +183,7 @@ impl MeshTable {
         })
     }
 
-    /// Whether what is at an address names the local workload as its waypoint.
+    /// Whether the workload or service at an address names the local workload as its waypoint.
     fn is_waypoint_of(&self, local: &Workload, asked: IpAddr) -> bool {
         let waypoints = |gateway: &GatewayAddress| self.is_behind(local, gateway);
         if let Some((service, _)) = self.services.by_vip(&local.network, asked, None) {
@@ -242,7 +242,7 @@ impl MeshTable {
             })
     }
 
-    /// The destination a PROXY header names: the address asked for, or the service's own.
+    /// The destination a PROXY header names: the requested address, or the service's own.
     fn proxied_destination(
         &self,
         request: &InboundRequest<'_>,
@@ -263,8 +263,8 @@ impl MeshTable {
         }
     }
 
-    /// The service an inbound connection to `port` was for, as telemetry names it: the one the
-    /// client said, if the workload is in it; else the first whose target port it is.
+    /// The service an inbound connection to `port` was for, as telemetry names it: the one the client
+    /// named, if the workload is in it; else the first with that target port.
     pub fn inbound_service(
         &self,
         local: &Workload,

@@ -1,4 +1,4 @@
-//! Values that many records share, each kept once.
+//! Interning: values that many records share are kept once.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -8,11 +8,11 @@ use std::{
 use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// Below this many values there is no point in looking for unused ones.
+/// With fewer values, sweeps are not worth their cost.
 const FIRST_SWEEP: usize = 1024;
 
-/// One copy of every distinct value in use. Values nobody else holds any more are dropped in sweeps
-/// whose cost is spread over the insertions between them.
+/// One copy of every distinct value in use. Values without other references are dropped in sweeps whose
+/// cost is spread over the insertions between them.
 #[derive(Debug)]
 pub(crate) struct Interner<T> {
     values: HashTable<Arc<T>>,

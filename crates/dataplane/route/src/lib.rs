@@ -1,7 +1,7 @@
 //! The table of workloads and services, and where a connection goes.
 //!
-//! [`MeshTable`] holds what the control plane published, compactly: strings and whole sets of fields
-//! that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
+//! [`MeshTable`] holds what the control plane published, in compact form: strings and whole sets of
+//! fields that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
 //! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Where a captured pod's outbound connection goes (the contract's order of decisions).
+//! Routes a captured pod's outbound connection (the contract's order of decisions).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -21,17 +21,17 @@ use crate::{
 /// The identities a server may present; usually one or two. Never empty in a tunnel route.
 pub type Identities = SmallVec<[Identity; 2]>;
 
-/// Where an outbound connection goes.
+/// The route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Nothing in the mesh: plain TCP to what was dialled.
+    /// The destination is not in the mesh: plain TCP to the dialled address.
     Passthrough {
-        /// What was dialled.
+        /// The dialled address.
         dst: SocketAddr,
-        /// The service dialled, when one of passthrough mode covers the address.
+        /// The dialled service, when one of passthrough mode covers the address.
         service: Option<Arc<Service>>,
     },
-    /// Plain TCP to a workload that takes no tunnels.
+    /// Plain TCP to a workload that does not support tunnels.
     Plain(PlainRoute),
     /// One tunnel.
     Hbone(HboneRoute),
@@ -39,7 +39,7 @@ pub enum Route {
     DoubleHbone {
         /// To the gateway.
         outer: HboneRoute,
-        /// Inside it, to the far side.
+        /// Inside it, to the destination network's endpoint.
         inner: InnerTunnel,
     },
     /// The address is known by name only: resolve it, then [`PendingRoute::resolve`].
@@ -53,7 +53,7 @@ pub struct PlainRoute {
     pub addr: SocketAddr,
     /// The destination.
     pub workload: WorkloadRef,
-    /// The service dialled, if it was one.
+    /// The dialled service, if it was one.
     pub service: Option<Arc<Service>>,
 }
 
@@ -66,9 +66,9 @@ pub struct HboneRoute {
     pub authority: String,
     /// The identities the server may present.
     pub expected: Identities,
-    /// Who terminates this tunnel: the destination, the waypoint or the gateway.
+    /// The workload that terminates this tunnel: the destination, the waypoint or the gateway.
     pub workload: WorkloadRef,
-    /// The service dialled, if it was one (`host` of the `forwarded` header, telemetry).
+    /// The dialled service, if it was one (`host` of the `forwarded` header, telemetry).
     pub service: Option<Arc<Service>>,
     /// The tunnel ends at a waypoint rather than at the destination.
     pub via_waypoint: bool,
@@ -79,20 +79,20 @@ pub struct HboneRoute {
 pub struct InnerTunnel {
     /// `:authority` of the inner CONNECT.
     pub authority: String,
-    /// The identities the far side may present.
+    /// The identities the inner tunnel's server may present.
     pub expected: Identities,
 }
 
 /// A route that lacks the address of a host name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRoute {
-    /// What to resolve.
+    /// The host name to resolve.
     pub hostname: ArcStr,
-    /// Prefer IPv6 answers (the family that was dialled); the other family will do.
+    /// Prefer IPv6 answers (the dialled family); the other family is acceptable.
     pub prefer_ipv6: bool,
-    /// Complete but for the address, which is unspecified.
+    /// Complete except for the address, which is unspecified.
     route: Box<Route>,
-    /// The authority names the address too.
+    /// The authority contains the address too.
     authority_is_addr: bool,
 }
 
@@ -137,7 +137,7 @@ impl Route {
         }
     }
 
-    /// The service that was dialled.
+    /// The dialled service.
     pub fn service(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Passthrough { service, .. } => service.as_ref(),
@@ -148,23 +148,23 @@ impl Route {
     }
 }
 
-/// Why an outbound connection goes nowhere. Every one of them fails closed.
+/// Why an outbound connection has no route. Every cause fails closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// The service has no endpoint that may be used.
+    /// The service has no usable endpoint.
     #[error("no healthy upstream: {service} port {port}")]
     NoHealthyUpstream {
-        /// The service dialled.
+        /// The dialled service.
         service: NamespacedHostname,
-        /// The port dialled.
+        /// The dialled port.
         port: u16,
     },
-    /// A waypoint is named but it, or an endpoint of it, is not known.
+    /// A waypoint is named, but it or an endpoint of it is not known.
     #[error("unknown waypoint: {waypoint} of {of}")]
     UnknownWaypoint {
         /// As named (`network/ip` or `namespace/hostname`).
         waypoint: String,
-        /// What names it.
+        /// The workload or service that names it.
         of: String,
     },
     /// A gateway to another network is named but not known.
@@ -172,7 +172,7 @@ pub enum RouteError {
     UnknownGateway {
         /// As named.
         gateway: String,
-        /// What names it.
+        /// The workload or service that names it.
         of: String,
     },
     /// The workload has neither address nor host name, or is on another network without a gateway.
@@ -181,16 +181,16 @@ pub enum RouteError {
         /// Its uid.
         workload: ArcStr,
     },
-    /// In on-demand mode: the control plane did not say what is at the destination.
+    /// In on-demand mode: the control plane sent no answer about the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {
-        /// What it was asked for.
+        /// The requested name.
         key: String,
     },
-    /// The far side of a gateway names no identities: none can be accepted.
+    /// The service of a gateway's destination names no identities: none can be accepted.
     #[error("no identities are known for {service} on the other network: refusing to tunnel")]
     NoIdentities {
-        /// The service dialled.
+        /// The dialled service.
         service: NamespacedHostname,
     },
 }
@@ -201,7 +201,7 @@ impl RouteError {
         Reason::Connect
     }
 
-    /// What an on-demand client may ask the control plane for, to get further.
+    /// The name that an on-demand client may request from the control plane, to find a route.
     pub fn missing(&self) -> Option<&str> {
         match self {
             Self::UnknownWaypoint { waypoint: key, .. }
@@ -212,11 +212,11 @@ impl RouteError {
 }
 
 impl MeshTable {
-    /// Where a connection of the local workload `source` to `dst` goes.
+    /// The route of a connection of the local workload `source` to `dst`.
     ///
-    /// The order is the contract's: the waypoint of the service dialled; else an endpoint of the
-    /// service, or the workload dialled; then that endpoint's waypoint; then the endpoint itself.
-    /// A waypoint or gateway that is named but cannot be found is an error, never passed by.
+    /// The order is the contract's: the waypoint of the dialled service; else an endpoint of the
+    /// service, or the dialled workload; then that endpoint's waypoint; then the endpoint itself.
+    /// A waypoint or gateway that is named but cannot be found is an error, never bypassed.
     pub fn outbound(
         &self,
         source: &Workload,
@@ -237,8 +237,8 @@ impl MeshTable {
             return self.to_service_waypoint(source, dst, service, waypoint, rng);
         }
         if service.lb_mode() == LbMode::Passthrough {
-            // Such a service often is a whole prefix: a workload known inside it keeps its mTLS and
-            // its waypoint.
+            // Such a service often is a whole prefix: a known workload inside it keeps its mTLS and its
+            // waypoint.
             return match self.workloads.by_ip(&source.network, dst.ip()) {
                 Some(workload) => self.to_workload(source, dst, workload, rng),
                 None => Ok(Route::Passthrough {
@@ -264,7 +264,7 @@ impl MeshTable {
         direct(workload, dst.ip(), port, Some(service))
     }
 
-    /// A workload that was dialled by its own address.
+    /// The route to a workload that was dialled by its own address.
     fn to_workload(
         &self,
         source: &Workload,
@@ -310,7 +310,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, dst, Some(service)))
     }
 
-    /// The waypoint attached to the very endpoint, unless the connection comes from it.
+    /// The waypoint attached to the endpoint itself, unless the connection comes from it.
     fn to_endpoint_waypoint(
         &self,
         source: &Workload,
@@ -335,8 +335,8 @@ impl MeshTable {
         Ok(Some(tunnel_to_waypoint(&found, dst, service)))
     }
 
-    /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities
-    /// that the service names: the endpoint behind the gateway is not ours to choose.
+    /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities that the
+    /// service names: the gateway chooses the endpoint.
     fn through_gateway(
         &self,
         source: &Workload,
@@ -358,7 +358,7 @@ impl MeshTable {
                 service: service.namespaced_hostname(),
             });
         }
-        // The gateway stands in its own network, but its address is reachable from here.
+        // The gateway is in its own network, but its address is reachable from here.
         let here = Vantage {
             network: gateway_network(gateway, workload),
             ..source.into()
@@ -388,8 +388,8 @@ impl MeshTable {
         Ok(resolved(route, found.ip, found.hostname(), dst, false))
     }
 
-    /// What an inbound connection must take instead of going to the application: the destination
-    /// insists on its waypoint and the peer is not it. `peer` is the verified identity, if any.
+    /// The route that an inbound connection must take instead of going to the application: the
+    /// destination enforces its waypoint and the peer is not it. `peer` is the verified identity, if any.
     pub fn hairpin(
         &self,
         local: &Workload,
@@ -418,7 +418,7 @@ impl MeshTable {
     }
 }
 
-/// Stands for an address that is yet to be resolved.
+/// Placeholder for an address that is yet to be resolved.
 const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
@@ -428,7 +428,7 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
     }
 }
 
-/// A tunnel to a waypoint asks for what was dialled: the waypoint does the balancing.
+/// A tunnel to a waypoint requests the dialled address: the waypoint does the balancing.
 fn tunnel_to_waypoint(found: &Found<'_>, dst: SocketAddr, service: Option<&Arc<Service>>) -> Route {
     let route = Route::Hbone(HboneRoute {
         addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
@@ -441,7 +441,7 @@ fn tunnel_to_waypoint(found: &Found<'_>, dst: SocketAddr, service: Option<&Arc<S
     resolved(route, found.ip, found.hostname(), dst, false)
 }
 
-/// To the endpoint itself, by tunnel when it takes them.
+/// The route to the endpoint itself, by tunnel if it supports them.
 fn direct(
     workload: &WorkloadRef,
     dialled: IpAddr,

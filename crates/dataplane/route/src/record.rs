@@ -1,7 +1,7 @@
-//! How a workload is kept: what it alone has in a small record, the rest shared.
+//! The compact form of a workload: its own fields in a small record, the others shared.
 //!
-//! Pods of one Deployment differ in little more than name, address and node, so everything else is
-//! one [`Template`] for all of them, and node with locality one [`Location`] for all pods of a node.
+//! Pods of one Deployment differ in little more than name, address and node, so everything else is one
+//! [`Template`] for all of them, and node with locality one [`Location`] for all pods of a node.
 
 use std::{net::IpAddr, slice, sync::Arc};
 
@@ -10,7 +10,7 @@ use ambit_model::{
     NetworkMode, Protocol, Workload, WorkloadKind, WorkloadStatus,
 };
 
-/// A workload of the table; cheap to clone and to keep. It stays as it was when later updates come.
+/// A workload of the table; cheap to clone and to keep. Later updates do not change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadRef(Arc<Record>);
 
@@ -32,7 +32,7 @@ enum Ips {
     Many(Box<[IpAddr]>),
 }
 
-/// What the workloads of one owner have in common.
+/// The fields that the workloads of one owner share.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Template {
     pub(crate) namespace: ArcStr,
@@ -75,7 +75,7 @@ impl ServiceMembership {
     }
 }
 
-/// Where workloads run.
+/// The location of workloads.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
     pub(crate) node: ArcStr,
@@ -83,7 +83,7 @@ pub(crate) struct Location {
 }
 
 impl WorkloadRef {
-    /// Assembles a record from a workload and its already shared parts.
+    /// Builds a record from a workload and its shared parts.
     pub(crate) fn new(
         workload: &Workload,
         template: Arc<Template>,
@@ -191,7 +191,7 @@ impl WorkloadRef {
         self.0.template.native_tunnel
     }
 
-    /// Health as the control plane sees it.
+    /// Health as the control plane reports it.
     pub fn status(&self) -> WorkloadStatus {
         self.0.status
     }

@@ -1,8 +1,8 @@
 //! Services by name, virtual address, prefix and host name, each with its endpoints.
 //!
-//! An endpoint is the slot of a workload that lists the service, so an endpoint exists exactly while
-//! its workload does, also when it comes before the service (it is then staged: an entry without a
-//! service). Ready and unready endpoints are apart, so that choosing one need not look for health.
+//! An endpoint is the slot of a workload that lists the service, so an endpoint exists exactly while its
+//! workload does, also when it arrives before the service (it is then staged: an entry without a
+//! service). Ready and unready endpoints are separate, so that choosing one need not check health.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::{MeshTable, WorkloadRef, workloads::Slot};
 
-/// Services that share a key: one for each namespace, in the order they came.
+/// Services that share a key: one for each namespace, in order of arrival.
 type Names = SmallVec<[NamespacedHostname; 1]>;
 
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) struct Services {
     entries: HashMap<NamespacedHostname, Entry>,
     by_vip: HashMap<NetworkAddress, Names>,
     by_cidr: HashMap<CidrVip, Names>,
-    /// How many prefixes of each family and length exist: a look-up tries only these.
+    /// How many prefixes of each family and length exist: a look-up tries only these lengths.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
     by_hostname: HashMap<ArcStr, Names>,
     /// How many have a wildcard as host name.
@@ -50,13 +50,13 @@ pub(crate) struct Entry {
 pub(crate) struct Endpoints {
     pub(crate) ready: Vec<Slot>,
     pub(crate) unready: Vec<Slot>,
-    /// No endpoint has a greater capacity. May be too great after removals, which only costs a
-    /// few more draws.
+    /// No endpoint has a greater capacity. May be too great after removals, which only costs a few more
+    /// draws.
     pub(crate) max_capacity: u32,
 }
 
 impl Endpoints {
-    /// The endpoints that the health policy lets count.
+    /// The endpoints that the health policy allows.
     pub(crate) fn usable(&self, policy: HealthPolicy) -> impl Iterator<Item = Slot> {
         let unready = match policy {
             HealthPolicy::OnlyHealthy => [].as_slice(),
@@ -261,7 +261,7 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Candidates with a rank that makes the first of them the greatest.
+    /// Candidates with a rank; the first of equal ones has the greatest.
     fn visible<'a, 'c>(
         &'a self,
         names: &'a Names,
@@ -320,14 +320,14 @@ pub struct EndpointView {
 }
 
 impl MeshTable {
-    /// The endpoints of a service, for dumps: those its health policy lets count.
+    /// The endpoints of a service that its health policy allows, for dumps.
     pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
         let name = service.namespaced_hostname();
         let slots = self.usable(service, &name);
         self.view(&name, slots)
     }
 
-    /// The workloads behind a service that its health policy lets count.
+    /// The workloads of a service that its health policy allows.
     pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
         self.usable(service, &service.namespaced_hostname())
             .filter_map(|slot| self.workloads.get(slot))
@@ -345,7 +345,7 @@ impl MeshTable {
             .flat_map(move |(_, endpoints)| endpoints.usable(policy))
     }
 
-    /// Whether a workload is behind a service, and its health policy lets it count.
+    /// Whether a workload is an endpoint of a service that its health policy allows.
     pub fn is_endpoint(&self, service: &Service, workload: &WorkloadRef) -> bool {
         workload
             .membership(&service.namespaced_hostname())

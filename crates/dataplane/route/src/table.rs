@@ -1,4 +1,4 @@
-//! The table itself: what it is configured with, and its two halves kept in step.
+//! The table: its configuration, and its two halves, workloads and services, kept consistent.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
     workloads::Workloads,
 };
 
-/// What the node proxy knows of itself.
+/// The node proxy's own location and preferences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableConfig {
     /// Its node; workloads of this node are local. Empty: all are.
@@ -24,9 +24,9 @@ pub struct TableConfig {
 /// What an insertion or removal of a workload changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
-    /// What was there.
+    /// The workload before.
     pub before: Option<WorkloadRef>,
-    /// What is there now.
+    /// The workload now.
     pub after: Option<WorkloadRef>,
 }
 
@@ -37,7 +37,7 @@ impl WorkloadChange {
     }
 }
 
-/// How much the table holds.
+/// The size of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSize {
     /// Workloads.
@@ -68,7 +68,7 @@ impl MeshTable {
         }
     }
 
-    /// What it was made with.
+    /// Its configuration.
     pub fn config(&self) -> &TableConfig {
         &self.config
     }
@@ -108,7 +108,7 @@ impl MeshTable {
         }
     }
 
-    /// Inserts a service, replacing the one with its name. Its endpoints stay, also those that came
+    /// Inserts a service, replacing the one with its name. Its endpoints stay, also those that arrived
     /// before it.
     pub fn insert_service(&mut self, mut service: Service) {
         service.namespace = self.strings.share(&service.namespace);
@@ -126,7 +126,7 @@ impl MeshTable {
         self.services.remove(name)
     }
 
-    /// Removes what a control plane's removal names: a workload by uid, else a service.
+    /// Removes what a removal of the control plane names: a workload by uid, else a service.
     pub fn remove_address(&mut self, name: &str) -> WorkloadChange {
         let change = self.remove_workload(name);
         if change.before.is_none()
@@ -202,7 +202,7 @@ impl MeshTable {
         self.workloads.by_uid(uid)
     }
 
-    /// The workload that has an address to itself (node addresses are nobody's).
+    /// The workload with an address of its own (node addresses belong to no workload).
     pub fn workload_by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         self.workloads.by_ip(network, ip.to_canonical())
     }
@@ -247,7 +247,7 @@ impl MeshTable {
         self.services.iter()
     }
 
-    /// The service a client of `namespace` means by an address: exact before prefix, its own
+    /// The service that an address means to a client of `namespace`: exact before prefix, its own
     /// namespace's before the canonical one before any other; invisible ones are left out.
     pub fn service_by_vip(
         &self,
@@ -260,7 +260,7 @@ impl MeshTable {
             .map(|(service, _)| service)
     }
 
-    /// The service a client of `namespace` means by a host name.
+    /// The service that a host name means to a client of `namespace`.
     pub fn service_by_hostname(
         &self,
         hostname: &str,
@@ -286,7 +286,7 @@ impl MeshTable {
         self.services.has_wildcards()
     }
 
-    /// Whether anything is known at an address (on-demand mode asks for what is not).
+    /// Whether anything is known at an address (on-demand mode requests the others).
     pub fn knows_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)
@@ -297,7 +297,7 @@ impl MeshTable {
                 .is_some()
     }
 
-    /// How much the table holds.
+    /// The size of the table.
     pub fn size(&self) -> TableSize {
         TableSize {
             workloads: self.workloads.len(),

@@ -128,7 +128,7 @@ fn table(workloads: Vec<Workload>, services: Vec<Service>) -> MeshTable {
     table
 }
 
-/// The client that the tests of outbound connections speak as.
+/// The client of the tests of outbound connections.
 fn client() -> Workload {
     pod("client", &["10.0.0.1", "fd00::1"])
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// Where a record is; stable for as long as its uid exists.
+/// The position of a record; stable for as long as its uid exists.
 pub(crate) type Slot = u32;
 
 #[derive(Debug, Default)]
@@ -32,8 +32,8 @@ struct IpEntry {
 }
 
 impl Workloads {
-    /// Inserts a record; gives its slot and what was there before under the same uid. A record equal
-    /// to the one there leaves everything as it is.
+    /// Inserts a record; returns its slot and the earlier record of the same uid. A record equal to the
+    /// earlier one changes nothing.
     pub(crate) fn insert(
         &mut self,
         record: WorkloadRef,
@@ -53,7 +53,7 @@ impl Workloads {
         }
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            // Slots are bounded by memory long before u32: a record takes 64 bytes.
+            // Memory limits the number of slots long before u32: a record takes 64 bytes.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let hash = self.hasher.hash_one(record.uid().as_str());
@@ -89,7 +89,7 @@ impl Workloads {
             return;
         }
         for (nth, ip) in record.ips().iter().enumerate() {
-            // A workload with more addresses than this is an error of the control plane's.
+            // A workload with more addresses than this is an error of the control plane.
             let Ok(nth) = u16::try_from(nth) else { break };
             let hash = self.hasher.hash_one((record.network().as_str(), ip));
             let Self {
@@ -125,7 +125,7 @@ impl Workloads {
         Some((slot, record))
     }
 
-    /// Takes a record out of every index but that of uids; it is still in its slot.
+    /// Removes a record from every index except that of uids; it is still in its slot.
     fn unindex(&mut self, slot: Slot, record: &WorkloadRef) {
         if record.network_mode() != NetworkMode::HostNetwork {
             for (nth, ip) in record.ips().iter().enumerate() {
@@ -155,7 +155,7 @@ impl Workloads {
         }
     }
 
-    /// Gives memory back once most of the slots are unused at the end.
+    /// Releases memory once most of the slots at the end are unused.
     fn shrink(&mut self) {
         if self.by_uid.is_empty() {
             *self = Self {
@@ -182,8 +182,8 @@ impl Workloads {
         self.get(self.slot_of(uid)?)
     }
 
-    /// The workload at an address. When several claim it, a pod wins over an entry, then one that
-    /// takes tunnels, then the latest.
+    /// The workload at an address. When several claim it, a pod takes precedence over an entry, then one
+    /// that supports tunnels, then the latest.
     pub(crate) fn by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         let hash = self.hasher.hash_one((network, &ip));
         self.by_ip
@@ -199,7 +199,7 @@ impl Workloads {
             .map(|(record, _)| record)
     }
 
-    /// The workloads that have a host name instead of addresses.
+    /// The workloads with a host name instead of addresses.
     pub(crate) fn by_hostname(&self, name: &NamespacedHostname) -> Option<&WorkloadRef> {
         self.by_hostname
             .get(name)?

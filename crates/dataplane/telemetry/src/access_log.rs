@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use ambit_model::{ArcStr, Identity};
 use tracing::Level;
 
-/// Seen from the proxy that logs.
+/// The direction of a connection, seen from the proxy that logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Towards our workload.
@@ -24,7 +24,7 @@ impl Direction {
     }
 }
 
-/// What is known of a connection when its line is written; what is not known is left out.
+/// The fields of a connection's line; unknown ones are left out.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
     /// The client's address.
@@ -51,12 +51,12 @@ pub struct AccessLog {
     pub dst_identity: Option<Identity>,
     /// Its cluster.
     pub dst_cluster: Option<ArcStr>,
-    /// Who reports.
+    /// The direction, by which the reporter is known.
     pub direction: Direction,
 }
 
 impl AccessLog {
-    /// Only the addresses known yet.
+    /// With only the addresses.
     pub fn new(direction: Direction, src: SocketAddr, dst: SocketAddr) -> Self {
         Self {
             src,
@@ -99,9 +99,9 @@ impl AccessLog {
         }
     }
 
-    /// The connection is over: at info, or at error with what went wrong.
+    /// The connection is over: at info, or at error with the failure.
     ///
-    /// Bytes count from our workload's side: what the reporter's side sent to its peer, and got.
+    /// Bytes are counted from our workload's side: what the reporter's side sent to its peer, and received.
     /// Outbound, sent is client to server; inbound, sent is server to client.
     pub fn complete(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
         match error {
@@ -159,7 +159,7 @@ impl AccessLog {
     }
 }
 
-/// A connection refused before anything was known of it (warn).
+/// A connection was refused before anything else was known of it (warn).
 pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
     tracing::event!(
         target: "access",

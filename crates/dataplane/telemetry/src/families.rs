@@ -19,7 +19,7 @@ use crate::{Party, Reporter, Traffic, labels::OnDemandDnsLabels, traffic::Traffi
 /// Why an xDS stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum XdsTermination {
-    /// No connection.
+    /// It could not connect.
     ConnectionError,
     /// A gRPC error.
     Error,
@@ -29,16 +29,16 @@ pub enum XdsTermination {
     Complete,
 }
 
-/// Why a pod's plaintext connection from before its capture is closed.
+/// Why a pod's plaintext pre-capture connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum EarlierCause {
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
     Setting,
-    /// A policy began to refuse it.
+    /// A policy now denies it.
     Policy,
 }
 
-/// Whether it could be.
+/// Whether it could be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum EarlierResult {
     Closed,
@@ -79,7 +79,7 @@ pub struct DnsLabels {
     pub source_canonical_revision: ArcString,
 }
 
-/// A shared text that can be a label's value.
+/// A shared text as a label's value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArcString(pub ArcStr);
 
@@ -101,7 +101,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
     }
 }
 
-/// The metrics of a node proxy. Make one, share it.
+/// The metrics of a node proxy, to be made once and shared.
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
@@ -119,7 +119,7 @@ pub struct Metrics {
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
     dns_upstream_seconds: DnsSeconds,
-    /// Proxies serving.
+    /// Proxies that serve.
     pub active_proxies: Gauge,
     /// Proxies being started.
     pub pending_proxies: Gauge,
@@ -289,19 +289,19 @@ impl Metrics {
         self.crl_rejections.get_or_create(&reporter).inc();
     }
 
-    /// A connection could not be followed for revocation.
+    /// A connection could not be tracked for revocation.
     pub fn crl_untracked(&self, reporter: Reporter) {
         self.crl_untracked.get_or_create(&reporter).inc();
     }
 
-    /// A connection to a pod was refused, because of a limit of what is being set up at once.
+    /// A connection to a pod was refused by a limit on concurrent set-ups.
     pub fn setup_refused(&self, limit: &'static str) {
         self.setups_refused
             .get_or_create(&LimitLabels { limit })
             .inc();
     }
 
-    /// A pod's plaintext connection from before its capture was closed, or could not be.
+    /// A pod's plaintext pre-capture connection was closed, or could not be.
     pub fn earlier_connection(&self, cause: EarlierCause, closed: bool) {
         let result = if closed {
             EarlierResult::Closed
@@ -328,7 +328,7 @@ impl Metrics {
         self.xds_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    /// A record of a type has so many fields that are not known.
+    /// A record of a type has this many unknown fields.
     pub fn unknown_fields(&self, type_url: &str, count: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),

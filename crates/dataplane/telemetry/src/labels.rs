@@ -1,11 +1,11 @@
-//! The label set of traffic metrics: names and order are a contract with Istio's dashboards.
+//! The label set of traffic metrics. Names and order are a contract with Istio's dashboards.
 
 use std::{fmt, sync::Arc};
 
 use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
-/// Which side of a connection reports it.
+/// The side of a connection that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reporter {
     /// The client's proxy.
@@ -49,7 +49,7 @@ impl SecurityPolicy {
     }
 }
 
-/// A workload as metrics name it. Empty parts are unknown. Make one per workload and share it.
+/// A workload's labels. Empty parts are unknown. Make one per workload and share it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the fields are those of `Workload`")]
 pub struct Party {
@@ -60,7 +60,7 @@ pub struct Party {
     pub cluster: ArcStr,
     pub region: ArcStr,
     pub zone: ArcStr,
-    /// Its identity: of a source only when mTLS proved it, of a destination always.
+    /// Its identity: of a source only when mTLS verified it, of a destination always.
     pub principal: Option<Identity>,
 }
 
@@ -106,14 +106,14 @@ impl From<&Service> for ServiceName {
     }
 }
 
-/// What all connections between two workloads have in common.
+/// The labels that all connections between two workloads share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TrafficLabels {
-    /// Which side reports.
+    /// The side that reports.
     pub reporter: Reporter,
-    /// The client; `None` when it is no workload.
+    /// The client; `None` when it is not a workload.
     pub source: Option<Arc<Party>>,
-    /// The server; `None` when it is no workload.
+    /// The server; `None` when it is not a workload.
     pub destination: Option<Arc<Party>>,
     /// The service that was addressed, or that the server's port belongs to.
     pub service: Option<ServiceName>,

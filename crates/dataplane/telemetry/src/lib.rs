@@ -1,7 +1,7 @@
-//! Metric families and the access log, in the names Istio's dashboards know.
+//! Metric families and the access log, with the names that Istio's dashboards use.
 //!
-//! Knows nothing of sockets or routing: the data path fills in values. [`Metrics`] owns every family
-//! of a node proxy; [`TrafficSeries`] is what one pair of workloads counts in; [`AccessLog`] is one
+//! Knows nothing of sockets or routing: the data path fills in values. [`Metrics`] owns every family of a
+//! node proxy; [`TrafficSeries`] holds the counters of one pair of workloads; [`AccessLog`] is one
 //! connection's line.
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Counters of connections and bytes, one series for each set of [`TrafficLabels`].
 //!
-//! A connection finds its series once and then only adds to atomics; the series write all five
-//! families at a scrape. Series that no connection uses are dropped after a while, so the table
-//! follows the peers talked to, not those ever seen.
+//! A connection looks its series up once and then only adds to atomics; the series write all five families
+//! at a scrape. Series that no connection uses are dropped after a while, so the table contains current
+//! peers, not all peers ever seen.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use crate::{TrafficLabels, labels::Flagged};
 
 /// An unused series is dropped after this time: several scrapes see its last values first.
 const UNUSED: Duration = Duration::from_secs(3600);
-/// Series at most; beyond it unused ones go at once, longest unused first.
+/// Maximum of series; beyond it unused ones are dropped at once, longest unused first.
 const MAX_SERIES: usize = 50_000;
 
 const REASONS: [Reason; 8] = [
@@ -40,7 +40,7 @@ const REASONS: [Reason; 8] = [
     Reason::Connect,
 ];
 
-/// Counts by reason.
+/// Counters by reason.
 #[derive(Debug, Default)]
 struct ByReason([AtomicU64; REASONS.len()]);
 
@@ -61,7 +61,7 @@ impl ByReason {
     }
 }
 
-/// What connections between two workloads add up to.
+/// The counters of connections between two workloads.
 #[derive(Debug)]
 pub struct TrafficSeries {
     opened: AtomicU64,
@@ -130,12 +130,12 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Adds bytes that went from client to server, whoever reports.
+    /// Adds bytes from client to server, whichever side reports.
     pub fn received(&self, bytes: u64) {
         self.series.received.fetch_add(bytes, Relaxed);
     }
 
-    /// Adds bytes that went from server to client, whoever reports.
+    /// Adds bytes from server to client, whichever side reports.
     pub fn sent(&self, bytes: u64) {
         self.series.sent.fetch_add(bytes, Relaxed);
     }
@@ -165,8 +165,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// The series of a pair. Cheap enough for each connection; may be kept, but what is kept while
-    /// unused loses its counts once the series is dropped from the table.
+    /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
+    /// unused loses its counts once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         if let Some(series) = self.series.read().get(labels) {
             return series.clone();
@@ -207,8 +207,8 @@ impl Traffic {
     }
 }
 
-/// Drops the longer unused half of what is unused. When every series is in use nothing is dropped:
-/// their number is then bounded by that of the connections.
+/// Drops the longest unused half of the unused series. When every series is in use nothing is dropped:
+/// the number of connections then limits their number.
 fn make_room(table: &mut HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>) {
     let mut uses: Vec<_> = table
         .values()

@@ -1,4 +1,4 @@
-//! Reading certificates: PEM texts of the CSR API's answer, and a leaf's own statements.
+//! Parses certificates: PEM texts of the CSR API's answer, and a leaf's fields.
 
 use std::{
     ops::Range,
@@ -14,13 +14,13 @@ use crate::{
     verify::identity_of,
 };
 
-/// A certificate chain that cannot be used.
+/// Why a certificate chain cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// Nothing in it.
+    /// It has no entry.
     #[error("the certificate chain is empty")]
     Empty,
-    /// The answer holds the leaf alone.
+    /// It has the leaf alone.
     #[error("the certificate chain has {0} entry, so it has no root; expected leaf and root")]
     NoRoot(usize),
     /// An entry is not PEM, or holds no certificate.
@@ -28,7 +28,7 @@ pub enum ChainError {
     Pem {
         /// Counted from 0.
         index: usize,
-        /// Why, unless the entry holds none.
+        /// The cause, unless the entry is empty.
         #[source]
         source: Option<pem::Error>,
     },
@@ -41,15 +41,15 @@ pub enum ChainError {
     /// The leaf is not X.509.
     #[error("the leaf certificate is malformed")]
     MalformedLeaf(#[source] x509_parser::nom::Err<x509_parser::error::X509Error>),
-    /// The leaf names no workload.
+    /// The leaf has no workload identity.
     #[error("the leaf certificate has no SPIFFE id of the form spiffe://…/ns/…/sa/…")]
     NoIdentity,
-    /// The leaf is another workload's.
+    /// The leaf is for another workload.
     #[error("the certificate is for {got}, requested was {expected}")]
     OtherIdentity {
         /// In the certificate.
         got: Box<Identity>,
-        /// Asked for.
+        /// As requested.
         expected: Box<Identity>,
     },
     /// A root is malformed.
@@ -58,12 +58,12 @@ pub enum ChainError {
     /// The chain does not lead to the roots, or is not valid now.
     #[error("the certificate chain does not verify against its own roots")]
     Unverified(#[source] rustls::Error),
-    /// The key is not the leaf's.
+    /// The key does not match the leaf.
     #[error("the private key does not fit the certificate")]
     Key(#[source] rustls::Error),
 }
 
-/// What a leaf says of itself.
+/// The parsed fields of a leaf.
 pub(crate) struct Leaf {
     pub(crate) identity: Identity,
     pub(crate) not_before: SystemTime,
@@ -82,7 +82,7 @@ impl Leaf {
     }
 }
 
-/// From when until when a certificate is valid; moments before 1970 count as 1970.
+/// The validity period of a certificate; times before 1970 count as 1970.
 pub fn validity(certificate: &X509Certificate<'_>) -> Range<SystemTime> {
     let validity = certificate.validity();
     system_time(validity.not_before)..system_time(validity.not_after)

@@ -1,4 +1,4 @@
-//! Certificate revocation lists: read from a file, followed, and asked at every handshake.
+//! Certificate revocation lists: read from a file, followed, and checked at every handshake.
 
 use std::{
     fs, io,
@@ -13,11 +13,11 @@ use rustls_pki_types::{CertificateRevocationListDer, pem, pem::PemObject};
 use tokio::sync::watch;
 use webpki::{CertRevocationList, OwnedCertRevocationList};
 
-/// How often the file is looked at. Its directory is usually a Kubernetes volume, where a change
-/// swaps a symbolic link; looking at device, inode, size and time sees every kind of change.
+/// How often the file is checked. Its directory is usually a Kubernetes volume, where a change swaps a
+/// symbolic link; comparing device, inode, size and time detects every kind of change.
 const POLL: Duration = Duration::from_secs(2);
 
-/// A file of revocation lists that cannot be used.
+/// Why a file of revocation lists cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CrlError {
     /// It cannot be read.
@@ -25,7 +25,7 @@ pub enum CrlError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -34,7 +34,7 @@ pub enum CrlError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: pem::Error,
     },
@@ -45,7 +45,7 @@ pub enum CrlError {
         path: PathBuf,
         /// Counted from 0.
         index: usize,
-        /// Why.
+        /// The cause.
         #[source]
         source: webpki::Error,
     },
@@ -70,7 +70,7 @@ impl Default for Crls {
 }
 
 impl Crls {
-    /// None in force yet.
+    /// No list is in force yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -103,8 +103,8 @@ impl Crls {
         Ok(count)
     }
 
-    /// Follows a file: loads it now and after each change. A missing or broken file is reported
-    /// once and leaves the lists in force as they are; it does not block traffic.
+    /// Follows a file: loads it now and after each change. A missing or broken file is reported once and
+    /// leaves the lists in force unchanged; it does not block traffic.
     pub async fn follow(self, path: PathBuf) {
         let mut last = None;
         loop {
@@ -125,7 +125,7 @@ impl Crls {
         }
     }
 
-    /// Notified of each change, so that open connections can be checked again.
+    /// Notifies of each change, so that open connections can be checked again.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -135,7 +135,7 @@ impl Crls {
     }
 }
 
-/// What a change of the file changes.
+/// The file's signature, by which changes are detected.
 #[derive(Debug, PartialEq, Eq)]
 struct Signature(Option<(u64, u64, u64, Option<SystemTime>)>);
 

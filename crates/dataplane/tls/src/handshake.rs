@@ -1,4 +1,4 @@
-//! Handshakes over any stream, and why they fail.
+//! TLS handshakes over any stream, and the reasons of their failures.
 
 use std::{error::Error, io, net::Ipv4Addr, sync::Arc};
 
@@ -10,21 +10,21 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::{settings::ALPN_H2, verify::identity_of};
 
-/// The client's side of a connection.
+/// The client side of a connection.
 pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
-/// The server's side of a connection.
+/// The server side of a connection.
 pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
 
-/// A handshake that failed.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// TLS itself, the peer's certificate included.
     #[error("TLS handshake failed")]
     Tls(#[source] rustls::Error),
-    /// The connection below.
+    /// The underlying connection failed.
     #[error("connection lost during the TLS handshake")]
     Io(#[source] io::Error),
-    /// The peer does not speak HTTP/2 by ALPN.
+    /// The peer does not support HTTP/2 by ALPN.
     #[error("the peer did not agree on ALPN h2")]
     Alpn,
 }
@@ -93,14 +93,14 @@ pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
     chain.first().and_then(identity_of)
 }
 
-/// The reason behind an error, wherever in its chain of causes TLS stands.
+/// The reason of an error that has a TLS error anywhere in its chain of causes.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(tls) = error.downcast_ref::<rustls::Error>() {
             return reason_of_tls(tls);
         }
-        // An io::Error hides the error it was made of from `source`.
+        // An io::Error does not return its inner error as `source`.
         next = match error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)

@@ -7,11 +7,11 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 
 use crate::ChainError;
 
-/// Certificates in one answer at most; more is not a mesh but an attack on memory.
+/// Maximum of certificates in one answer; more would be an attack on memory.
 pub(crate) const MAX_CERTIFICATES: usize = 256;
 
-/// All certificates of one PEM text; at least one. `index` is the text's number among those that belong
-/// together, for the error.
+/// All certificates of one PEM text; at least one. `index` is the text's position in its list, for the
+/// error.
 pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {
     let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
         .take(MAX_CERTIFICATES + 1)

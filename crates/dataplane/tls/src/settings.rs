@@ -1,4 +1,4 @@
-//! What is common to all TLS of a process: versions, suites, key exchange, revocation lists.
+//! The TLS settings of a process: versions, suites, key exchange, revocation lists.
 
 use std::sync::Arc;
 
@@ -32,10 +32,10 @@ impl Default for TlsSettings {
 }
 
 impl TlsSettings {
-    /// TLS 1.3 (and 1.2 if asked for) with AES-GCM only; `post_quantum_only` leaves X25519MLKEM768 as
+    /// TLS 1.3 (and 1.2 if requested) with AES-GCM only; `post_quantum_only` leaves X25519MLKEM768 as
     /// the only key exchange.
     ///
-    /// AES-128 stands before AES-256: it takes about a quarter less CPU for bulk data and its
+    /// AES-128 is preferred to AES-256: it takes about a quarter less CPU for bulk data and its
     /// strength matches that of the P-256 certificates. Peers that offer only one of them, or ask
     /// for AES-256 first as ztunnel does, get what they ask for.
     pub fn new(tls12: bool, post_quantum_only: bool) -> Self {
@@ -88,7 +88,7 @@ impl TlsSettings {
         Ok(Self::new(tls12, post_quantum_only))
     }
 
-    /// Checks peers of the mesh against revocation lists too.
+    /// Also checks peers of the mesh against revocation lists.
     pub fn with_crls(mut self, crls: Crls) -> Self {
         self.crls = Some(crls);
         self

@@ -1,6 +1,6 @@
-//! The checks of a peer's certificate: its chain to the mesh's roots, and its SPIFFE id.
+//! Verifies a peer's certificate: its chain to the mesh's roots, and its SPIFFE id.
 //!
-//! Names of hosts play no part in the mesh. Nothing is remembered between handshakes.
+//! Host names play no part in the mesh. Nothing is cached between handshakes.
 
 use std::{fmt, sync::Arc};
 
@@ -16,15 +16,15 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use crate::TlsSettings;
 
-/// A peer whose certificate is genuine but whose identity is not one that may be here.
+/// Why a peer with a valid certificate is refused: its identity is not an accepted one.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
-    /// The server is somebody else.
+    /// The server has another identity.
     #[error("the server is {}, expected {}", List(presented), List(expected))]
     Unexpected {
         /// URI names of its certificate (at most 8).
         presented: Vec<String>,
-        /// Identities asked for (at most 8).
+        /// Accepted identities (at most 8).
         expected: Vec<String>,
     },
     /// The client belongs to another mesh.
@@ -35,7 +35,7 @@ pub enum PeerIdentityError {
     ForeignTrustDomain {
         /// URI names of its certificate (at most 8).
         presented: Vec<String>,
-        /// Ours.
+        /// Our trust domain.
         trust_domain: String,
     },
 }
@@ -58,7 +58,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// The chain check that both sides share.
+/// The chain check of both sides.
 #[derive(Debug)]
 pub(crate) struct ChainVerifier {
     pub(crate) settings: TlsSettings,
@@ -107,7 +107,7 @@ impl ChainVerifier {
     }
 }
 
-/// Checks servers: the certificate must carry one of the expected ids, exactly.
+/// Verifies servers: the certificate must carry one of the expected ids, exactly.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
     pub(crate) chain: Arc<ChainVerifier>,
@@ -127,7 +127,7 @@ impl ServerCertVerifier for ServerVerifier {
         let leaf = self
             .chain
             .verify(end_entity, intermediates, now, KeyUsage::server_auth())?;
-        // No expectation means nobody: an empty list must never come to accept anybody.
+        // An empty list accepts no server: it must never come to accept all.
         let known = |name: &str| self.expected.iter().any(|expected| expected == name);
         if leaf.valid_uri_names().any(known) {
             return Ok(ServerCertVerified::assertion());
@@ -166,7 +166,7 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Checks clients: a certificate is required, and one of its SPIFFE ids must be of our own trust
+/// Verifies clients: a certificate is required, and one of its SPIFFE ids must be of our own trust
 /// domain.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
@@ -175,7 +175,7 @@ pub(crate) struct ClientVerifier {
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// None: in a mesh clients need no hint which roots count, and it costs bytes in each handshake.
+    /// None: in a mesh clients need no hint of the accepted roots, and it costs bytes in each handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -247,7 +247,7 @@ fn identity_error(error: PeerIdentityError) -> rustls::Error {
     CertificateError::Other(OtherError(Arc::new(error))).into()
 }
 
-/// The alerts and texts of `rustls` for the failures operators meet; the rest with their own text.
+/// The alerts and texts of `rustls` for common failures; the others with their own text.
 fn pki_error(error: webpki::Error) -> rustls::Error {
     use webpki::Error;
     match error {

@@ -28,11 +28,11 @@ use crate::{
     verify::{ChainVerifier, ClientVerifier, ServerVerifier},
 };
 
-/// Client configurations kept per certificate: one for each set of identities dialled. Beyond it
-/// all are dropped and made anew, which costs microseconds each.
+/// Client configurations kept per certificate: one for each set of dialled identities. Beyond it all
+/// are dropped and made again, which costs microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
-/// What a peer was in the handshake.
+/// The peer's role in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerRole {
     /// It connected.
@@ -68,7 +68,7 @@ impl WorkloadCert {
         Self::valid_at(settings, chain, key, roots, SystemTime::now())
     }
 
-    /// As [`Self::new`], with the chain checked for another moment than the present.
+    /// As [`Self::new`], with the chain checked for another time than now.
     pub fn valid_at(
         settings: &TlsSettings,
         chain: Vec<CertificateDer<'static>>,
@@ -76,7 +76,7 @@ impl WorkloadCert {
         roots: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Result<Self, ChainError> {
-        // Wiped on every way out. The loaded key is the library's, which wipes it when freed.
+        // Wiped on every return. The loaded key is the library's, which wipes it when freed.
         let key = Zeroizing::new(key);
         let Some((leaf_der, intermediates)) = chain.split_first() else {
             return Err(ChainError::Empty);
@@ -86,7 +86,7 @@ impl WorkloadCert {
         for root in &roots {
             store.add(root.clone()).map_err(ChainError::Root)?;
         }
-        // Revocation lists are for peers.
+        // Revocation lists apply to peers only.
         let own = TlsSettings {
             crls: None,
             ..settings.clone()
@@ -146,7 +146,7 @@ impl WorkloadCert {
         Ok(cert)
     }
 
-    /// Whose it is.
+    /// The identity it is for.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -161,12 +161,12 @@ impl WorkloadCert {
         self.not_after
     }
 
-    /// Whether it is past its time.
+    /// Whether it has expired.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         now >= self.not_after
     }
 
-    /// When to renew: half way through its life.
+    /// When to renew: at half of its lifetime.
     pub fn renew_at(&self) -> SystemTime {
         let life = self
             .not_after
@@ -185,8 +185,8 @@ impl WorkloadCert {
         &self.roots
     }
 
-    /// For connections to a server that must be one of `expected` (its certificate carries one of
-    /// these ids, exactly). An empty list accepts nobody. Made once per list.
+    /// For connections to a server that must be one of `expected` (its certificate carries one of these
+    /// ids, exactly). An empty list accepts no server. Made once per list.
     pub fn client_config(&self, expected: &[Identity]) -> Result<Arc<ClientConfig>, rustls::Error> {
         if let Some(config) = self.clients.lock().get(expected) {
             return Ok(config.clone());
@@ -206,8 +206,8 @@ impl WorkloadCert {
             .clone()
     }
 
-    /// Whether a peer that was accepted at a given time is revoked now. Nothing but revocation
-    /// counts: open connections are not cut because a certificate has expired since.
+    /// Whether a peer that was accepted at a given time is revoked now. Only revocation is checked: open
+    /// connections are not closed because a certificate has expired since.
     ///
     /// Evaluated again for established connections whenever [`crate::Crls::changes`] reports new lists.
     pub fn is_revoked(
@@ -234,7 +234,7 @@ impl WorkloadCert {
     }
 
     /// Completes once a peer accepted now is revoked. `None` where no lists are configured, so that
-    /// connections need not wait for what cannot come.
+    /// connections need not wait for it.
     pub fn revocation(
         self: &Arc<Self>,
         peer: PeerRole,
@@ -246,7 +246,7 @@ impl WorkloadCert {
         Some(async move {
             while !certificate.is_revoked(peer, &chain, accepted) {
                 if changes.changed().await.is_err() {
-                    // Nobody follows the lists any more: they stay as they are.
+                    // The lists are no longer followed: they stay as they are.
                     std::future::pending::<()>().await;
                 }
             }
@@ -265,8 +265,8 @@ impl WorkloadCert {
             .with_client_cert_resolver(Arc::new(OwnCert(self.key.clone())));
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
         config.enable_sni = false;
-        // A resumed session would skip the checks that a renewal or a revocation changes, and
-        // connections here are few and long.
+        // A resumed session would skip the checks that a renewal or a revocation changes, and the
+        // connections here are few and long-lived.
         config.resumption = Resumption::disabled();
         Ok(config)
     }

@@ -1,4 +1,4 @@
-//! When to connect again.
+//! When to reconnect.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const CAP: Duration = Duration::from_secs(15);
 pub enum Ending {
     /// It could not be opened.
     ConnectFailed,
-    /// The server went away in an ordinary manner (rolled out, connection age, transport closed).
+    /// The server closed it in an ordinary way (rollout, connection age, transport closed).
     Transient,
     /// The server ended it with an error status.
     Refused,
@@ -42,8 +42,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The delay after an ending. A stream that ends before it has said anything counts as refused,
-    /// however it ends: connecting again at once would spin.
+    /// The delay after an ending. A stream that ends before its first response counts as refused,
+    /// however it ends: reconnecting at once would spin.
     pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
         match ending {
             Ending::Transient if was_useful => {

@@ -1,9 +1,9 @@
-//! The client: one stream, several resource types, each all of it or only what is asked for.
+//! The client's state machine: one stream, several resource types, each whole or on demand.
 //!
-//! What is known stays while disconnected and is sent to the server on reconnect, which then sends
-//! only what changed meanwhile and what is gone. A refused resource keeps the version of the last
-//! good one: the server sees that it must send it again, and we still hear when it is removed. One in
-//! whose place something else was put has a version that no server gives.
+//! Known resources are kept while disconnected and sent to the server on reconnect; it then sends only
+//! what changed meanwhile and what is gone. A refused resource keeps the version of the last good one:
+//! the server sees that it must send it again, and its removal is still reported. A resource that was
+//! replaced by a substitute has a version that no server uses.
 
 use std::{
     collections::VecDeque,
@@ -15,25 +15,25 @@ use hashbrown::HashMap;
 
 use crate::{Ending, backoff::Backoff, known::Known};
 
-/// A negative answer is believed for this long, then asked for again.
+/// A negative answer is cached for this long, then requested again.
 const ABSENT_FOR: Duration = Duration::from_secs(30);
-/// Negative answers that are remembered at a time.
+/// Maximum of cached negative answers.
 const ABSENT_LIMIT: usize = 4096;
-/// The version of a resource in whose place something else was put: the server sends it again, even if
-/// it is the last good one.
+/// The version of a resource that was replaced by a substitute: the server sends it again, even if it is
+/// the last good one.
 const REPLACED: &str = "not-understood";
-/// Text of a NACK: longer ones are cut, servers only log it.
+/// Longest text of a NACK: longer ones are cut, servers only log it.
 const NACK_LIMIT: usize = 4096;
 
-/// Which of the configured types, by position.
+/// A configured type, by position.
 pub type Kind = usize;
 
-/// One resource type to follow.
+/// A resource type to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
     /// Its type URL.
     pub type_url: ArcStr,
-    /// Only what is demanded, instead of everything.
+    /// Only requested resources, instead of all.
     pub on_demand: bool,
 }
 
@@ -46,33 +46,33 @@ pub struct Request {
     pub subscribe: Vec<ArcStr>,
     /// Names to follow no more.
     pub unsubscribe: Vec<ArcStr>,
-    /// What is known, on the first request of a stream.
+    /// The known resources, on the first request of a stream.
     pub initial_versions: Vec<(ArcStr, String)>,
     /// The push that this answers.
     pub nonce: Option<String>,
-    /// What is wrong with the push.
+    /// Why the push is refused.
     pub error: Option<String>,
-    /// The first of its stream: it says who we are.
+    /// The first of its stream: it identifies the client.
     pub is_first: bool,
 }
 
-/// What the driver does, in order.
+/// An effect for the driver to carry out, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send on the stream.
     Send(Request),
-    /// Everybody who waits for this name can look now.
+    /// Wake all who wait for this name.
     Answered {
-        /// Of which type.
+        /// Its type.
         kind: Kind,
         /// As it was demanded.
         name: ArcStr,
     },
-    /// Every type that is followed as a whole has been received once. Comes once.
+    /// Every type that is followed as a whole has been received once. Emitted once.
     Ready,
     /// Connect after the delay.
     Connect {
-        /// From now.
+        /// The delay from now.
         after: Duration,
     },
 }
@@ -95,11 +95,11 @@ struct TypeState {
     demands: Demands,
 }
 
-/// Names asked for that have no record: waiting for the answer, or answered with "there is none".
+/// Requested names without a record: waiting for the answer, or answered negatively.
 #[derive(Debug, Default)]
 struct Demands {
     names: HashMap<ArcStr, Demand>,
-    /// Negative answers, oldest first; entries whose name has moved on are skipped.
+    /// Negative answers, oldest first; entries whose name has another state now are skipped.
     absent: VecDeque<(Instant, ArcStr)>,
 }
 
@@ -110,7 +110,7 @@ enum Demand {
 }
 
 impl Client {
-    /// A client that knows nothing yet.
+    /// A client without any resources.
     pub fn new(types: Vec<TypeConfig>) -> Self {
         let types = types
             .into_iter()
@@ -130,7 +130,7 @@ impl Client {
         }
     }
 
-    /// The stream is open: says what to send first.
+    /// The stream is open: returns the first requests.
     pub fn on_connected(&mut self) -> Vec<Effect> {
         self.connected = true;
         self.received = false;
@@ -149,8 +149,8 @@ impl Client {
         }]
     }
 
-    /// Somebody needs a resource that is not known. Without effect for a type followed as a whole,
-    /// or when the server said lately that there is none: then the caller need not wait.
+    /// A caller needs a resource that is not known. Without effect for a type followed as a whole, or
+    /// when a negative answer is cached: then the caller need not wait.
     pub fn on_demand(&mut self, kind: Kind, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
@@ -177,8 +177,8 @@ impl Client {
         })]
     }
 
-    /// Nobody waits for a demand any more: it is not sent again. What was sent stays subscribed until
-    /// it is answered or the stream ends.
+    /// The last waiter of a demand is gone: it is not sent again. What was sent stays subscribed until it
+    /// is answered or the stream ends.
     pub fn withdraw(&mut self, kind: Kind, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&Demand::Pending)
@@ -187,7 +187,7 @@ impl Client {
         }
     }
 
-    /// Takes in a push. One of a type that is none of ours is acknowledged all the same.
+    /// Begins to process a push. One of an unknown type is acknowledged all the same.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self
@@ -222,7 +222,7 @@ impl TypeState {
         let everything = || vec![arcstr::literal!("*")];
         let type_url = self.config.type_url.clone();
         let (subscribe, unsubscribe) = match self.config.on_demand {
-            // Subscribed to everything and, in the same breath, to nothing.
+            // Subscribed to everything and at once to nothing.
             true => (everything(), everything()),
             false => (Vec::new(), Vec::new()),
         };
@@ -244,7 +244,7 @@ impl TypeState {
     }
 }
 
-/// A push being taken in: every resource is reported, then [`Push::finish`] answers it.
+/// A push in progress: every resource is reported, then [`Push::finish`] answers it.
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
@@ -258,7 +258,7 @@ pub struct Push<'a> {
 }
 
 impl Push<'_> {
-    /// Which type this is of; `None` when it is none of ours.
+    /// Its type; `None` when it is not one of ours.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
@@ -269,7 +269,7 @@ impl Push<'_> {
         state.is_some_and(|state| !state.config.on_demand)
     }
 
-    /// Whether any of it was refused so far without anything in its place.
+    /// Whether any of it was refused so far without a substitute.
     pub fn is_refused(&self) -> bool {
         self.rejected > 0
     }
@@ -278,7 +278,7 @@ impl Push<'_> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// A resource was taken over.
+    /// A resource was accepted.
     pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.known.insert(name.clone(), version);
@@ -293,7 +293,7 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// A resource was refused. Its waiters are woken: more will not come.
+    /// A resource was refused. Its waiters are woken: no other answer will come.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note(name, reason);
@@ -303,8 +303,8 @@ impl Push<'_> {
         }
     }
 
-    /// A resource was refused and something else put in its place until a good one comes: the push is
-    /// refused, and yet nothing is lacking.
+    /// A resource was refused and replaced by a substitute until a good one arrives: the push is refused,
+    /// and yet nothing is missing.
     pub fn replaced(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
         self.replaced += 1;
         self.note(name, reason);
@@ -320,7 +320,7 @@ impl Push<'_> {
         }
     }
 
-    /// A resource is gone, or, when it was demanded, does not exist.
+    /// A resource is gone or, when it was requested, does not exist.
     pub fn removed(&mut self, name: &str, now: Instant) {
         let Some(state) = self.state() else { return };
         state.known.remove(name);
@@ -387,7 +387,7 @@ impl Push<'_> {
 }
 
 impl Demands {
-    /// Notes a negative answer; gives the name when somebody may wait for it.
+    /// Caches a negative answer; returns the name when there may be waiters.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names.insert(name.clone(), Demand::AbsentSince(now));
@@ -395,7 +395,7 @@ impl Demands {
         Some(name)
     }
 
-    /// Forgets the oldest negative answers beyond the limit; gives their names.
+    /// Drops the oldest negative answers beyond the limit; returns their names.
     fn evict(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
         while self.absent.len() > ABSENT_LIMIT {

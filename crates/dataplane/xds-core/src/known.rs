@@ -1,10 +1,10 @@
-//! Which resources are held, at which version.
+//! The known resources and their versions.
 
 use arcstr::ArcStr;
 use hashbrown::HashMap;
 
-/// Names and versions. A large mesh has very many: the usual version, a hash in hexadecimal, is kept
-/// as the number it is.
+/// Names and versions. A large mesh has very many: the usual version, a hash in hexadecimal, is kept as a
+/// number.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     versions: HashMap<ArcStr, Version>,

@@ -1,5 +1,5 @@
-//! Delta xDS as a state machine, the client's side: what to subscribe to, what to answer, what is
-//! known, whom to wake, when to connect again. Pure: no IO and no clock, the time is passed in.
+//! The client side of delta xDS as a state machine: subscriptions, answers, known resources, waiters,
+//! reconnection. Pure: no IO and no clock, the time is passed in.
 #![forbid(unsafe_code)]
 
 mod backoff;

@@ -145,7 +145,7 @@ fn a_reconnect_tells_what_is_known() {
     second.finish();
     client.on_disconnected(Ending::Closed);
     let requests = sent(&client.on_connected());
-    // The refused update leaves the last good version known: its removal must not be missed.
+    // The refused update leaves the last good version known: its removal must be reported.
     assert_eq!(requests[0].initial_versions, [("a".into(), "1".to_owned())]);
     assert!(requests[1].initial_versions.is_empty());
 }
@@ -159,7 +159,7 @@ fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
         let requests = sent(&client.on_demand(WHOLE, key, now));
         assert_eq!(requests[0].subscribe, [key]);
         assert_eq!(requests[0].nonce, None);
-        // Asking again while waiting sends nothing.
+        // A second demand while waiting sends nothing.
         assert!(client.on_demand(WHOLE, key, now).is_empty());
     }
     let mut push = client.begin_push("address", "n".into());
@@ -239,7 +239,7 @@ fn a_demand_of_a_type_followed_as_a_whole_needs_no_waiting() {
 /// What the server has: names to versions; versions divisible by 7 are bad resources.
 type Truth = BTreeMap<String, u64>;
 
-/// One stream as the naive server keeps it: what it believes the client has.
+/// One stream as the naive server keeps it: the state it assumes the client has.
 #[derive(Default)]
 struct Session {
     sent: BTreeMap<String, u64>,
@@ -290,7 +290,7 @@ enum Step {
     Set(u8, u64),
     Delete(u8),
     Deliver(usize),
-    /// The server computes a push and the stream breaks before the client has it.
+    /// The server computes a push and the stream breaks before the client receives it.
     LosePush(usize),
     Break,
 }
@@ -309,7 +309,7 @@ fn is_bad(version: u64) -> bool {
     version.is_multiple_of(7)
 }
 
-/// Takes a push in; the client's own store is `held`.
+/// Delivers a push; the client's own store is `held`.
 fn deliver(
     client: &mut Client,
     held: &mut Truth,
@@ -341,8 +341,8 @@ fn reconnect(client: &mut Client) -> Session {
 }
 
 proptest! {
-    /// Whatever is lost and whenever the stream breaks: in the end the client holds every good
-    /// resource at its version, nothing that is gone, and of bad ones at most an older good version.
+    /// Whatever is lost and whenever the stream breaks: in the end the client has every good resource at
+    /// its version, none that is gone, and of bad ones at most an older good version.
     #[test]
     fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
         let mut client = client(false);

@@ -1,4 +1,4 @@
-//! The run loop: one stream at a time, demands beside it, back-off between streams.
+//! The run loop: one stream at a time, demands during it, back-off between streams.
 
 use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
 
@@ -17,35 +17,35 @@ use crate::{
     stream::{self, Responses},
 };
 
-/// Requests that may wait for the connection to take them.
+/// Maximum of queued requests on a stream.
 const REQUESTS_WAITING: usize = 64;
-/// Names that may be waited for at a time: connections to unknown addresses must not take memory
-/// without bound while the control plane is away.
+/// Maximum of names with waiters: connections to unknown addresses must not use unbounded memory while
+/// the control plane is away.
 const WAITED_FOR: usize = 4096;
 
-/// How the client connects and who it is.
+/// How the client connects and identifies itself.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Leads to the control plane; connects by itself whenever a stream is opened.
+    /// The channel to the control plane; connects whenever a stream is opened.
     pub channel: Channel,
     /// The control plane's address, for logs.
     pub address: String,
     /// Token, cluster and `XDS_HEADER_*`.
     pub headers: CallHeaders,
-    /// Who we are.
+    /// The client's identification.
     pub node: Node,
-    /// Ask for WDS records one by one (`XDS_ON_DEMAND`).
+    /// Request WDS records one by one (`XDS_ON_DEMAND`).
     pub on_demand: bool,
-    /// What a policy that is not understood in full means.
+    /// How to treat a policy that is not understood in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
-/// A WDS record somebody waits for.
+/// A demand for a WDS record.
 #[derive(Debug)]
 pub struct AddressDemand {
     /// `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Answered when the handler has the answer, also a negative one.
+    /// Completed when the handler has the answer, also a negative one.
     pub done: oneshot::Sender<()>,
 }
 
@@ -59,7 +59,7 @@ pub struct Client<H> {
     waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
 }
 
-/// Why a stream ended, with what there is to say of it.
+/// Why a stream ended, with details.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("no credentials for the call")]
@@ -83,7 +83,7 @@ impl StreamError {
     }
 }
 
-/// What servers say when they or the connection go away in an ordinary manner.
+/// Whether a status only reports that the server or the connection was closed in an ordinary way.
 fn is_transient(status: &Status) -> bool {
     let message = status.message();
     match status.code() {
@@ -98,7 +98,7 @@ fn is_transient(status: &Status) -> bool {
 }
 
 impl<H: Handler> Client<H> {
-    /// A client that keeps `handler` informed. `demands` is for on-demand mode.
+    /// A client that sends updates to `handler`. `demands` is for on-demand mode.
     pub fn new(
         options: ClientOptions,
         handler: H,
@@ -114,8 +114,8 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Takes in what a client before this one [cached](Handler::cache) of a type until it was complete and
-    /// since, before [`Self::run`]: the control plane then sends only what has changed.
+    /// Restores the resources of a type that an earlier client [cached](Handler::cache), before
+    /// [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = Cached>) {
         let not_understood = self.options.not_understood;
         let effects = intake::restore(
@@ -125,7 +125,7 @@ impl<H: Handler> Client<H> {
             type_url,
             cached,
         );
-        // There is nobody to answer.
+        // There is no server to answer.
         if effects.contains(&Effect::Ready) {
             self.handler.ready();
         }
@@ -158,7 +158,7 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Waits, still taking demands: the next stream asks for them.
+    /// Waits, still accepting demands: the next stream requests them.
     async fn pause(&mut self, after: std::time::Duration) {
         let mut sleep = pin!(tokio::time::sleep(after));
         loop {
@@ -185,8 +185,8 @@ impl<H: Handler> Client<H> {
                 metadata,
                 ReceiverStream::new(outgoing)
             ));
-            // Servers answer the opening of a stream only with their first message, so the first
-            // requests go out while it is being opened.
+            // Servers answer the opening of a stream only with their first message, so the first requests
+            // are sent while it is being opened.
             let mut effects = Some(effects);
             loop {
                 tokio::select! {
@@ -240,7 +240,7 @@ impl<H: Handler> Client<H> {
         if self.waiters.len() >= WAITED_FOR {
             self.withdraw_unwaited();
             if self.waiters.len() >= WAITED_FOR {
-                // Dropping `done` means to the caller that there is no answer.
+                // Dropping `done` tells the caller that there is no answer.
                 return;
             }
         }
@@ -271,7 +271,7 @@ impl<H: Handler> Client<H> {
             match effect {
                 Effect::Send(request) => {
                     let Some(requests) = requests else { continue };
-                    // A closed channel means the stream is ending: its end is seen elsewhere.
+                    // A closed channel means that the stream is ending, which is handled elsewhere.
                     if requests
                         .send(to_wire(request, &self.options.node))
                         .await
@@ -282,7 +282,7 @@ impl<H: Handler> Client<H> {
                 }
                 Effect::Answered { name, .. } => {
                     for waiter in self.waiters.remove(&name).unwrap_or_default() {
-                        // A caller may no longer wait.
+                        // A caller may no longer be waiting.
                         waiter.send(()).ok();
                     }
                 }
@@ -293,7 +293,7 @@ impl<H: Handler> Client<H> {
     }
 }
 
-/// The next demand; never, when there are none to come.
+/// The next demand; pending for ever when no more can come.
 async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
     if let Some(receiver) = demands {
         if let Some(demand) = receiver.recv().await {
@@ -304,7 +304,7 @@ async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDem
     std::future::pending().await
 }
 
-/// An answer of the server's, as against a connection that could not be made, has no local cause.
+/// An answer of the server, unlike a failed connection, has no local cause.
 fn opening_failed(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),

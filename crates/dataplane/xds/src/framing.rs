@@ -1,8 +1,8 @@
-//! gRPC's length-prefixed messages, taken from the chunks they arrive in.
+//! gRPC's length-prefixed messages, parsed from the received chunks.
 //!
-//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, for the life of the
-//! stream; a first push of a large mesh is tens of megabytes and the stream lives for days. Here a
-//! message is the chunks it came in, and they go with it.
+//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, as long as the stream; a
+//! first push of a large mesh is tens of megabytes and the stream lasts for days. Here a message consists
+//! of its received chunks, which are freed with it.
 //! Format: gRPC over HTTP/2, "Length-Prefixed-Message".
 
 use std::{cmp::min, collections::VecDeque};
@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes};
 /// Flag and length before each message.
 const PREFIX: usize = 5;
 
-/// What makes a stream unreadable.
+/// Why a stream is unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FramingError {
     #[error("a compressed message, which was not asked for")]
@@ -21,8 +21,8 @@ pub(crate) enum FramingError {
     TooLong(usize, usize),
 }
 
-/// Bytes received and not yet taken. Takes as much memory as was really received, whatever a prefix
-/// announces.
+/// Received bytes that are not consumed yet. Uses only as much memory as was received, whatever length a
+/// prefix announces.
 #[derive(Debug)]
 pub(crate) struct Frames {
     received: Rope,
@@ -41,7 +41,7 @@ impl Frames {
         }
     }
 
-    /// Takes in what arrived.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, chunk: Bytes) {
         self.received.push(chunk);
     }
@@ -105,7 +105,7 @@ impl Rope {
                 self.chunks.push_front(chunk);
             }
         }
-        // What a large message made room for is not kept for the small ones that follow.
+        // The capacity for a large message is not kept for the small ones that follow.
         if self.chunks.is_empty() {
             self.chunks = VecDeque::new();
         }

@@ -1,8 +1,8 @@
-//! Taking in a push: resources are decoded one at a time and handed over in small batches.
+//! Processes a push: resources are decoded one at a time and given to the handler in small batches.
 //!
-//! A resource that is not understood is refused and its last good version stays; but for a policy, where
-//! what stays may permit what the new version was sent to forbid: a deny-all takes its place at once,
-//! see [`NotUnderstoodPolicies`].
+//! A resource that is not understood is refused, and its last good version stays. For a policy, that
+//! version may allow what the new one was to deny: a deny-all substitute replaces it at once, see
+//! [`NotUnderstoodPolicies`].
 
 use std::time::Instant;
 
@@ -14,10 +14,9 @@ use ambit_wire::{
 use ambit_xds_core::{Effect, Ending, Kind, Push, TypeConfig};
 use bytes::Bytes;
 
-/// Records handed over at a time. A handler that applies them under a lock holds it for some tens of
-/// microseconds.
+/// Records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
 const BATCH: usize = 64;
-/// Records after which other tasks of the thread get their turn.
+/// Records after which other tasks of the thread may run.
 const YIELD_AFTER: usize = 1024;
 
 /// WDS records: the first configured type.
@@ -38,11 +37,11 @@ pub(crate) fn types(on_demand: bool) -> Vec<TypeConfig> {
     ]
 }
 
-/// What a policy that is not understood in full means.
+/// How to treat a policy that is not understood in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotUnderstoodPolicies {
-    /// Every connection in its scope is refused, until a version comes that is understood or the policy
-    /// is removed.
+    /// Every connection in its scope is refused, until an understood version arrives or the policy is
+    /// removed.
     #[default]
     Deny,
     /// Its last good version stays in force; if there was none, nothing is.
@@ -52,11 +51,11 @@ pub enum NotUnderstoodPolicies {
 /// One change of what the control plane publishes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// A workload is there, or is different.
+    /// A workload is new or has changed.
     Workload(Box<Workload>),
-    /// A service is there, or is different.
+    /// A service is new or has changed.
     Service(Box<Service>),
-    /// A policy is there, or is different; or a fail-closed substitute is
+    /// A policy is new or has changed, or a fail-closed substitute replaces it
     /// ([`Authorization::not_understood`]).
     Policy(Authorization),
     /// A workload or service is gone: its name in WDS.
@@ -65,48 +64,48 @@ pub enum Update {
     PolicyGone(ArcStr),
 }
 
-/// What is cached of a resource, for [`crate::Client::restore`].
+/// The cached form of a resource, for [`crate::Client::restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cached {
-    /// It is there: as it came.
+    /// An existing resource, as received.
     Resource(Bytes),
-    /// It is gone: its name.
+    /// The name of a removed one.
     Gone(ArcStr),
 }
 
-/// Takes what the control plane publishes.
+/// Receives what the control plane publishes.
 pub trait Handler: Send + 'static {
     /// Applies a batch and empties it.
     fn apply(&self, batch: &mut Vec<Update>);
 
-    /// A push of workloads and services was taken in: unless they come on demand, those that exist
-    /// are known, but for refused ones.
+    /// A push of workloads and services was processed: unless they are on demand, all existing ones are
+    /// known, except for refused ones.
     fn addresses_known(&self) {}
 
-    /// A push of policies was taken in: those that exist are known, but for refused ones.
+    /// A push of policies was processed: all existing ones are known, except for refused ones.
     fn policies_known(&self) {}
 
-    /// This was taken in of a type that is followed as a whole. What is cached in this order can be
-    /// restored.
+    /// This resource of a type that is followed as a whole was accepted. What is cached in this order can
+    /// be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
-    /// A push was taken in and cached; the first one of a type without a refusal makes it complete.
+    /// A push was processed and cached; the first one of a type without a refusal makes it complete.
     fn push_cached(&self, _type_url: &str, _complete: bool) {}
 
     /// Everything that is followed as a whole has been received once, without a refusal.
     fn ready(&self) {}
 
-    /// A workload or service has so many fields that this build does not know; they are ignored.
+    /// A workload or service has this many unknown fields; they are ignored.
     fn unknown_fields(&self, _type_url: &str, _count: u64) {}
 
-    /// A message of a type came, with so many bytes (`istio_xds_message_*`).
+    /// A message of a type arrived, with this many bytes (`istio_xds_message_*`).
     fn received(&self, _type_url: &str, _bytes: usize) {}
 
     /// A stream, or the attempt to open one, ended (`istio_xds_connection_terminations_total`).
     fn ended(&self, _ending: Ending) {}
 }
 
-/// Takes in one push and says what to do next.
+/// Processes one push and returns the next effects.
 pub(crate) async fn take_in<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -142,7 +141,7 @@ pub(crate) async fn take_in<H: Handler>(
     batch.push.finish()
 }
 
-/// Takes in what was cached of a type, as one push without a server.
+/// Restores the cached resources of a type, as one push without a server.
 pub(crate) fn restore<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -179,15 +178,15 @@ struct Batch<'a, H> {
     not_understood: NotUnderstoodPolicies,
     updates: Vec<Update>,
     taken: Vec<Taken>,
-    /// The type, if what comes is to be cached.
+    /// The type, if its resources are to be cached.
     cached_type: Option<&'a str>,
 }
 
-/// A resource whose update is on its way to the handler.
+/// A resource whose update is in the current batch.
 struct Taken {
     name: ArcStr,
     resource: LeanResource,
-    /// As it came.
+    /// As received.
     bytes: Bytes,
     /// Why it has a fail-closed substitute.
     replaced: Option<DecodeError>,
@@ -303,7 +302,7 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 }
 
-/// Says what a fail-closed substitute does from now on.
+/// Logs the effect of a fail-closed substitute.
 fn log_stand_in(policy: &Authorization) {
     let (name, scope, error) = (policy.key(), policy.scope, policy.not_understood.as_deref());
     if policy.dry_run {
@@ -313,14 +312,14 @@ fn log_stand_in(policy: &Authorization) {
     }
 }
 
-/// Decodes by the stream's type; the resource's own type URL is not looked at. With the number of fields
-/// that are not known.
+/// Decodes by the stream's type and ignores the resource's own type URL. Also returns the number of
+/// unknown fields.
 fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), DecodeError> {
     let value = resource.value();
     let update = match AddressRecord::decode(&value)? {
         AddressRecord::Workload(mut workload) => {
             if workload.uid == *name {
-                // One text for the table and for the names that are known.
+                // One text for the table and for the known names.
                 workload.uid = name.clone();
             }
             Update::Workload(workload)

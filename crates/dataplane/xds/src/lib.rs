@@ -1,7 +1,6 @@
-//! Delta xDS over gRPC: the stream, and the decoding of what comes over it.
+//! Delta xDS over gRPC: the stream, and the decoding of its resources.
 //!
-//! The protocol itself is the state machine of `ambit-xds-core`; what the records mean is the
-//! [`Handler`]'s business.
+//! The state machine of the protocol is in `ambit-xds-core`; a [`Handler`] applies the records.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! Who the client says it is.
+//! The client's identification.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -6,7 +6,7 @@ use ambit_rt::Env;
 use ambit_wire::discovery::Node;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 
-/// The proxy, as it is named to the control plane.
+/// The proxy's identification to the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
     /// `POD_NAME`.
@@ -21,7 +21,7 @@ pub struct NodeInfo {
     pub proxy_metadata: Vec<(String, String)>,
 }
 
-/// A variable whose value cannot be sent.
+/// An environment variable's value cannot be sent.
 #[derive(Debug, thiserror::Error)]
 #[error("{variable} is not JSON")]
 pub struct NodeMetadataError {
@@ -68,7 +68,7 @@ impl NodeInfo {
             fields.insert(key.to_owned(), json(value));
         }
         Ok(Node {
-            // The last label is not the cluster's domain but this very text, whatever the domain.
+            // The last label is this literal text, not the cluster's domain.
             id: format!("ztunnel~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
             metadata: Some(Struct { fields }),
             ..Node::default()
@@ -86,7 +86,7 @@ fn json(value: serde_json::Value) -> Value {
     let kind = match value {
         serde_json::Value::Null => Kind::NullValue(0),
         serde_json::Value::Bool(value) => Kind::BoolValue(value),
-        // Protobuf's Struct knows no other numbers.
+        // Protobuf's Struct has no other numbers.
         serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
         serde_json::Value::String(value) => Kind::StringValue(value),
         serde_json::Value::Array(values) => Kind::ListValue(ListValue {

@@ -1,4 +1,4 @@
-//! One stream of delta xDS: opened on a channel, requests out, responses in.
+//! One stream of delta xDS: opened on a channel, sends requests, receives responses.
 
 use ambit_wire::{
     decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
@@ -19,7 +19,7 @@ use tonic::{
 
 use crate::framing::{Frames, FramingError};
 
-/// The largest message that is read.
+/// Largest accepted message.
 const MAX_MESSAGE: usize = 200 << 20;
 
 /// A stream that was opened.
@@ -30,8 +30,8 @@ pub(crate) struct Responses {
     frames: Frames,
 }
 
-/// Opens a stream. Servers may answer only with their first message, so requests must be able to go
-/// out before this ends.
+/// Opens a stream. Servers may answer only with their first message, so requests must be sendable before
+/// this completes.
 pub(crate) async fn open(
     mut channel: Channel,
     metadata: MetadataMap,
@@ -90,8 +90,8 @@ impl Responses {
         }
     }
 
-    /// gRPC's status is in the trailers; without them the HTTP status says what went wrong (gRPC's
-    /// "HTTP to gRPC Status Code Mapping").
+    /// gRPC's status is in the trailers; without them the HTTP status gives the error (gRPC's "HTTP to gRPC
+    /// Status Code Mapping").
     fn ended(&self, trailers: Option<&HeaderMap>) -> Result<Option<LeanDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),
@@ -100,7 +100,7 @@ impl Responses {
             None => {}
         }
         let code = match self.http_status.as_u16() {
-            // A server, or a load balancer before it, that went away.
+            // A server, or a load balancer in front of it, that went away.
             200 => Code::Unknown,
             400 => Code::Internal,
             401 => Code::Unauthenticated,

@@ -486,7 +486,7 @@ async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
         demands.try_send(AddressDemand { name, done }).unwrap();
         answered
     };
-    // By an alias, by two who want the same, and with a negative answer.
+    // By an alias, by two demands for the same name, and with a negative answer.
     let by_alias = [demand("/10.0.0.1"), demand("/10.0.0.1")];
     let absent = demand("ns/none");
     for name in ["/10.0.0.1", "ns/none"] {

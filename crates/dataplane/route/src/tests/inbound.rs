@@ -171,7 +171,7 @@ fn a_waypoint_takes_the_addresses_of_what_names_it() {
         let route = ask_as(&table, &waypoint, at("10.96.0.9:80")).unwrap();
         assert_eq!(route.addr, addr("10.0.0.2:80"), "{at_waypoint}");
     }
-    // Somebody else's waypoint does not.
+    // Another workload's waypoint does not.
     let elsewhere = table(vec![], vec![guarded("/10.96.0.200"), behind.clone()]);
     assert!(ask_as(&elsewhere, &waypoint, at("10.96.0.9:80")).is_err());
 

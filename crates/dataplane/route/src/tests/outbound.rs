@@ -318,7 +318,7 @@ fn a_waypoint_may_be_a_workloads_address_or_name() {
         panic!()
     };
     assert_eq!(route.addr, addr("192.0.2.7:15008"));
-    // What is asked for does not change with the waypoint's address.
+    // The requested address does not change with the waypoint's address.
     assert_eq!(route.authority, "10.96.0.9:80");
 }
 
@@ -410,7 +410,7 @@ fn a_pods_waypoint_takes_what_is_addressed_to_the_pod_but_not_to_its_service() {
         (route.addr, route.authority.as_str()),
         (addr("10.0.0.9:15008"), "10.0.0.2:80")
     );
-    // The waypoint has no address of the family dialled; what is asked for stays as dialled.
+    // The waypoint has no address of the dialled family; the requested address stays the dialled one.
     let route = hbone(&table, "[fd00::2]:80");
     assert_eq!(
         (route.addr, route.authority.as_str()),
@@ -539,7 +539,7 @@ fn an_endpoints_waypoint_is_followed_after_the_endpoint_is_chosen() {
         let Route::Hbone(route) = route else { panic!() };
         seen.insert((route.via_waypoint, route.addr.to_string(), route.authority));
     }
-    // A mixed service: one endpoint through the waypoint, which is asked for the service.
+    // A mixed service: one endpoint through the waypoint, which gets the service's address.
     let expected = [
         (
             false,
@@ -549,10 +549,10 @@ fn an_endpoints_waypoint_is_followed_after_the_endpoint_is_chosen() {
         (true, "10.0.0.9:15008".to_owned(), "10.96.0.9:80".to_owned()),
     ];
     assert_eq!(seen, BTreeSet::from(expected));
-    // Addressed itself, the waypoint is asked for the pod.
+    // When the pod itself is dialled, the waypoint gets the pod's address.
     assert_eq!(hbone(&table, "10.0.0.2:80").authority, "10.0.0.2:80");
     assert!(hbone(&table, "10.0.0.2:80").via_waypoint);
-    // The waypoint goes straight on.
+    // Connections from the waypoint go directly.
     let waypoint = waypoint_pod("w", "10.0.0.9");
     let route = table
         .outbound(&waypoint, addr("10.0.0.2:80"), &mut rng())
@@ -688,7 +688,7 @@ fn with_session_affinity_a_client_keeps_its_endpoint_and_clients_are_spread() {
         let clients = three.iter().filter(|chosen| **chosen == at).count();
         assert!((60..=140).contains(&clients), "{clients} of 300 at {at}");
     }
-    // Whoever moves when an endpoint comes, moves to that one.
+    // A client that moves when an endpoint is added moves to that one.
     let new: SocketAddr = "10.0.1.4:15008".parse().unwrap();
     let moved = three
         .iter()

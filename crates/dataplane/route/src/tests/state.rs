@@ -151,7 +151,7 @@ fn an_invisible_service_is_not_there_for_others() {
         name_at(&table, "", "10.96.0.1", "a").as_deref(),
         Some("a/x")
     );
-    // For others the address falls through to the prefix.
+    // For other clients the address resolves to the prefix.
     assert_eq!(
         name_at(&table, "", "10.96.0.1", "b").as_deref(),
         Some("c/wide")
@@ -361,7 +361,7 @@ fn workload_of(step: &Step) -> Option<Workload> {
 }
 
 proptest! {
-    /// After any history the indices say what the records that are left say.
+    /// After any history the indices agree with the remaining records.
     #[test]
     fn the_indices_follow_the_records(steps in vec(step(), 0..60)) {
         let mut table = table(vec![], vec![]);

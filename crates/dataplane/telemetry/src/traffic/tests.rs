@@ -1,4 +1,4 @@
-//! Traffic metrics as a scrape sees them.
+//! Traffic metrics as a scrape reads them.
 
 use ambit_model::{Identity, Service, Workload};
 use prometheus_client::{encoding::text::encode, registry::Registry};

@@ -44,7 +44,7 @@ async fn a_revoked_leaf_is_refused_on_both_sides() {
     shake(&bad, &good).await.1.unwrap();
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap(), 1);
-    // Configurations made before the list know it too.
+    // Configurations made before the list use it too.
     let refused = shake(&bad, &good).await.1.unwrap_err();
     assert_eq!(refused.reason(), Reason::CertRevoked);
     let refused = shake(&good, &bad).await.0.unwrap_err();

@@ -1,4 +1,4 @@
-//! Who is let in: every pair of good and bad peers.
+//! Which peers are accepted: every pair of good and bad peers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ async fn shake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Ended {
     let (near, far) = duplex(64 * 1024);
     let client = async {
         let mut stream = connect(client, near).await?;
-        // In TLS 1.3 a client learns of its own refusal only when it reads.
+        // In TLS 1.3 a client gets the server's refusal only when it reads.
         stream.write_all(b"c").await?;
         let mut byte = [0];
         stream.read_exact(&mut byte).await?;
@@ -77,9 +77,9 @@ async fn a_server_that_is_somebody_else_is_refused() {
         vec![id("other")],
         vec![Identity::new("td", "ns2", "server")],
         vec![Identity::new("td2", "ns", "server")],
-        // A prefix is not the whole.
+        // A prefix is not a match.
         vec![id("serve"), id("server2")],
-        // No expectation accepts nobody.
+        // An empty list accepts no server.
         vec![],
     ] {
         let ended = between(&client, &expected, &server).await;
@@ -139,7 +139,7 @@ async fn expired_certificates_are_refused_on_both_sides() {
     assert!(ended.client.is_err());
 }
 
-/// A client such as others may write, that takes any server.
+/// A client configuration that accepts any server, as others may have.
 fn client_config(
     cert: Option<&WorkloadCert>,
     versions: &[&'static rustls::SupportedProtocolVersion],
@@ -347,7 +347,7 @@ fn configurations_are_made_once_per_set_of_identities() {
         &cert.server_config().unwrap(),
         &cert.server_config().unwrap()
     ));
-    // Many sets do not pile up.
+    // Many sets do not accumulate.
     for index in 0..5000 {
         cert.client_config(&[id(&index.to_string())]).unwrap();
     }

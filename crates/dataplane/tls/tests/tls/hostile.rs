@@ -1,4 +1,4 @@
-//! Bytes of peers, damaged in every way: no panic, and nothing damaged is accepted as whole.
+//! Damaged bytes of peers: no panic, and no damaged input is accepted as whole.
 
 use std::time::{Duration, SystemTime};
 
@@ -62,7 +62,7 @@ proptest! {
         let damaged = damage(&whole, &changes, keep);
         let text = pem("CERTIFICATE REQUEST", &damaged);
         match authority.issue(&text, &id(), DAY, SystemTime::now()) {
-            // Bits that mean nothing may differ; the key may not.
+            // Insignificant bits may differ; the key may not.
             Ok(answer) => {
                 let settings = TlsSettings::default();
                 let cert = WorkloadCert::from_response(&settings, &id(), request.key, &answer);
@@ -93,7 +93,7 @@ proptest! {
         answer[entry] = pem("CERTIFICATE", &damaged);
         let cert =
             WorkloadCert::from_response(&TlsSettings::default(), &id(), request.key, &answer);
-        // Of a root only its name and key count: damage elsewhere in it may go unseen.
+        // Of a root only its name and key count: damage elsewhere in it may be undetected.
         if entry < 2 {
             prop_assert_eq!(cert.is_ok(), same);
         }

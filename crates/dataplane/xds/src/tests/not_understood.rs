@@ -1,4 +1,4 @@
-//! Records with more in them than this build knows.
+//! Records with fields that this build does not know.
 
 use super::*;
 
@@ -52,7 +52,7 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
     let stand_in = last_policy(&recorder);
     assert!(stand_in.not_understood.is_some());
     assert_eq!(stand_in.scope, Scope::Namespace);
-    // It is accounted for: the proxy is ready, and what is cached of it for the next worker is a substitute again.
+    // The substitute counts: the proxy is ready, and what is cached for the next worker is a substitute again.
     assert!(*recorder.0.ready.borrow());
     assert_eq!(
         push("3", with_unknown(policy("q"))).await.map(|_| ()),
@@ -69,8 +69,8 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
         .into_iter()
         .collect();
     versions.sort();
-    // Versions that the server does not have: the good one of "p" comes again if it is back in force,
-    // and both are reported when they are gone.
+    // Versions that the server does not have: the good version of "p" is sent again if it is back in
+    // force, and both removals are reported.
     let version = |name: &str| (name.to_owned(), "not-understood".to_owned());
     assert_eq!(versions, [version("ns/p"), version("ns/q")]);
     drop(client);

@@ -66,12 +66,8 @@ pub fn sources() -> PathBuf {
 
 /// Waits until `condition` holds.
 #[track_caller]
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    ambit_testkit::until_within(PATIENCE, what, condition);
 }
 
 /// Watches that `condition` holds all the time.

@@ -519,12 +519,8 @@ pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
 
 /// Waits until `condition` holds.
 #[track_caller]
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    ambit_testkit::until_within(PATIENCE, what, condition);
 }
 
 /// `$AMBIT` in manifests is the command line's path: pods run its small tools.

@@ -25,4 +25,4 @@ pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
 pub use helm::helm;
 pub use pki::Pki;
-pub use until::{pass, until, until_blocking, until_some};
+pub use until::{pass, until, until_blocking, until_some, until_within};

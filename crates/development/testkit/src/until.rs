@@ -58,11 +58,17 @@ pub async fn pass(duration: Duration) {
 
 /// As [`until`], for tests without a runtime.
 #[track_caller]
-pub fn until_blocking(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
+pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
+    until_within(DEADLINE, what, condition);
+}
+
+/// As [`until_blocking`], for what may take longer, or must not take as long.
+#[track_caller]
+pub fn until_within(patience: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     let mut pause = Duration::from_micros(50);
     while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -7,22 +7,12 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
 };
 
 use ambit_netlab::{Link, Namespace, connect};
 use ambit_netplan::{HostSpec, RedirectionSpec};
 use ambit_sys::redirection;
-
-/// Waits for something that other processes bring about.
-#[track_caller]
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(3)); // tidy: what is waited for is in other processes
-    }
-}
+pub use ambit_testkit::until_blocking as until;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 

@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md says that only one crate does.
+//! What ARCHITECTURE.md says that only certain crates do.
 
 use super::{
     layers::{self, DEVELOPMENT},

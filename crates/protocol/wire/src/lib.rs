@@ -1,6 +1,6 @@
 //! Generated protobuf and gRPC code, and the conversions to and from the model.
 //!
-//! The only crate that names prost types of the mesh's contracts. `cargo xtask gen` writes
+//! Beside this crate only the ends of gRPC streams name protobuf messages. `cargo xtask gen` writes
 //! `src/generated` from `proto/`; building needs no protobuf compiler.
 #![forbid(unsafe_code)]
 

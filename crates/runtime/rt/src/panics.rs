@@ -2,8 +2,8 @@
 //!
 //! Where tasks serve one connection each, a panic ends its task and nothing else: tokio catches it. What the
 //! process cannot do without is spawned as essential ([`crate::spawn_essential`]), and ends the process with
-//! it, for its supervisor to start anew: half a process that looks whole is worse than none. Locks are
-//! `parking_lot`'s, which a panic does not poison; what they guard is changed without anything in between
+//! it, for its supervisor to start anew: half a process that looks whole is worse than none. Locks of
+//! the data path are `parking_lot`'s, which a panic does not poison; what they guard is changed without anything in between
 //! that could panic, or by a guard's drop.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Kinds that the lab and the agent read and the control plane does not.
+//! Kinds that the lab reads and the control plane does not.
 
 use ambit_k8s_api::{Deployment, ServiceAccount};
 

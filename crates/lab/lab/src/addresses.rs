@@ -1,5 +1,5 @@
-//! Which addresses everything in a lab has. Pure; the same in every lab, since each has a network of
-//! its own.
+//! The addresses of everything in a lab. Pure; the same in every lab, since each has a network of its
+//! own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,4 @@
-//! What is known of a running lab, for those who ask: the supervisor's tasks write, the control
-//! socket's threads read.
+//! The state of a running lab: the supervisor's tasks write it, the control socket's threads read it.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -117,7 +116,7 @@ impl Board {
         self.inner.lock().replace.push((name, node, replace));
     }
 
-    /// Whom to ask for a daemon's replacement.
+    /// Sends a request to replace a daemon.
     pub(crate) fn replacing(
         &self,
         name: &str,
@@ -181,7 +180,7 @@ impl Board {
     }
 
     /// The pod that `name` means, ready for a process: `namespace/name`, a name, or the beginning of
-    /// either (so that a Deployment's name finds a pod of it); `deploy/x` too.
+    /// either (so that a Deployment's name finds one of its pods); `deploy/x` too.
     pub(crate) fn place(
         self: &Arc<Self>,
         name: &str,
@@ -256,7 +255,7 @@ impl Inner {
             })
             .collect();
         found.sort_by_key(|entry| entry.plan.name().to_owned());
-        // Any pod of one Deployment will do; pods of different owners would be a guess.
+        // Any pod of one Deployment is acceptable; pods of different owners would be a guess.
         let owner = |entry: &PodEntry| entry.plan.owner().map(ToOwned::to_owned);
         match found.as_slice() {
             [] => Err(format!(
@@ -327,7 +326,7 @@ impl PodEntry {
     }
 }
 
-/// The agent says so in an annotation, written as an overlay of the pod.
+/// Whether the pod has the agent's annotation, which is written as an overlay of the pod.
 fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
     let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
     std::fs::read_to_string(file).is_ok_and(|text| {

@@ -1,5 +1,5 @@
-//! What travels between the nodes: frames of the fabric, sorted into TCP connections, checked for
-//! being TLS record by record, and searched for bytes that must not be readable.
+//! The traffic between the nodes: frames of the fabric, assigned to TCP connections, checked for being
+//! TLS record by record, and searched for bytes that must not be readable.
 //!
 //! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
 
@@ -22,14 +22,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 /// Frames remembered to recognise the same frame on its way out of the bridge.
 const SEEN: usize = 4096;
 
-/// What a flow is, by what was seen of it.
+/// The kind of a flow, by its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowKind {
     /// TCP to port 15008, every record TLS.
     Hbone,
     /// TCP to another port, every record TLS (the control plane's).
     Tls,
-    /// TCP in the clear.
+    /// TCP in plaintext.
     Plaintext,
     /// TCP without payload.
     Empty,
@@ -40,11 +40,11 @@ pub enum FlowKind {
 /// All connections from one address to one address and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowReport {
-    /// Who opened them.
+    /// The client's address.
     pub client: IpAddr,
-    /// To what.
+    /// The server's address.
     pub server: SocketAddr,
-    /// What they carried.
+    /// The kind of their payload.
     pub kind: FlowKind,
     /// Connections opened while watching.
     pub connections: u64,
@@ -80,7 +80,7 @@ struct Stream {
 enum Record {
     Header(Vec<u8>),
     Body(usize),
-    /// What came was no TLS record, so nothing that follows can be told.
+    /// The payload was not a TLS record, so the rest cannot be parsed.
     NotTls,
 }
 
@@ -125,7 +125,7 @@ impl Traffic {
     fn segment(&mut self, segment: &Segment<'_>) {
         let Segment { from, to, udp, .. } = *segment;
         let opens = segment.syn && !segment.ack;
-        // The server is whom a connection was opened to; for one already open, the lower port.
+        // The server is the end that a connection was opened to; for one already open, the lower port.
         let known = |client: SocketAddr, server: SocketAddr| {
             self.flows.contains_key(&(client.ip(), server, udp))
         };
@@ -169,7 +169,7 @@ impl Traffic {
         }
     }
 
-    /// Follows one direction of a connection; gives the number of bytes that are no TLS.
+    /// Parses one direction of a connection; returns the number of bytes that are not TLS.
     fn stream(&mut self, segment: &Segment<'_>) -> usize {
         let key = (segment.from, segment.to);
         if segment.syn {
@@ -183,12 +183,12 @@ impl Traffic {
             );
             return 0;
         }
-        // Without its beginning, take the first segment for the beginning of a record.
+        // Without the connection's beginning, the first segment counts as the beginning of a record.
         let stream = self.streams.entry(key).or_insert(Stream {
             next: segment.sequence,
             record: Record::Header(Vec::new()),
         });
-        // What was sent again counts once; after a gap the borders of records are unknown.
+        // Retransmissions count once; after a gap the borders of records are unknown.
         let behind = stream.next.wrapping_sub(segment.sequence);
         let fresh = match usize::try_from(behind) {
             Ok(behind) if behind <= segment.payload.len() => {
@@ -262,7 +262,7 @@ fn count(haystack: &[u8], needle: &[u8]) -> u64 {
         .count() as u64
 }
 
-/// Ethernet, IPv4 or IPv6 without extension headers, TCP or UDP; anything else is nobody's payload.
+/// Ethernet, IPv4 or IPv6 without extension headers, TCP or UDP; other frames have no payload here.
 fn parse(frame: &[u8]) -> Option<Segment<'_>> {
     let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
     let (source, target, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match kind {
@@ -359,7 +359,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins to read frames from a packet socket.
+    /// Starts to read frames from a packet socket.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -372,7 +372,7 @@ impl Capture {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it, with everything that was sent before this call.
+    /// Ends it, after everything that was sent before this call has been read.
     pub fn finish(self) -> Traffic {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
@@ -407,7 +407,7 @@ pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
         rustix::net::SocketFlags::CLOEXEC,
         Some(rustix::net::eth::ALL),
     )?;
-    // A burst between two reads must fit. The larger figure needs the right to it.
+    // A burst between two reads must fit. The larger size needs a capability.
     let _less_than_wanted = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 24);
     let _not_permitted = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 1 << 24);
     Ok(socket)
@@ -466,7 +466,7 @@ mod tests {
             (report.kind, report.clear_bytes, report.markers),
             (FlowKind::Plaintext, 12, 1)
         );
-        // Also behind something that looked like TLS, and on the tunnel's own port.
+        // Also after something that looked like TLS, and on the tunnel's own port.
         let report = connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"])
             .reports()
             .remove(0);

@@ -1,4 +1,4 @@
-//! Talking to a lab that runs. Blocking: for commands and tests.
+//! A client of a running lab. Blocking: for commands and tests.
 
 use std::{
     fs, io,
@@ -23,13 +23,13 @@ use crate::{
 /// How long a lab may take to end by itself before its first process is killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a lab did not do what was asked.
+/// Why a request to a lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no such lab.
     #[error(transparent)]
     State(#[from] StateError),
-    /// It says why not.
+    /// The lab refused it.
     #[error("{0}")]
     Refused(String),
     /// It does not answer.
@@ -68,7 +68,7 @@ impl Client {
         Self { state }
     }
 
-    /// Everything there is to know.
+    /// The whole status.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -79,7 +79,7 @@ impl Client {
         }
     }
 
-    /// Waits until `enough` says so, looking again and again; the last status on timeout.
+    /// Polls until `enough` returns true; on timeout returns the last status.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -197,7 +197,7 @@ impl Client {
         ))
     }
 
-    /// Begins to watch what travels between the nodes.
+    /// Starts to capture the traffic between the nodes.
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
@@ -205,8 +205,8 @@ impl Client {
         Ok(Capture::start(self.ask_fd(&Request::Capture)?, markers)?)
     }
 
-    /// Kills a daemon's process (SIGKILL); the lab starts it again. `proxy-worker` is the process
-    /// that a node proxy keeps itself.
+    /// Kills a daemon's process (SIGKILL); the lab starts it again. `proxy-worker` is the worker process
+    /// that a node proxy starts itself.
     ///
     /// # Errors
     /// When there is none.
@@ -215,7 +215,7 @@ impl Client {
         self.ask(&Request::Kill { name, node }, &[]).map(drop)
     }
 
-    /// Has a daemon's processes hang (SIGSTOP), or go on again: all that it has started, too.
+    /// Stops a daemon's processes (SIGSTOP) or continues them, with all their descendants.
     ///
     /// # Errors
     /// When there is none.
@@ -225,8 +225,8 @@ impl Client {
             .map(drop)
     }
 
-    /// Replaces a daemon's process by a new one, as an upgrade does; the old one ends (SIGTERM) in
-    /// its own time. Returns when both have been started and told.
+    /// Replaces a daemon's process by a new one, as an upgrade does; the old one is terminated (SIGTERM)
+    /// and may drain. Returns when the new one has been started and the old one signalled.
     ///
     /// # Errors
     /// When there is none, or the new one does not become ready.

@@ -1,5 +1,5 @@
-//! What should run: manifests in, pods to start and stop, and objects to add, out. The lab's API
-//! server, controllers and scheduler in one pure machine.
+//! The desired state: manifests in; pods to start and stop, and objects to add, out. The lab's API
+//! server, controllers and scheduler in one pure state machine.
 //!
 //! Knows no files, processes or namespaces; [`crate::supervisor`] carries its effects out.
 
@@ -24,7 +24,7 @@ pub(crate) use service::{PortView, ServiceView, container_port};
 
 use crate::addresses::AddressPlan;
 
-/// The state of the cluster as the lab wants it and sees it.
+/// The desired and the observed state of the cluster.
 pub(crate) struct Cluster {
     addresses: AddressPlan,
     nodes: Vec<NodeInfo>,
@@ -44,22 +44,22 @@ struct Record {
     terminating: bool,
 }
 
-/// What happens to the cluster.
+/// An event of the cluster.
 pub(crate) enum Event {
     /// Manifests changed.
     Manifests(Vec<ObjectEvent>),
-    /// A pod's state, as its runner sees it.
+    /// A pod's state, as its runner reports it.
     Observed { uid: String, observed: Observed },
     /// A pod that was to stop is gone.
     Gone { uid: String },
 }
 
-/// What is to be done.
+/// An effect to carry out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Effect {
     /// Lay these fields over the object.
     Write(ObjectKey, Value),
-    /// Take the lab's part of the object away.
+    /// Remove the lab's part of the object.
     Remove(ObjectKey),
     /// Start a pod. Its object has been written before.
     Start(PodPlan),
@@ -69,7 +69,7 @@ pub(crate) enum Effect {
     Services(Vec<ServiceView>),
 }
 
-/// Services count from here; below are addresses that people choose by hand.
+/// First index of services; lower ones are for addresses that users choose.
 const FIRST_SERVICE: u16 = 256;
 
 impl Cluster {
@@ -140,7 +140,7 @@ impl Cluster {
         let mut desired = expand::pods(&self.objects);
         for (key, record) in &mut self.pods {
             match desired.remove(key) {
-                // What a running pod may change without being started again: labels, annotations.
+                // Changes that do not restart a running pod: labels, annotations.
                 Some(want) if want.pod.spec == record.plan.pod.spec => {
                     record.plan.pod = want.pod;
                 }
@@ -176,7 +176,7 @@ impl Cluster {
                         terminating: false,
                     };
                     self.pods.insert(key.clone(), record);
-                    // Its object goes before it: agents and control plane must know the pod.
+                    // Its object is written first: agents and control plane must know the pod.
                     self.write_objects(effects);
                     effects.push(Effect::Start(plan));
                 }

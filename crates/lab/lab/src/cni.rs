@@ -19,7 +19,7 @@ use crate::{
     fabric::Node,
 };
 
-/// As long as common runtimes allow a plugin.
+/// The timeout of common runtimes.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The interface of a pod.
@@ -54,9 +54,9 @@ pub(crate) struct PluginList {
 /// One attempt to give one pod a network.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
-    /// Unlike for every attempt.
+    /// Unique for every attempt.
     pub(crate) id: String,
-    /// A path that is the namespace.
+    /// Path of the namespace.
     pub(crate) netns: String,
 }
 
@@ -77,7 +77,7 @@ impl PluginList {
                 "ambient_enabled": true,
                 "exclude_namespaces": ["kube-system"],
                 "pod_namespace": "istio-system",
-                // Short, so that a pod shows why it waits; the runtime tries again for ever.
+                // Short, so that a pod shows why it waits; the runtime retries for ever.
                 "agent_wait_seconds": 20,
             }));
         }
@@ -94,12 +94,12 @@ impl PluginList {
         }
     }
 
-    /// The list as a file, for people to read.
+    /// The list in the form of a file, for users.
     pub(crate) fn to_json(&self) -> Value {
         json!({"cniVersion": self.version, "name": self.name, "plugins": self.plugins})
     }
 
-    /// Sets the network up and gives the pod's addresses.
+    /// Sets the network up and returns the pod's addresses.
     pub(crate) async fn add(
         &self,
         node: &Node,
@@ -129,7 +129,7 @@ impl PluginList {
         }
     }
 
-    /// Takes the network down: every plugin is called, whatever the others say.
+    /// Removes the network: every plugin is called, even after one has failed.
     pub(crate) async fn delete(&self, node: &Node, pod: &PodPlan, sandbox: &Sandbox) {
         for plugin in self.plugins.iter().rev() {
             if let Err(error) = self.call("DEL", plugin, None, node, pod, sandbox).await {

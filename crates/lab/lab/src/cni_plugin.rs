@@ -2,7 +2,7 @@
 //! packet of a pod, also to its neighbours, through the node, so that the node sees (and translates)
 //! both directions of each connection.
 //!
-//! It runs in the node's namespace under the name [`PLUGIN_NAME`] and speaks CNI 0.4.0 to 1.1.0.
+//! It runs in the node's namespace under the name [`PLUGIN_NAME`] and supports CNI 0.4.0 to 1.1.0.
 
 use std::{
     env, fs,
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::addresses::{default_route, host_route};
 
-/// The name under which the `ambit` binary is this plugin.
+/// The name under which the `ambit` binary runs as this plugin.
 pub const PLUGIN_NAME: &str = "ambit-lab-cni";
 
 #[derive(Debug, Deserialize)]
@@ -150,8 +150,8 @@ async fn wire(
     node.veth(veth, pod, interface).await?;
     node.attach(veth, &config.bridge).await?;
     node.up(veth).await?;
-    // A node that forwards back out of the same bridge may say "go there directly"; a pod that
-    // listened would bypass the translation of service addresses.
+    // A node that forwards back out of the same bridge may send an ICMP redirect; a pod that accepted
+    // it would bypass the translation of service addresses.
     for family in ["ipv4", "ipv6"] {
         let _no_such_family = pod.sysctl(
             &format!("net.{family}.conf.{interface}.accept_redirects"),
@@ -175,7 +175,7 @@ async fn wire(
 
 async fn ensure_bridge(node: &Host, config: &Config) -> Result<(), PluginError> {
     if node.find(&config.bridge).await?.is_none() {
-        // Two pods may start at once; whoever comes second finds the bridge there.
+        // Two pods may start at once: the bridge may exist already.
         if let Err(error) = node.bridge(&config.bridge).await
             && node.find(&config.bridge).await?.is_none()
         {
@@ -197,7 +197,7 @@ async fn delete(config: &Config) -> Result<(), PluginError> {
     Ok(())
 }
 
-/// At most 15 bytes, unlike for unlike sandboxes.
+/// At most 15 bytes, unique for each sandbox.
 fn veth_name(container: &str) -> String {
     format!(
         "veth{}",
@@ -209,8 +209,8 @@ fn veth_name(container: &str) -> String {
     )
 }
 
-/// Addresses taken, one file each, under a lock. An address is not given again before all others of
-/// its network were: what remembers an old pod must not meet a new one.
+/// Allocated addresses, one file each, under a lock. An address is reused only after all others of its
+/// network: state about an old pod must not be applied to a new one.
 struct Leases {
     dir: PathBuf,
     _lock: File,

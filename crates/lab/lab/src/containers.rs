@@ -28,13 +28,13 @@ use crate::{
     probes::{self, Timing},
 };
 
-/// Waits between restarts: shorter than the kubelet's, for a lab is watched by a person.
+/// Waits between restarts: shorter than the kubelet's, since a lab is used interactively.
 const FIRST_RESTART: Duration = Duration::from_millis(200);
 const LAST_RESTART: Duration = Duration::from_secs(10);
 /// A container that ran this long is restarted without delay.
 const STABLE: Duration = Duration::from_secs(10);
 
-/// A pod's sandbox: where its containers run.
+/// A pod's sandbox: the namespaces of its containers.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) board: Arc<Board>,
@@ -44,7 +44,7 @@ pub(crate) struct Place {
     pub(crate) ips: Vec<IpAddr>,
 }
 
-/// Variable that every process of a pod carries: the agent finds pods' namespaces by it.
+/// Environment variable of every process of a pod: the agent finds pods' namespaces by it.
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
 impl Place {
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// A command in this pod; standard streams are the caller's matter.
+    /// A command in this pod; the caller sets the standard streams.
     pub(crate) fn command(
         &self,
         argv: Vec<String>,
@@ -106,7 +106,7 @@ impl Place {
         Ok(command)
     }
 
-    /// Starts the process that holds the namespace, and shows whose it is, while no container runs.
+    /// Starts the process that holds the namespace, and marks it as the pod's, while no container runs.
     pub(crate) fn hold(&self) -> io::Result<Child> {
         let mut command = self.command(Vec::new(), None, &self.environment(None))?;
         command
@@ -174,7 +174,7 @@ impl Restart {
     }
 }
 
-/// Runs a container until it has ended for good, or `stop` says so and the grace period is over.
+/// Runs a container until it has ended for good, or until `stop` is set and the grace period is over.
 pub(crate) async fn run(
     place: Place,
     container: Container,
@@ -251,7 +251,7 @@ fn start(place: &Place, container: &Container) -> io::Result<Child> {
     place.spawn(command)
 }
 
-/// Watches a running process: probes it, reports it, ends it when asked to.
+/// Supervises a running process: probes it, reports it, ends it on request.
 async fn attend(
     place: &Place,
     container: &Container,
@@ -298,7 +298,7 @@ async fn attend(
 
 /// Waits until the pod is to stop.
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // A sender that is gone means that the pod is forgotten: it stops as well.
+    // A dropped sender means that the pod was forgotten: it stops as well.
     let _told = stop.wait_for(|stop| *stop).await.is_ok();
 }
 
@@ -387,7 +387,7 @@ async fn probe_for_ever(
                 }
             }
         }
-        // A pod that is just starting is asked more often than the manifest says.
+        // A starting pod is probed more often than the manifest says.
         sleep(if ever {
             timing.period
         } else {

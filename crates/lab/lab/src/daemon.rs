@@ -1,4 +1,4 @@
-//! A process of the mesh that is started again whenever it ends, and may be replaced by a second one.
+//! A process of the mesh that is restarted whenever it ends, and can be replaced by a second one.
 
 use std::{
     fs::{self, File},
@@ -25,15 +25,14 @@ use crate::{
 /// The first wait before a restart; doubled each time up to [`SLOWEST`].
 const FASTEST: Duration = Duration::from_millis(20);
 const SLOWEST: Duration = Duration::from_secs(2);
-/// A process that lived this long is started again at once.
+/// A process that ran this long is restarted at once.
 const STABLE: Duration = Duration::from_secs(2);
 
-/// A replaced process that was told to end and a new one that is to be ready: neither is waited for
-/// longer.
+/// Longest wait for a replaced process to end, and for a new one to become ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Somebody wants a second process in place of the first.
+/// A request to replace the process by a second one.
 #[derive(Debug)]
 pub(crate) struct Replace {
     pub(crate) how: Replacement,
@@ -49,12 +48,12 @@ pub(crate) struct Daemon {
     pub(crate) shim: Shim,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) log: PathBuf,
-    /// What its log says when it is ready, if it may be replaced.
+    /// The line in its log when it is ready, if it may be replaced.
     pub(crate) ready: Option<&'static str>,
 }
 
 impl Daemon {
-    /// Keeps it running for as long as the lab lives.
+    /// Keeps it running until the lab ends.
     pub(crate) fn keep(self, board: Arc<Board>) {
         drop(ambit_rt::spawn("daemon", self.run(board)));
     }
@@ -78,7 +77,7 @@ impl Daemon {
                         },
                         Some(Replace { how, done }) = asked.recv() => {
                             let outcome = self.replace(&board, &mut child, how).await;
-                            // Whoever asked may be gone.
+                            // The requester may be gone.
                             let _unheard = done.send(outcome.map_err(|error| error.to_string()));
                         }
                     }
@@ -102,7 +101,7 @@ impl Daemon {
         }
     }
 
-    /// Puts a new process in the place of `child`; the old one goes on until it ends.
+    /// Starts a new process in place of `child`; the old one continues until it ends.
     async fn replace(&self, board: &Board, child: &mut Child, how: Replacement) -> io::Result<()> {
         let said = fs::metadata(&self.log)?.len();
         let tell_old = |old: &Child| {
@@ -125,7 +124,7 @@ impl Daemon {
         ready
     }
 
-    /// Waits until the log says, after so many bytes, that the process is ready.
+    /// Waits until the log, after so many bytes, has the line that reports readiness.
     async fn until_ready(&self, from: u64) -> io::Result<()> {
         let Some(ready) = self.ready else {
             return Ok(());

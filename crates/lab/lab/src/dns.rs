@@ -1,5 +1,5 @@
-//! The cluster's DNS: names of services and of the pods behind headless ones, and where their named
-//! ports are. Each node has a server at its own address; all answer from the same zone.
+//! The cluster's DNS: names of services and of the pods of headless ones, and SRV records of their named
+//! ports. Each node has a server at its own address; all answer from the same zone.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{cluster::ServiceView, fabric::Node};
 
 /// The domain of the cluster.
 pub(crate) const DOMAIN: &str = "cluster.local";
-/// Seconds that answers may be kept.
+/// Seconds that answers may be cached.
 const TTL: u32 = 5;
 /// The largest answer over UDP to a client that did not say more.
 const UDP_PAYLOAD: usize = 1232;
@@ -77,7 +77,7 @@ impl Zone {
         Self { names, ports }
     }
 
-    /// The answer to a question in wire form; `None` if it is none.
+    /// The answer to a question in wire form; `None` if it is not a question.
     pub(crate) fn answer(&self, question: &[u8]) -> Option<Message> {
         let question = Message::from_vec(question).ok()?;
         if question.metadata.message_type != MessageType::Query {
@@ -122,7 +122,7 @@ impl Zone {
     }
 }
 
-/// Serves the zone on a node's addresses, for as long as the lab lives.
+/// Serves the zone on a node's addresses until the lab ends.
 pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Result<()> {
     for ip in &node.ips {
         let address = SocketAddr::new(*ip, 53);

@@ -26,7 +26,7 @@ pub(crate) struct Node {
     pub(crate) dir: PathBuf,
 }
 
-/// Everything that is wired before any pod.
+/// The networks and namespaces that exist before any pod.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) root: Host,
@@ -114,7 +114,7 @@ async fn connect(
 fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     if plan.family.v4() {
         host.sysctl("net.ipv4.ip_forward", "1")?;
-        // Pods of a node share a bridge but talk through the node: no "go there directly" to them.
+        // Pods of a node share a bridge but communicate through the node: no ICMP redirects to them.
         host.sysctl("net.ipv4.conf.all.send_redirects", "0")?;
         host.sysctl("net.ipv4.conf.default.send_redirects", "0")?;
     }
@@ -132,8 +132,8 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// The parent of pods' interfaces under the `macvlan` plugin, one end of a pair of which the node has
-/// the other: so pods reach the node itself, which a parent cannot be reached through.
+/// The parent of pods' interfaces under the `macvlan` plugin: one end of a pair whose other end is the
+/// node's, so that pods reach the node itself, which is not reachable through a parent.
 pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 

@@ -1,9 +1,9 @@
-//! How a `GET` of `ambit lab-tool get` ended, and what a test may wait for it to come to: one failure is
-//! not as good as another.
+//! The result of a `GET` of `ambit lab-tool get`, and the results that a test may wait for: kinds of
+//! failure are distinguished.
 
 use std::net::IpAddr;
 
-/// What the node proxy says of every connection that a policy does not allow.
+/// The node proxy's log text for every connection that a policy denies.
 const REJECTED: &str = "connection closed due to policy rejection: ";
 
 /// How a `GET` ended.
@@ -15,13 +15,13 @@ pub enum Ending {
     HttpError,
     /// The host has no address.
     UnknownHost,
-    /// Nobody listens there, or there is no way.
+    /// Nothing listens there, or there is no route.
     Refused,
     /// The connection was closed before the end of the answer.
     Closed,
     /// The connection was reset.
     Reset,
-    /// Nothing came in time.
+    /// No answer in time.
     TimedOut,
     /// None of these; the program's exit code.
     Other(i32),
@@ -42,19 +42,19 @@ impl Ending {
         }
     }
 
-    /// Whether the connection stood and was then ended without an answer.
+    /// Whether the connection was established and then ended without an answer.
     pub fn is_cut(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
 }
 
-/// What a test waits for a `GET` to come to.
+/// The result that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected<'a> {
     /// An answer.
     Answer,
-    /// The connection is cut, and an access log says that a policy was why: with this in its text, which
-    /// names the policy if it is a DENY.
+    /// The connection is cut, and an access log gives a policy as the reason, with this in its text: the
+    /// name of the policy if it is a DENY.
     Denial(&'a str),
     /// This failure.
     Failure(Ending),
@@ -81,7 +81,7 @@ impl From<Ending> for Expected<'_> {
 }
 
 impl Expected<'_> {
-    /// Whether `ending` may be it. Of a denial the access log has to tell as well ([`denials`]).
+    /// Whether `ending` may be it. A denial also needs evidence in the access log ([`denials`]).
     pub fn permits(self, ending: Ending) -> bool {
         match self {
             Self::Answer => ending == Ending::Answered,
@@ -91,7 +91,7 @@ impl Expected<'_> {
     }
 }
 
-/// How many connections of a client the access log says a policy refused, with `policy` in the reason.
+/// How many connections of a client the access log reports as denied, with `policy` in the reason.
 pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
     let sources: Vec<String> = client
         .iter()

@@ -1,14 +1,14 @@
-//! Bringing a lab's world up: from the user's command to the supervisor, in stages.
+//! Starts a lab: from the user's command to the supervisor, in stages.
 //!
 //! 1. `launch` (in the user's process) writes the options and starts stage *guard*.
-//! 2. *guard* moves into namespaces of its own, starts *init*, and stays outside as a witness: when
-//!    *init* is gone it removes the lab's directory.
-//! 3. *init* is process 1 of the lab. When it dies, of SIGKILL too, the kernel kills every process of
-//!    the lab, and with them go all namespaces. It mounts what is private, starts the supervisor,
-//!    buries orphans, and ends with the supervisor.
+//! 2. *guard* moves into new namespaces, starts *init*, and stays outside as a witness: when *init* is
+//!    gone it removes the lab's directory.
+//! 3. *init* is process 1 of the lab. When it dies, even of SIGKILL, the kernel kills every process of
+//!    the lab, and all namespaces go with them. It mounts private file systems, starts the supervisor,
+//!    reaps orphans, and ends with the supervisor.
 //! 4. *supervise* is [`crate::supervisor`].
 //!
-//! Each stage before the last runs on a single thread: namespaces cannot be left otherwise.
+//! Each stage before the last has a single thread: namespaces cannot be left otherwise.
 
 use std::{
     fs::{self, File},
@@ -64,10 +64,10 @@ impl FromStr for Stage {
     }
 }
 
-/// Why a lab does not come up.
+/// Why a lab does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Options that cannot work.
+    /// Invalid options.
     #[error("{0}")]
     Options(String),
     /// Its directory.
@@ -76,13 +76,13 @@ pub enum LaunchError {
     /// A process or file.
     #[error("cannot {what}")]
     Io {
-        /// What was tried.
+        /// The action.
         what: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The supervisor gave up; its words.
+    /// The supervisor failed; its message.
     #[error("the lab did not come up: {0}")]
     Failed(String),
 }
@@ -92,23 +92,23 @@ fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
     move |source| LaunchError::Io { what, source }
 }
 
-/// Brings a lab up and returns when its supervisor accepts requests. Pods may still be starting.
+/// Starts a lab and returns when its supervisor accepts requests. Pods may still be starting.
 ///
 /// # Errors
-/// When a lab of that name lives, or anything on the way fails; nothing is left then.
+/// When a lab of that name is running, or any step fails; nothing is left then.
 pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     options.check().map_err(LaunchError::Options)?;
     check_binaries(options).map_err(LaunchError::Options)?;
     let state = StateDir::create(base, &options.name)?;
     let started = start(&state, options);
     if started.is_err() {
-        // The guard removes the directory too; whoever is second finds nothing.
+        // The guard removes the directory too; the second removal finds nothing.
         let _gone = state.remove();
     }
     started.map(|()| state)
 }
 
-/// Whatever is missing is better said here than by a lab that never becomes ready.
+/// Missing programs are reported here, rather than by a lab that never becomes ready.
 fn check_binaries(options: &Options) -> Result<(), String> {
     let mut needed = Vec::new();
     if options.mesh {
@@ -146,7 +146,7 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
         .stderr(log)
         .spawn()
         .map_err(io_failed(format!("start {}", options.ambit.display())))?;
-    // The supervisor says one line on the standard output it inherits; no line means it died.
+    // The supervisor writes one line to the standard output it inherits; no line means it died.
     let mut line = String::new();
     if let Some(stdout) = guard.stdout.take() {
         BufReader::new(stdout)
@@ -164,7 +164,7 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     ))
 }
 
-/// What the supervisor says once it accepts requests.
+/// The supervisor's line once it accepts requests.
 pub(crate) const READY: &str = "ready";
 
 fn stage_command(ambit: &Path, stage: Stage, layout: &Layout) -> Command {
@@ -210,7 +210,7 @@ fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
 fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Away from the user's terminal, so that no signal meant for the command reaches the lab.
     rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
-    // Held until this process has removed the directory: nobody makes a lab of that name in between.
+    // Held until this process has removed the directory: no lab of that name can be made in between.
     let _lock = state_dir::take_lock(layout).map_err(io_failed("lock the lab's directory"))?;
     let isolation = match options.user_namespace {
         true => Isolation::UserNamespace,
@@ -235,21 +235,21 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     noted.map_err(io_failed("note the lab's process id"))?;
     hand_over_stdout()?;
     let ended = wait(&mut child)?;
-    // By itself and not well: the log tells why, so it stays until the next `up` or `down`.
+    // It ended by itself with an error: the log has the reason, so it stays until the next `up` or `down`.
     if ended.code().is_none_or(|code| code == 0) {
         state_dir::remove(layout.root())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells the supervisor whether root is root.
+/// Set if the lab's root is root only of a user namespace.
 pub(crate) const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
     child.wait().map_err(io_failed("wait for the lab"))
 }
 
-/// Lets go of the pipe to the user's command, which waits for its end when the lab fails.
+/// Closes the pipe to the user's command, which waits for its end when the lab fails.
 pub(crate) fn hand_over_stdout() -> Result<(), LaunchError> {
     let null = File::options().write(true).open("/dev/null");
     null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null.as_fd())?))
@@ -257,7 +257,7 @@ pub(crate) fn hand_over_stdout() -> Result<(), LaunchError> {
 }
 
 fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
-    // Should the guard be killed, the lab goes too.
+    // If the guard is killed, the lab ends too.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| io_failed("bind the lab's life to its guard's")(error.into()))?;
     mount_private(layout)?;

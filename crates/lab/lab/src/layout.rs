@@ -1,6 +1,5 @@
-//! Where a lab keeps its files. What is private to it (keys, tokens, live objects, logs) lies under
-//! `run`, a memory file system of its own mount namespace that nobody outside sees and that is gone
-//! with the lab.
+//! The file layout of a lab. Private files (keys, tokens, live objects, logs) are under `run`, a memory
+//! file system in the lab's own mount namespace, which is invisible from outside and goes with the lab.
 
 use std::path::{Path, PathBuf};
 
@@ -26,15 +25,15 @@ impl Layout {
     }
 
     paths! {
-        /// Locked while the lab lives.
+        /// Locked while the lab runs.
         lock = "lock";
         /// Process id of the lab's first process, as seen from outside.
         pid = "pid";
         /// The options it was started with.
         options = "options.json";
-        /// Where clients connect.
+        /// The control socket.
         socket = "control.sock";
-        /// What the supervisor itself says.
+        /// The supervisor's own log.
         log = "lab.log";
         /// The private part.
         run = "run";

@@ -1,9 +1,9 @@
 //! The whole mesh on one machine: real binaries, namespaces for nodes and pods.
 //!
 //! A supervisor process plays the API server, the scheduler and the kubelets for a directory of
-//! ordinary manifests; everything it starts lives in namespaces of its own, so that it dies with it.
-//! [`launch`] makes that world, [`cluster`] decides (pure), [`supervisor`] carries out, and
-//! [`client`] talks to a lab that runs.
+//! ordinary manifests; everything it starts is in its own namespaces, and ends with it. [`launch`] creates
+//! them, [`cluster`] decides (pure), [`supervisor`] carries out, and [`client`] sends requests to a
+//! running lab.
 #![forbid(unsafe_code)]
 
 mod addresses;

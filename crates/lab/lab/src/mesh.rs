@@ -1,5 +1,5 @@
-//! The processes of the mesh: control plane, and an agent and a node proxy on each node, with the
-//! files and environment that each expects.
+//! The processes of the mesh: a control plane, and an agent and a node proxy on each node, with the
+//! files and environment that each needs.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ const XDS_PORT: u16 = 15012;
 const SYSTEM: &str = "istio-system";
 /// How long the control plane may take to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
-/// How often tokens are written anew; a fraction of their life.
+/// How often tokens are renewed; a fraction of their lifetime.
 const RENEW_TOKENS: Duration = Duration::from_secs(3600);
 
 /// Starts the mesh. Returns when the control plane has a root certificate.
@@ -59,8 +59,8 @@ pub(crate) async fn start(board: &Arc<Board>, control: Vec<IpAddr>) -> io::Resul
     Ok(())
 }
 
-/// The objects of the mesh's own pods, which a cluster would have: node proxies call the control
-/// plane in the name of theirs.
+/// The objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name
+/// of their pods.
 pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM);
@@ -277,7 +277,7 @@ fn daemon(
 fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, String)> {
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     env.insert("PATH".into(), path(board));
-    // Where the processes of the mesh log to is a file of the lab's own.
+    // The processes of the mesh log to a file of the lab.
     env.insert("RUST_BACKTRACE".into(), "1".into());
     env.extend(
         variables

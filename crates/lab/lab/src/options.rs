@@ -1,10 +1,10 @@
-//! What the user asked for when bringing a lab up.
+//! The options of a lab.
 
 use std::{collections::BTreeMap, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Which addresses pods, nodes and services get.
+/// The address families of pods, nodes and services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpFamily {
@@ -42,7 +42,7 @@ impl FromStr for IpFamily {
     }
 }
 
-/// Which plugin wires pods before ours is called.
+/// The plugin that wires pods before ours is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrimaryCni {
@@ -71,7 +71,7 @@ impl FromStr for PrimaryCni {
     }
 }
 
-/// A lab as the user wants it.
+/// The options of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// Its name; several labs run side by side under different names.
@@ -90,7 +90,7 @@ pub struct Options {
     pub ambit: PathBuf,
     /// False leaves out control plane, agents, proxies and the chained plugin.
     pub mesh: bool,
-    /// Which plugin wires pods.
+    /// The plugin that wires pods.
     pub primary_cni: PrimaryCni,
     /// Where the plugins other than ours are.
     pub cni_dir: PathBuf,
@@ -104,7 +104,7 @@ pub struct Options {
 pub(crate) const MAX_NODES: u8 = 99;
 
 impl Options {
-    /// What cannot work, in words for the user.
+    /// Checks the options; errors are texts for the user.
     ///
     /// # Errors
     /// The first fault found.

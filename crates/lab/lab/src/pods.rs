@@ -1,4 +1,4 @@
-//! One pod from its sandbox to its end, as a kubelet would run it.
+//! Runs one pod from its sandbox to its end, as a kubelet would.
 
 use std::{
     fs, io,
@@ -53,7 +53,7 @@ enum SandboxError {
 }
 
 impl Runner {
-    /// Runs the pod until it has ended and `stop` was given; a pod that ended by itself stays known.
+    /// Runs the pod until it has ended and `stop` was set; a pod that ended by itself stays known.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut observed = Observed::default();
         let made = tokio::select! {
@@ -68,7 +68,7 @@ impl Runner {
         kill_by_uid(&self.plan.uid);
         self.board.pod_gone(&self.plan.uid);
         let annotations = format!("{}.{}.yaml", self.plan.namespace(), self.plan.name());
-        // The agent's word on this pod says nothing about the next of that name.
+        // The agent's annotation of this pod does not apply to the next pod of that name.
         let _there_is_none = fs::remove_file(self.board.layout.status().join(annotations));
         let _there_is_none = fs::remove_dir_all(self.board.layout.pod(&self.plan.uid));
         let _supervisor_is_gone = self
@@ -87,7 +87,7 @@ impl Runner {
         let _supervisor_is_gone = self.events.send(event).await;
     }
 
-    /// Tries until it works: the same pod, a new namespace each time.
+    /// Retries until it works: the same pod, a new namespace each time.
     async fn make_sandbox(
         &self,
         observed: &mut Observed,
@@ -150,7 +150,7 @@ impl Runner {
             // A descriptor of this process: the namespace is mounted nowhere, so it goes with us.
             netns: format!("/proc/{}/fd/{}", own_pid(), netns.as_fd().as_raw_fd()),
         };
-        // Should the caller give up in the middle, the sandbox must go too.
+        // If the caller is cancelled, the sandbox must go too.
         let mut undo = UndoSandbox {
             runner: self.clone(),
             sandbox: Some((sandbox.clone(), netns.clone())),
@@ -282,7 +282,7 @@ impl Runner {
     }
 }
 
-/// Takes a half-made sandbox down when its making is given up.
+/// Removes a half-made sandbox when its creation is cancelled.
 struct UndoSandbox {
     runner: Runner,
     sandbox: Option<(Sandbox, Netns)>,
@@ -327,7 +327,7 @@ fn own_pid() -> String {
     name.unwrap_or_else(|| std::process::id().to_string())
 }
 
-/// Kills whatever still runs in a pod's name: children that left their process group, too.
+/// Kills all remaining processes of a pod, including children that left their process group.
 fn kill_by_uid(uid: &str) {
     let wanted = format!("{POD_UID}={uid}");
     let Ok(entries) = fs::read_dir("/proc") else {

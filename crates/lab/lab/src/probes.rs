@@ -1,4 +1,4 @@
-//! Probes as the kubelet makes them: from the node's namespace, or by a command in the container.
+//! Probes as the kubelet runs them: from the node's namespace, or by a command in the container.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -48,7 +48,7 @@ impl Timing {
     }
 }
 
-/// Probes once over the network; `None` when the probe is a command, which is the caller's matter.
+/// Probes once over the network; `None` when the probe is a command, which the caller runs.
 pub(crate) async fn network(
     probe: &Probe,
     node: &Node,

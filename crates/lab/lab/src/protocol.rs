@@ -1,5 +1,5 @@
-//! What a lab's supervisor and its clients say over the control socket: one request a connection, as
-//! a line of JSON with descriptors attached, and lines of JSON back.
+//! The protocol of the control socket: one request a connection, as a line of JSON with descriptors
+//! attached, and lines of JSON back.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -36,7 +36,7 @@ pub enum Place {
     Pod(String),
 }
 
-/// Whose output.
+/// The source of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogSource {
@@ -58,7 +58,7 @@ pub enum LogSource {
     Lab,
 }
 
-/// In which order a daemon's old and new process end and begin.
+/// The order in which a daemon's old process ends and its new one starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Replacement {
@@ -68,11 +68,11 @@ pub enum Replacement {
     OldFirst,
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
-    /// Everything there is to know, at once.
+    /// The whole status.
     Status,
     /// Run a command in a container's namespaces with the three descriptors attached.
     Exec {
@@ -88,7 +88,7 @@ pub(crate) enum Request {
     Capture,
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
-    /// A daemon's processes are to hang, or to go on again: for tests of faults.
+    /// Stop a daemon's processes, or continue them: for tests of faults.
     Hang {
         name: String,
         node: Option<String>,
@@ -104,7 +104,7 @@ pub(crate) enum Request {
     Down,
 }
 
-/// What the supervisor answers.
+/// The supervisor's answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -164,7 +164,7 @@ pub struct PodStatus {
     pub phase: String,
     /// All its containers are ready.
     pub ready: bool,
-    /// The node agent says it is captured.
+    /// Whether the node agent reports it as captured.
     pub captured: bool,
     /// Its containers.
     pub containers: Vec<ContainerStatus>,
@@ -218,7 +218,7 @@ pub(crate) fn send<T: Serialize>(
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::Error::other("too many descriptors"));
         }
-        // A client that went away is an error to the caller, never a signal.
+        // A client that went away must be an error to the caller, never a signal.
         let flags = SendFlags::NOSIGNAL;
         let sent = rustix::io::retry_on_intr(|| {
             rustix::net::sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, flags)

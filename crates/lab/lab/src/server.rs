@@ -28,17 +28,17 @@ use crate::{
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// After a daemon's name: the process that it has started itself.
+/// Suffix of a daemon's name: the process that it has started itself.
 const WORKER: &str = "-worker";
 /// How long a killed process may take to be gone.
 const GONE: Duration = Duration::from_secs(5);
 
 /// How long a connection made for a client may take.
 const DIAL: Duration = Duration::from_secs(10);
-/// How often a log that is followed is looked at.
+/// How often a followed log is read.
 const FOLLOW: Duration = Duration::from_millis(100);
 
-/// Serves the socket for as long as the lab lives; `down` gets a message when a client stops the lab.
+/// Serves the socket until the lab ends; `down` gets a message when a client stops the lab.
 pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()> {
     let path = board.layout.socket();
     let listener = UnixListener::bind(&path)?;
@@ -158,13 +158,13 @@ fn exec(
     spawned.map_err(|error| format!("cannot run the command: {error}"))
 }
 
-/// Waits for a process; should the client go away first, it is killed.
+/// Waits for a process; if the client disconnects first, kills it.
 fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let watched = stream.try_clone()?;
     let watch = move || {
         let mut byte = [0];
-        // Nothing more is said by a client: whatever comes back is its end.
+        // Clients send nothing more: any event on the stream is its end.
         let _end = (&watched).read(&mut byte);
         if let Some(group) = group {
             let _it_is_gone = rustix::process::kill_process_group(group, Signal::KILL);
@@ -240,7 +240,7 @@ fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
         pid = children.ok_or("it has no process of its own")?;
     }
     rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
-    // Who asked wants to see what is without it, not what it does while it dies.
+    // The requester wants to test the time without the process, not the time of its death.
     let killed = std::time::Instant::now();
     while rustix::process::test_kill_process(pid).is_ok() && killed.elapsed() < GONE {
         thread::sleep(Duration::from_micros(200));

@@ -1,5 +1,5 @@
-//! What kube-proxy does, for clients that are not captured: service addresses are translated to
-//! those of ready endpoints in the node's namespace.
+//! kube-proxy's role, for clients that are not captured: service addresses are translated to those of
+//! ready endpoints in the node's namespace.
 //!
 //! Rendered as one nftables transaction; the lab's own table, replaced as a whole.
 
@@ -19,7 +19,7 @@ const TABLE: &str = "lab-services";
 /// The nftables script that makes `views` reachable.
 ///
 /// Pods in the networks `direct` reach each other without the node, so replies to translated
-/// connections would pass it by: between those, the node puts itself in the client's place.
+/// connections would bypass it: for those, the node also translates the source.
 pub(crate) fn render(views: &[ServiceView], direct: &[IpNet]) -> String {
     let mut script = String::new();
     for (family, v4) in [("ip", true), ("ip6", false)] {

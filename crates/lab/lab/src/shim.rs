@@ -1,4 +1,4 @@
-//! The last steps of a process before it becomes a pod's or a node's: a mount namespace with its own
+//! The last steps of a process before it runs in a pod or on a node: a mount namespace with its own
 //! `/etc/resolv.conf` and `/etc/hosts`, a host name, a working directory, then `exec`.
 //!
 //! A process of its own because those steps must happen between fork and exec; the network namespace
@@ -17,7 +17,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What the shim does before it becomes `command`.
+/// The shim's steps before it executes `command`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
     pub(crate) hostname: String,
@@ -29,7 +29,7 @@ pub(crate) struct Shim {
 }
 
 impl Shim {
-    /// The command that becomes this; the caller sets environment and standard streams.
+    /// The command that runs the shim; the caller sets environment and standard streams.
     pub(crate) fn command(&self, ambit: &Path) -> io::Result<Command> {
         let mut command = Command::new(ambit);
         command
@@ -85,7 +85,7 @@ fn prepare(shim: &Shim) -> io::Result<()> {
             rustix::mount::mount_bind(source, &target)?;
         }
     }
-    // sysfs shows the interfaces of the namespace it was mounted in; ours are others.
+    // sysfs shows the interfaces of the namespace it was mounted in; ours differ.
     let _not_vital = rustix::mount::mount("sysfs", "/sys", "sysfs", MountFlags::RDONLY, None);
     if !shim.hostname.is_empty() {
         rustix::system::sethostname(shim.hostname.as_bytes())?;

@@ -1,4 +1,4 @@
-//! The directories of labs: which names are taken, by labs that live or by what dead ones left.
+//! The directories of labs: which names are in use, by running labs or by the remains of dead ones.
 
 use std::{
     env, fs,
@@ -15,30 +15,30 @@ use crate::layout::Layout;
 /// Why a lab's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// A lab of that name lives.
+    /// A lab of that name is running.
     #[error("the lab {0:?} is up already; take it down first, or choose another --name")]
     Alive(String),
-    /// None of that name.
+    /// There is no lab of that name.
     #[error("there is no lab {0:?}; `ambit lab up DIR` makes one")]
     NotUp(String),
-    /// A name that is no file name.
+    /// The name is not a valid file name.
     #[error("{0:?} cannot be a lab's name: use letters, digits and '-'")]
     BadName(String),
-    /// Somebody else's directory where ours should be.
+    /// The directory belongs to another user.
     #[error("{0} belongs to another user; set AMBIT_LAB_DIR to a directory of your own")]
     Foreign(PathBuf),
-    /// The file system refuses.
+    /// The file system returned an error.
     #[error("cannot use {path}")]
     Io {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Where labs have their directories: `AMBIT_LAB_DIR`, `/run/ambit-lab` for root,
+/// The base directory of labs: `AMBIT_LAB_DIR`, `/run/ambit-lab` for root,
 /// `$XDG_RUNTIME_DIR/ambit-lab`, or one in `/tmp`.
 pub fn base_directory() -> PathBuf {
     if let Some(dir) = env::var_os("AMBIT_LAB_DIR").filter(|dir| !dir.is_empty()) {
@@ -54,17 +54,17 @@ pub fn base_directory() -> PathBuf {
     }
 }
 
-/// The directory of a lab that is about to be started, or lives.
+/// The directory of a lab that is about to be started, or runs.
 #[derive(Clone, Debug)]
 pub struct StateDir {
     layout: Layout,
 }
 
 impl StateDir {
-    /// Makes the directory of a new lab, after clearing away what a dead one of that name left.
+    /// Makes the directory of a new lab, after removing what a dead one of that name left.
     ///
     /// # Errors
-    /// When such a lab lives, or directories cannot be made.
+    /// When such a lab runs, or directories cannot be made.
     pub fn create(base: &Path, name: &str) -> Result<Self, StateError> {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();
@@ -93,7 +93,7 @@ impl StateDir {
         })
     }
 
-    /// The directory of a lab that lives. What a dead one left is cleared away.
+    /// The directory of a running lab. Removes what a dead one left.
     ///
     /// # Errors
     /// When there is none.
@@ -110,7 +110,7 @@ impl StateDir {
         Err(StateError::NotUp(name.to_owned()))
     }
 
-    /// The names of the labs that live.
+    /// The names of the running labs.
     pub fn list(base: &Path) -> Vec<String> {
         let entries = fs::read_dir(base)
             .into_iter()
@@ -126,12 +126,12 @@ impl StateDir {
         &self.layout
     }
 
-    /// Whether its lab lives.
+    /// Whether its lab runs.
     pub fn is_alive(&self) -> bool {
         is_alive(self.layout.root())
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         self.layout.root()
     }
@@ -154,7 +154,7 @@ fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     Ok(base.join(name))
 }
 
-/// The lock is the guard's, which outlives all of its lab: the kernel drops it with the process,
+/// The guard holds the lock and outlives all of its lab: the kernel drops the lock with the process,
 /// however it dies.
 fn is_alive(path: &Path) -> bool {
     let Ok(file) = File::open(Layout::new(path).lock()) else {
@@ -164,7 +164,7 @@ fn is_alive(path: &Path) -> bool {
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Takes the lock of a lab for the life of the calling process.
+/// Takes the lock of a lab for the lifetime of the calling process.
 pub(crate) fn take_lock(layout: &Layout) -> io::Result<File> {
     let file = File::options()
         .create(true)

@@ -1,5 +1,5 @@
-//! The process that owns a lab: builds the network, starts the mesh, and carries out what
-//! [`crate::cluster`] decides until it is told to end.
+//! The process that owns a lab: builds the network, starts the mesh, and carries out the decisions of
+//! [`crate::cluster`] until it is asked to end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,11 +32,11 @@ use crate::{
     server, services,
 };
 
-/// The largest log of a pod or a process of the mesh, in bytes, and how often that is looked at.
+/// The largest log of a pod or a process of the mesh, in bytes, and the interval of checks.
 const LARGEST_LOG: u64 = 32 << 20;
 const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
 
-/// Why a lab ends, or does not begin.
+/// Why a lab ends, or does not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorError {
     #[error("{0}")]
@@ -158,7 +158,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             Some(event) = happened.recv() => seen.push(event),
             _ = ended.recv() => return Ok(()),
         };
-        // Whatever else has happened meanwhile is settled in one go.
+        // Further events that have arrived meanwhile are handled together.
         while let Ok(event) = happened.try_recv() {
             seen.push(event);
         }
@@ -167,7 +167,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             effects.extend(supervisor.event(event));
         }
         supervisor.carry_out(effects).await;
-        // Shown only now: who sees a pod ready finds it behind its services too.
+        // Reported only now: a pod that is seen as ready is also an endpoint of its services.
         for (uid, observed) in observed {
             board.pod_observed(&uid, &observed);
         }
@@ -201,7 +201,7 @@ fn observations(events: &[Event]) -> Vec<(String, Observed)> {
     events.iter().filter_map(observed).collect()
 }
 
-/// Logs live in memory: one that has grown beyond [`LARGEST_LOG`] begins anew.
+/// Logs are in memory: one that has grown beyond [`LARGEST_LOG`] is truncated.
 async fn bound_logs(dir: std::path::PathBuf) {
     loop {
         tokio::time::sleep(LOOK_AT_LOGS).await;
@@ -211,7 +211,7 @@ async fn bound_logs(dir: std::path::PathBuf) {
             .filter_map(Result::ok)
         {
             if entry.metadata().is_ok_and(|meta| meta.len() > LARGEST_LOG) {
-                // Writers append, so they go on at the new end.
+                // Writers append, so they continue at the new end.
                 let file = fs::File::options().write(true).open(entry.path());
                 if let Err(error) = file.and_then(|file| file.set_len(0)) {
                     tracing::warn!(path = %entry.path().display(), %error, "cannot cut a log");
@@ -364,7 +364,7 @@ fn write_object(dir: &Path, key: &ObjectKey, value: &Value) -> io::Result<()> {
 }
 
 fn new_uid() -> String {
-    // The kernel makes them; without /proc, something unlike any other in this lab.
+    // The kernel makes them; without /proc, any id that is unique in this lab.
     let text = fs::read_to_string("/proc/sys/kernel/random/uuid");
     text.map_or_else(
         |_| format!("{:?}", std::time::Instant::now()),

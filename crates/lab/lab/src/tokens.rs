@@ -1,4 +1,4 @@
-//! Service account tokens as Kubernetes signs them, so that the control plane can check callers.
+//! Service account tokens in Kubernetes' format, so that the control plane can check callers.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
 
-/// How long a token is good; they are renewed long before.
+/// How long a token is valid; they are renewed long before.
 const LIFETIME_SECONDS: u64 = 12 * 3600;
 
 /// The key that signs the lab's tokens.
@@ -23,7 +23,7 @@ impl std::fmt::Debug for TokenIssuer {
     }
 }
 
-/// For whom.
+/// The pod that a token is for.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     pub(crate) namespace: &'a str,

@@ -1,4 +1,4 @@
-//! The examples are manifests as the mesh reads them: no problem, nothing that is not understood.
+//! The examples are valid manifests: no problem, and no policy that is not understood.
 
 use std::{fs, path::Path};
 

@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 
 use crate::new_netns;
 
-/// What could not be done, and in which namespace.
+/// The failed operation, and its namespace.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: cannot {what}")]
 pub struct HostError {
@@ -41,7 +41,7 @@ enum Cause {
 
 impl From<rtnetlink::Error> for Cause {
     fn from(error: rtnetlink::Error) -> Self {
-        // The library prints kernel errors with the whole answer; the errno alone says it.
+        // The library prints kernel errors with the whole answer; the errno alone is enough.
         match error {
             rtnetlink::Error::NetlinkError(message) => Self::Io(message.to_io()),
             other => Self::Netlink(other.to_string()),
@@ -68,10 +68,10 @@ impl Drop for Connection {
 }
 
 impl Host {
-    /// Makes a new namespace with its loopback up.
+    /// Makes a new namespace and brings its loopback up.
     ///
     /// # Errors
-    /// When namespaces may not be made.
+    /// When namespaces cannot be made.
     pub async fn new(name: impl Into<String>) -> Result<Self, HostError> {
         let name = name.into();
         let netns = new_netns().map_err(|source| HostError {
@@ -167,7 +167,7 @@ impl Host {
         }
     }
 
-    /// Adds a bridge and takes it up.
+    /// Adds a bridge and brings it up.
     ///
     /// # Errors
     /// Of the kernel; an interface of that name exists, for instance.
@@ -197,7 +197,7 @@ impl Host {
         done.map_err(|error| self.error(what(), error))
     }
 
-    /// Takes an interface up.
+    /// Brings an interface up.
     ///
     /// # Errors
     /// Of the kernel, or when there is no such interface.
@@ -222,7 +222,7 @@ impl Host {
         done.map_err(|error| self.error(format!("attach {link} to bridge {bridge}"), error))
     }
 
-    /// Gives an interface an address, usable at once (no duplicate detection); having it is fine.
+    /// Adds an address to an interface, usable at once (no duplicate detection); an existing one is no error.
     ///
     /// # Errors
     /// Of the kernel, or when there is no such interface.
@@ -312,7 +312,7 @@ impl Host {
         done.map_err(|error| self.error(what(), error))
     }
 
-    /// Removes an interface; none of that name is fine.
+    /// Removes an interface; it is no error if there is none of that name.
     ///
     /// # Errors
     /// Of the kernel.

@@ -1,7 +1,7 @@
 //! Network namespaces as nodes and pods: made, wired and addressed, for the lab and for tests.
 //!
-//! A namespace here is anonymous: it lives as long as a descriptor or a process holds it, and is
-//! never mounted anywhere, so nothing stays behind when its owner dies. Knows nothing of meshes.
+//! A namespace here is anonymous: it exists as long as a descriptor or a process holds it, and is never
+//! mounted anywhere, so nothing is left when its owner dies. Knows nothing of meshes.
 #![forbid(unsafe_code)]
 
 mod host;

@@ -11,7 +11,7 @@ use std::{
 
 use ambit_sys::netns::Netns;
 
-/// Why a part of the lab's network cannot be made.
+/// Why a part of a network cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A program that is needed cannot be started.
@@ -19,26 +19,26 @@ pub enum LabError {
     Start {
         /// Its name.
         program: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A program refused.
+    /// A program failed.
     #[error("`{program}` in {namespace} failed: {stderr}")]
     Failed {
-        /// What was run.
+        /// The program.
         program: String,
-        /// Where.
+        /// The namespace.
         namespace: String,
-        /// What it said.
+        /// Its error output.
         stderr: String,
     },
     /// A namespace cannot be made or entered.
     #[error("cannot make or enter the namespace {namespace}")]
     Namespace {
-        /// Which.
+        /// The namespace.
         namespace: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -63,7 +63,7 @@ impl Drop for Holder {
     }
 }
 
-/// A network namespace with a name of ours, alive as long as this value.
+/// A network namespace with a name for messages; it exists as long as this value.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -121,7 +121,7 @@ impl Namespace {
         self.holder.pid()
     }
 
-    /// A path that is the namespace, as CNI wants it.
+    /// The path of the namespace, as CNI needs it.
     pub fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.pid())
     }

@@ -11,7 +11,7 @@ use rustix::thread::UnshareFlags;
 /// When the caller may not make one (`EPERM`: neither root nor inside a user namespace), or no thread
 /// can be started.
 pub fn new_netns() -> io::Result<Netns> {
-    // A thread of its own, so that the caller stays where it is; the descriptor keeps the namespace.
+    // In a new thread, so that the caller's namespace does not change; the descriptor holds the namespace.
     let made = thread::Builder::new().name("new-netns".into()).spawn(|| {
         unshare(UnshareFlags::NEWNET)?;
         Netns::current()
@@ -20,7 +20,7 @@ pub fn new_netns() -> io::Result<Netns> {
         .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace died")))
 }
 
-/// What a process is to have of its own. The network, mounts, process ids, host name and IPC always.
+/// The isolation of a process. Network, mounts, process ids, host name and IPC are always separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
     /// A user namespace only if the caller lacks the rights without one.
@@ -29,17 +29,17 @@ pub enum Isolation {
     UserNamespace,
 }
 
-/// How [`isolate`] went.
+/// The outcome of [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unshared {
-    /// With the caller's own rights.
+    /// With the caller's own privileges.
     AsRoot,
     /// As root of a new user namespace, where the caller's own user and group are the only ones.
     InUserNamespace,
 }
 
-/// Moves the calling process into namespaces of its own. The first child made afterwards is process 1
-/// of the new process namespace: when it dies, the kernel kills everything in there.
+/// Moves the calling process into new namespaces. The first child made afterwards is process 1 of the new
+/// process namespace: when it dies, the kernel kills everything in it.
 ///
 /// Must be called while the process has a single thread.
 ///
@@ -60,7 +60,7 @@ pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
     }
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     unshare(own | UnshareFlags::NEWUSER)?;
-    // Without this the kernel refuses the map of groups to a caller without rights outside.
+    // Without this the kernel refuses the group map to a caller without privileges outside.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {} 1", uid.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("0 {} 1", gid.as_raw()))?;

@@ -5,7 +5,7 @@ use crate::{LabError, Namespace};
 /// One end of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
-    /// Where it is.
+    /// Its namespace.
     pub namespace: &'a Namespace,
     /// Its interface name.
     pub interface: &'a str,

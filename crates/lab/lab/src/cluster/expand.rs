@@ -1,4 +1,4 @@
-//! Which pods the manifests ask for: bare ones, and those of Deployments.
+//! The pods that the manifests ask for: bare ones, and those of Deployments.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -92,7 +92,7 @@ fn name_of(mut number: u64, length: usize) -> String {
     name
 }
 
-/// FNV-1a: the same names in every run, which the standard hasher does not promise.
+/// FNV-1a: gives the same names in every run, which the standard hasher does not guarantee.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The objects, and parts of objects, that the lab adds to what the manifests say.
+//! The objects, and parts of objects, that the lab adds to the manifests.
 
 use std::net::IpAddr;
 
@@ -49,7 +49,7 @@ pub(super) fn pod(
     observed: &Observed,
     terminating: bool,
 ) -> Value {
-    // The whole object for what a Deployment makes; else only what the lab knows better.
+    // The whole object for a Deployment's pods; else only the fields that the lab owns.
     let mut value = match plan.whole {
         true => serde_json::to_value(&*plan.pod).unwrap_or_default(),
         false => json!({"metadata": meta(key)}),
@@ -65,7 +65,7 @@ pub(super) fn pod(
         }),
     );
     if terminating {
-        // The moment does not matter, that it goes does.
+        // Only the field's presence matters, not its time.
         json_patch::merge(
             &mut value,
             &json!({"metadata": {"deletionTimestamp": "2000-01-01T00:00:00Z"}}),

@@ -1,4 +1,4 @@
-//! A pod that runs or is to run, and what is seen of it.
+//! A pod that runs or is to run, and its observed state.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ pub(crate) struct PodPlan {
     pub(crate) uid: String,
     pub(crate) node: String,
     pub(crate) pod: Arc<Pod>,
-    /// The lab made the object up (from a Deployment), rather than found it in the manifests.
+    /// The lab made the object (for a Deployment); it is not in the manifests.
     pub(crate) whole: bool,
 }
 
@@ -39,7 +39,7 @@ impl PodPlan {
         .unwrap_or("default")
     }
 
-    /// The name of what made it.
+    /// The name of its owner.
     pub(crate) fn owner(&self) -> Option<&str> {
         let owners = self
             .pod
@@ -87,7 +87,7 @@ impl PodPlan {
     }
 }
 
-/// Where a pod is in its life.
+/// The phase of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     #[default]
@@ -108,13 +108,13 @@ impl Phase {
     }
 }
 
-/// What is seen of a pod.
+/// The observed state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     pub(crate) phase: Phase,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) containers: Vec<ContainerObserved>,
-    /// Why it does not get on.
+    /// Why it makes no progress.
     pub(crate) message: Option<String>,
 }
 
@@ -124,7 +124,7 @@ impl Observed {
     }
 }
 
-/// What is seen of a container.
+/// The observed state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContainerObserved {
     pub(crate) name: String,

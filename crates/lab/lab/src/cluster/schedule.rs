@@ -1,4 +1,4 @@
-//! Which node takes a pod.
+//! The scheduler: chooses the node of a pod.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,9 +14,9 @@ pub(crate) struct NodeInfo {
 /// Label that every node has: its name.
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// Picks the node that has fewest pods of the same owner, then fewest pods.
+/// Chooses the node with the fewest pods of the same owner, then the fewest pods.
 ///
-/// `placed` are the pods that run already: node and owner.
+/// `placed` are the running pods: node and owner.
 pub(super) fn choose(
     nodes: &[NodeInfo],
     objects: &BTreeMap<ObjectKey, Object>,

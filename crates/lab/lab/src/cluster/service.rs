@@ -8,7 +8,7 @@ use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::I
 use super::{Observed, PodPlan};
 use crate::addresses::AddressPlan;
 
-/// What clients outside the mesh are to find behind a service.
+/// A service as clients outside the mesh see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceView {
     pub(crate) namespace: String,
@@ -23,7 +23,7 @@ pub(crate) struct ServiceView {
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortView {
-    /// As other objects and DNS name it; often empty.
+    /// As other objects and DNS refer to it; often empty.
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) udp: bool,
@@ -67,7 +67,7 @@ pub(super) fn addresses(
     fresh
 }
 
-/// The service as it stands; `None` when it has neither addresses nor endpoints by nature.
+/// The current service; `None` when it can have neither addresses nor endpoints.
 pub(super) fn view(
     key: &ObjectKey,
     service: &Service,

@@ -1,4 +1,4 @@
-//! What the cluster decides, as events come.
+//! The cluster's decisions, event by event.
 
 use ambit_k8s_api::Object;
 use ambit_manifests::Origin;
@@ -130,7 +130,7 @@ fn a_bare_pod_keeps_running_when_its_labels_change() {
     cluster.apply(Event::Manifests(vec![pod(json!({}), "x")]));
     let effects = cluster.apply(Event::Manifests(vec![pod(json!({"a": "b"}), "x")]));
     assert_eq!(effects, []);
-    // Another command is another pod: the old one goes first, for both have the same name.
+    // A changed command makes a new pod: the old one ends first, since both have the same name.
     let effects = cluster.apply(Event::Manifests(vec![pod(json!({}), "y")]));
     assert_eq!((started(&effects).len(), stopped(&effects)), (0, 1));
     let effects = cluster.apply(Event::Gone {

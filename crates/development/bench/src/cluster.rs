@@ -1,5 +1,5 @@
-//! The mesh on a real Kubernetes: every scenario that was measured of the existing system, in the same
-//! way, side by side. `cargo xtask bench cluster [SCENARIO]`.
+//! The mesh on a real Kubernetes: the scenarios in which the existing system was measured, with the same
+//! method. `cargo xtask bench cluster [SCENARIO]`.
 
 mod boot;
 mod enrolling;
@@ -23,11 +23,11 @@ use rig::Rig;
 use table::Row;
 pub(crate) use table::print;
 
-/// What `ambit install` is given so that it takes the images made here.
+/// Values for `ambit install`, to use the images made here.
 const VALUES: &str =
     "--set global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
 
-/// Scenarios by name, in the order they are measured in.
+/// Scenarios by name, in the order of measurement.
 const SCENARIOS: &[&str] = &[
     "start",
     "leave",

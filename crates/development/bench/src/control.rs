@@ -26,29 +26,29 @@ use plane::Plane;
 use population::{PODS, POLICIES, SLICES, Size};
 use proxies::Fleet;
 
-/// The size the figures are for.
+/// The size of the simulated cluster.
 const SIZE: Size = Size {
     nodes: 1000,
     services: 5000,
     pods_each: 10,
     namespaces: 250,
 };
-/// Pods that come or go in a second.
+/// Pods that are added or removed in a second.
 const RATE: u32 = 100;
-/// How long they do.
+/// For how long.
 const CHURN: Duration = Duration::from_secs(30);
-/// Pods come so many changes before they go.
+/// Changes between a pod's creation and its removal.
 const LIFE: u32 = 200;
-/// Pods that come in a second, and on how many nodes, while nobody or somebody attacks the control plane;
-/// the numbers of the pods of each round.
+/// New pods in a second, and on how many nodes, with and without an attack on the control plane; the
+/// numbers of the pods of each round.
 const NEWCOMERS: (u32, u32) = (50, 10_000);
-/// Policies that are made one after the other.
+/// The number of policies, made one after the other.
 const POLICY_CHANGES: usize = 30;
 /// Their numbers, beyond those of pods.
 const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// All figures of this kind. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, to try things.
+/// All figures of this kind. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, for trials.
 pub(crate) fn run() -> Result<Vec<Line>> {
     let mut bench = Bench::start(scaled(SIZE)?)?;
     bench.first_state()?;
@@ -88,7 +88,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Fills the API server and starts the control plane before it.
+    /// Fills the API server and then starts the control plane.
     fn start(size: Size) -> Result<Self> {
         let api = ApiServer::start();
         fill(&api, size);
@@ -115,7 +115,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// All proxies connect and get everything.
+    /// All proxies connect and receive the whole state.
     fn first_state(&mut self) -> Result<()> {
         let board = Arc::new(Board::new(POLICY_NUMBERS + POLICY_CHANGES));
         let before = self.plane.usage()?;
@@ -145,7 +145,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Pods come and go at a steady rate.
+    /// Pods are added and removed at a steady rate.
     fn churn(&mut self) -> Result<()> {
         let fleet = self.fleet()?;
         let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
@@ -160,7 +160,7 @@ impl Bench {
                 break;
             }
             thread::sleep(due.saturating_sub(start.elapsed()));
-            // At first pods only come; then each that comes is followed by one that goes.
+            // At first pods are only added; then each addition is followed by a removal.
             if change < LIFE {
                 self.bring(change, &board);
             } else if change.is_multiple_of(2) {
@@ -174,7 +174,7 @@ impl Bench {
         }
         let elapsed = start.elapsed();
         let after = self.plane.usage()?;
-        // What was sent until now belongs to these changes; the last may still be on their way.
+        // What was sent until now belongs to these changes; the last may still be in flight.
         let bytes = totals.bytes.load(Ordering::Relaxed) - bytes;
         let pushes = totals.pushes.load(Ordering::Relaxed) - pushes;
         thread::sleep(Duration::from_secs(2));
@@ -192,8 +192,8 @@ impl Bench {
         self.latency("pod change to the last proxy", &latencies)
     }
 
-    /// New pods, each with a certificate over a connection of its node's own, while nobody and then
-    /// somebody attacks.
+    /// New pods, each with a certificate over a connection of its own node, first without and then with an
+    /// attack.
     fn attacks(&mut self) -> Result<()> {
         for node in 0..self.size.nodes {
             self.api.put(PODS, population::proxy_pod(node));
@@ -245,7 +245,7 @@ impl Bench {
         self.latency("policy to the last proxy", &policies)
     }
 
-    /// A pod appears: first without an address, as the scheduler leaves it, then running.
+    /// A pod is created: first without an address, as the scheduler leaves it, then running.
     fn bring(&self, number: u32, board: &Board) {
         self.api.put(PODS, self.size.churning(number, false));
         board.made(true, index(number));
@@ -311,7 +311,7 @@ impl Quantiles {
         Self([at(50), at(99)])
     }
 
-    /// A line each, beside the same without the attack.
+    /// One line each, compared with the figure without the attack.
     fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<Line> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines
@@ -344,7 +344,7 @@ fn fill(api: &ApiServer, size: Size) {
     );
 }
 
-/// Every token of a simulated proxy is good.
+/// Reviews every token of a simulated proxy as valid.
 fn review(asked: &Value) -> Value {
     let token = asked.pointer("/spec/token").and_then(Value::as_str);
     let status = match token.and_then(proxies::proxy_of) {

@@ -1,4 +1,4 @@
-//! The load generators: what is run in a pod, and how its report is read.
+//! The load generators: their commands in a pod, and the parsing of their reports.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) fn wrk(connections: u32, seconds: u32, keep_alive: bool, url: &str) -
     command
 }
 
-/// Reads what `wrk --latency` prints.
+/// Parses the output of `wrk --latency`.
 pub(crate) fn parse_wrk(output: &str) -> Result<HttpLoad> {
     let line = |label: &str| {
         output
@@ -96,7 +96,7 @@ pub(crate) struct BulkLoad {
     pub(crate) gigabytes: f64,
 }
 
-/// Reads what `iperf3 --json` prints.
+/// Parses the output of `iperf3 --json`.
 pub(crate) fn parse_iperf3(output: &str) -> Result<BulkLoad> {
     let json: serde_json::Value = serde_json::from_str(output).context("iperf3 printed no JSON")?;
     let number = |key: &str| {

@@ -1,4 +1,4 @@
-//! Figures: the same traffic without the mesh and through it, in one run, as ratios. Started by
+//! Benchmarks: the same traffic without the mesh and through it, in one run, as ratios. Started by
 //! `cargo xtask bench [traffic|memory|control|cluster]`.
 
 mod cluster;
@@ -13,7 +13,7 @@ mod traffic;
 use std::path::PathBuf;
 
 fn main() -> anyhow::Result<()> {
-    // Images are told from names by their ending.
+    // Images are distinguished from names by their file name extension.
     let (archives, names): (Vec<_>, Vec<_>) = std::env::args()
         .skip(1)
         .partition(|argument| argument.ends_with(".tar"));

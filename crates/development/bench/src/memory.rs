@@ -1,5 +1,5 @@
-//! Resident memory of the node proxy, agent and control plane as the mesh grows; and what a pod's start
-//! costs.
+//! Resident memory of the node proxy, agent and control plane as the mesh grows; and the cost of a pod's
+//! start.
 
 use std::{
     io::{Read, Write},
@@ -77,7 +77,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
 fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
     const CONNECTIONS: usize = 4000;
     let server = format!("{}:9000", rig.address("mesh", "b")?);
-    // The first one brings certificates and code pages in: they are not the connections' cost.
+    // The first one loads certificates and code pages, which are not the cost of connections.
     let mut open = vec![rig.dial("mesh/a", &server)?];
     let before = settled(|| process::resident_mb(&rig.pids("proxy")?))?;
     while open.len() < CONNECTIONS {

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// A process and those it started: the node proxy is two.
+/// A process and its descendants: the node proxy is two processes.
 pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let mut family = vec![pid];
@@ -49,7 +49,7 @@ pub(crate) fn resident_mb(pids: &[u32]) -> Result<f64> {
         .sum()
 }
 
-/// The most that one of them ever had.
+/// The largest peak of one of them.
 pub(crate) fn peak_mb(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .map(|pid| memory_mb(*pid, "VmHWM:"))
@@ -67,17 +67,17 @@ fn memory_mb(pid: u32, field: &str) -> Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
-/// What the kernel's summary of a process's mappings says, in megabytes.
+/// The kernel's summary of a process's mappings, in megabytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) resident: f64,
-    /// Shared pages divided among those who share them.
+    /// Shared pages divided by the number of processes that share them.
     pub(crate) proportional: f64,
     pub(crate) private_dirty: f64,
 }
 
 impl Memory {
-    /// Reads `/proc/PID/smaps_rollup`; what is not there is nothing.
+    /// Parses `/proc/PID/smaps_rollup`; missing values are zero.
     pub(crate) fn from_rollup(text: &str) -> Self {
         let field = |name: &str| {
             text.lines()

@@ -1,6 +1,6 @@
-//! The table that is printed: without the mesh, through it, their ratio, and the ratio to be reached.
+//! The printed table: without the mesh, through it, their ratio, and the target ratio.
 
-/// Which direction is good.
+/// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     Higher,
@@ -15,8 +15,8 @@ pub(crate) struct Line {
     /// The same without the mesh; `None` where that has no meaning.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// What the existing node proxy reaches on such a machine: as a ratio to `bare` where there is
-    /// one, else as a value.
+    /// The figure of the existing node proxy on such a machine: as a ratio to `bare` where there is one, else
+    /// as a value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: Better,
 }
@@ -35,7 +35,7 @@ impl Line {
         }
     }
 
-    /// A figure with that of a cluster without the mesh; smaller is better, and `existing` is a ratio.
+    /// A figure and that of a cluster without the mesh; smaller is better, and `existing` is a ratio.
     pub(crate) fn compared_with(
         what: &str,
         unit: &'static str,
@@ -49,7 +49,7 @@ impl Line {
         }
     }
 
-    /// What is compared with the existing system: the ratio, or the value itself.
+    /// The value compared with the existing system: the ratio, or the value itself.
     fn compared(&self) -> f64 {
         self.bare.map_or(self.mesh, |bare| self.mesh / bare)
     }

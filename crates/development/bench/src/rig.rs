@@ -1,4 +1,4 @@
-//! The rig: a lab of release binaries, and what the kernel and the agents account to its processes.
+//! The rig: a lab of release binaries, and the accounting of its processes.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Brings a lab of one node up and waits until its pods are ready.
+    /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         for (name, text) in files {
@@ -86,7 +86,7 @@ impl Rig {
             .to_string())
     }
 
-    /// Runs a program in a pod and gives what it printed.
+    /// Runs a program in a pod and returns its output.
     pub(crate) fn exec(&self, pod: &str, command: &[String]) -> Result<String> {
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         let output = self.client.output(pod, &command)?;
@@ -145,7 +145,7 @@ impl Drop for Rig {
     }
 }
 
-/// Waits until a figure stands still: memory given back, records arrived.
+/// Waits until a figure no longer changes: memory returned, records arrived.
 pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut last = figure()?;

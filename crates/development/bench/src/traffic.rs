@@ -1,4 +1,4 @@
-//! Throughput, latency, connections and CPU: one pair of pods in the mesh, one outside, the same node.
+//! Throughput, latency, connections and CPU: one pair of pods in the mesh, one outside, on one node.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     rig::{Rig, nginx_configuration},
 };
 
-/// Seconds that each measurement takes.
+/// Duration of each measurement in seconds.
 const SECONDS: u32 = 5;
-/// Each figure is the median of so many, taken in turn without and with the mesh. Those of few connections
-/// jump by half with where the kernel puts their threads: three were not enough.
+/// Each figure is the median of so many, measured alternately without and with the mesh. Those of few
+/// connections vary by half with the kernel's placement of their threads: three were not enough.
 const ROUNDS: usize = 5;
 
 /// Both pairs of pods.
@@ -80,7 +80,7 @@ impl Side<'_> {
     }
 }
 
-/// Measures both sides in turn and gives the medians.
+/// Measures both sides alternately and returns the medians.
 fn compare(
     plain: &Side<'_>,
     mesh: &Side<'_>,
@@ -119,7 +119,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         namespace: "mesh",
         server: rig.address("mesh", "server")?,
     };
-    // Certificates and pools are there before anything is measured.
+    // Certificates and pools exist before the measurement.
     mesh.http(4, true)?;
 
     let mut lines = Vec::new();

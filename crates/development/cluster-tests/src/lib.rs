@@ -1,9 +1,9 @@
 //! A real Kubernetes for tests, with Ambit in it: one cluster for all tests of a run, a namespace of its
 //! own for each.
 //!
-//! Every method panics with what it waited for and what the cluster said instead: this crate is for
-//! tests alone. `AMBIT_TEST_SLOT=0` lets the tests use the cluster that `cargo xtask cluster up` brought
-//! up, with whatever images it has, and leaves it up.
+//! Every method panics with the condition it waited for and the state of the cluster: this crate is for
+//! tests only. `AMBIT_TEST_SLOT=0` makes the tests use the cluster that `cargo xtask cluster up` started,
+//! with the images it has, and leave it up.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,
@@ -70,7 +70,7 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
     ambit_testkit::until_within(PATIENCE, what, condition);
 }
 
-/// Watches that `condition` holds all the time.
+/// Checks that `condition` holds all the time.
 #[track_caller]
 pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + time;
@@ -80,7 +80,7 @@ pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> boo
     }
 }
 
-/// Runs a command that must succeed; gives what it printed.
+/// Runs a command that must succeed; returns its output.
 #[track_caller]
 pub(crate) fn succeed(command: &mut std::process::Command) -> String {
     let output = command

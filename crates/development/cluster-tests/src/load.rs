@@ -1,4 +1,4 @@
-//! A steady load from a pod of its own, and what became of it.
+//! A steady load from a pod of its own, and its result.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -25,11 +25,11 @@ pub struct Failure {
     pub kind: String,
     /// Seconds since 1970.
     pub unix: f64,
-    /// All there is to say.
+    /// The whole line.
     pub line: String,
 }
 
-/// What a load has to tell at its end.
+/// The result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Each request that failed.
@@ -41,7 +41,7 @@ pub struct Outcome {
 }
 
 impl<'a> Load<'a> {
-    /// Starts it against a server of this namespace; returns when all connections are at work.
+    /// Starts it against a server of this namespace; returns when all connections are in use.
     pub fn start(space: &'a Space<'a>, name: &str, node: Option<&str>, server: &str) -> Self {
         // The Service may not be known everywhere yet.
         let script = format!(
@@ -110,7 +110,7 @@ impl<'a> Load<'a> {
 }
 
 impl Outcome {
-    /// Fails the test if any opening was refused or not answered in time; what was open may have broken.
+    /// Fails the test if any opening was refused or not answered in time; open connections may have broken.
     #[track_caller]
     pub fn assert_all_opened(&self) {
         let mut failures = self.failures.iter();
@@ -130,7 +130,7 @@ impl Outcome {
     }
 }
 
-/// The sums, and the first and last failures: of thousands the rest says no more.
+/// The sums, and the first and last failures: thousands of others would add nothing.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "succeeded: {:?}", self.succeeded)?;

@@ -20,17 +20,17 @@ use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
 /// The namespace of the mesh.
 const MESH_NAMESPACE: &str = "istio-system";
 
-/// What Helm calls an installation.
+/// The name of the Helm release.
 const RELEASE: &str = "ambit";
 
 /// Our own images.
 const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
-/// Tests that kill nodes, or replace the mesh under everybody, run alone.
+/// Tests that kill nodes, or replace the mesh, run alone.
 static ALONE: RwLock<()> = RwLock::new(());
 
-/// What Ambit consists of.
+/// A component of Ambit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The node agents.
@@ -72,7 +72,7 @@ pub struct Mesh {
     holder: Option<Holder>,
 }
 
-/// Takes a cluster down when this value or this process has gone, however it went.
+/// Removes a cluster when this value or this process has ended, in any way.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -139,7 +139,7 @@ impl Drop for Access {
 }
 
 impl Mesh {
-    /// The mesh, beside other tests.
+    /// The mesh, shared with other tests.
     pub fn shared() -> Access {
         let guard = Guard::Shared {
             _guard: ALONE.read(),
@@ -148,7 +148,7 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// The mesh, with no other test at work.
+    /// The mesh, while no other test runs.
     pub fn alone() -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -157,8 +157,8 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// A mesh on a cluster of its own, which goes with the value: `options` are those of
-    /// `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test is at work.
+    /// A mesh on a cluster of its own, which is removed with the value: `options` are those of
+    /// `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test runs.
     pub fn own(options: &[&str], values: &[&str]) -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -175,7 +175,7 @@ impl Mesh {
         }
     }
 
-    /// Installs Ambit; its images too, on a cluster that was brought up just now.
+    /// Installs Ambit; also its images, on a cluster that was just started.
     fn on(slot: Slot, holder: Option<Holder>, values: &[&str]) -> Self {
         let places = Places::in_target(&target(), slot);
         let cluster = Cluster::find(places, slot)
@@ -205,7 +205,7 @@ impl Mesh {
         mesh
     }
 
-    /// `ambit install`, with values beside those that the test cluster needs. Returns when all is ready.
+    /// `ambit install`, with values in addition to those of the test cluster. Returns when all is ready.
     pub fn install(&self, values: &[&str]) {
         let mut args = vec!["install", "--timeout=120s", "--set", VALUES];
         for value in values {
@@ -225,13 +225,13 @@ impl Mesh {
         self.helm(&[&args[..], &["--set", VALUES]].concat());
     }
 
-    /// `helm uninstall`. Returns when nothing of the release is left but pods that are ending.
+    /// `helm uninstall`. Returns when only pods that are ending are left of the release.
     #[track_caller]
     pub fn uninstall_with_helm(&self) {
         self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
     }
 
-    /// A command of Helm, which must succeed; gives what it printed.
+    /// A Helm command, which must succeed; returns its output.
     #[track_caller]
     fn helm(&self, args: &[&str]) -> String {
         let mut command = ambit_testkit::helm();
@@ -253,7 +253,7 @@ impl Mesh {
         });
     }
 
-    /// Names of the chart's objects that are there; pods apart.
+    /// Names of the existing objects of the chart, except pods.
     #[track_caller]
     pub fn objects_of_the_chart(&self) -> String {
         let kinds = "daemonsets,deployments,jobs,services,serviceaccounts,configmaps,roles,rolebindings,\
@@ -263,7 +263,7 @@ impl Mesh {
         self.kubectl(&["get", kinds, ours, all, "--output=name"])
     }
 
-    /// Waits until every pod of an installation is ready, after something was done to it.
+    /// Waits until every pod of an installation is ready after a change.
     #[track_caller]
     pub fn until_installed(&self) {
         for part in Part::ALL {
@@ -271,8 +271,8 @@ impl Mesh {
         }
     }
 
-    /// Replaces the pods of a part of the mesh, as an upgrade does; waits until that is done. Node
-    /// proxies of before may still be draining then: Kubernetes itself would wait for their end.
+    /// Replaces the pods of a component, as an upgrade does; waits until that is done. Earlier node proxies
+    /// may still be draining then: Kubernetes itself would wait for their end.
     #[track_caller]
     pub fn restart(&self, part: Part) {
         let before = self.pods_of(part);
@@ -302,7 +302,7 @@ impl Mesh {
         });
     }
 
-    /// The pods of a part of the mesh that are not ending.
+    /// The pods of a component that are not ending.
     pub fn pods_of(&self, part: Part) -> Vec<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
         let list = ListParams::default().labels(&format!("app={}", part.label()));
@@ -311,12 +311,12 @@ impl Mesh {
         pods
     }
 
-    /// The cluster's slot, which its addresses have in them.
+    /// The cluster's slot, which is part of its addresses.
     pub fn slot(&self) -> Slot {
         self.slot
     }
 
-    /// A command of `ambit`, which must succeed; gives what it printed.
+    /// A command of `ambit`, which must succeed; returns its output.
     #[track_caller]
     pub fn ambit(&self, args: &[&str]) -> String {
         let mut command = Command::new(binary("ambit"));
@@ -327,7 +327,7 @@ impl Mesh {
         )
     }
 
-    /// A command of `kubectl`, which must succeed; gives what it printed.
+    /// A command of `kubectl`, which must succeed; returns its output.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
         succeed(self.cluster.kubectl().args(args))
@@ -338,7 +338,7 @@ impl Mesh {
         Space::new(self, name)
     }
 
-    /// Watches all wires of the cluster.
+    /// Captures all wires of the cluster.
     pub fn watch(&self, markers: &[&str]) -> Wire {
         Wire::watch(&self.cluster, markers)
     }
@@ -357,7 +357,7 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Waits for what a client does.
+    /// Blocks until a future of the client is done.
     pub fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
@@ -372,7 +372,7 @@ impl Mesh {
         &self.cluster
     }
 
-    /// The node proxies' access logs, all nodes, of the containers that run.
+    /// The node proxies' access logs, of all nodes and running containers.
     pub fn access_log(&self) -> String {
         let pods = format!("--selector=app={}", Part::NodeProxy.label());
         let log = self.kubectl(&[
@@ -407,7 +407,7 @@ impl Mesh {
     }
 }
 
-/// Ambit's images, as `cargo xtask test` has written them.
+/// Ambit's images, as written by `cargo xtask test`.
 fn archives() -> Vec<PathBuf> {
     ["agent", "node-proxy", "control", "tools"]
         .map(|name| {
@@ -422,7 +422,7 @@ fn archives() -> Vec<PathBuf> {
         .into()
 }
 
-/// Brings a cluster up that goes down by itself when this process has ended.
+/// Starts a cluster that is removed when this process has ended.
 fn hold(slot: Slot, options: &[&str]) -> Holder {
     let mut child = Command::new(binary("ambit-cluster"))
         .arg("--target")
@@ -434,7 +434,7 @@ fn hold(slot: Slot, options: &[&str]) -> Holder {
         .args(options)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // Not ended together with the tests by Ctrl-C: it has work to do then.
+        // Not ended together with the tests by Ctrl-C: it must clean up then.
         .process_group(0)
         .spawn()
         .expect("ambit-cluster starts");

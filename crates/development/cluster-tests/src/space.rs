@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use crate::{Mesh, PATIENCE, until};
 
-/// Set by the agent on pods that are in the mesh.
+/// Set by the agent on enrolled pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A namespace that goes with the test.
+/// A namespace that is removed with the test.
 #[derive(Debug)]
 pub struct Space<'a> {
     mesh: &'a Mesh,
@@ -32,7 +32,7 @@ pub struct Space<'a> {
 
 impl<'a> Space<'a> {
     pub(crate) fn new(mesh: &'a Mesh, name: &str) -> Self {
-        // One of the same name may still be on its way out.
+        // One of the same name may still be terminating.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{name}-{}-{number}", std::process::id());
         mesh.apply(
@@ -47,7 +47,7 @@ impl<'a> Space<'a> {
         &self.name
     }
 
-    /// A text that only this test's pods say.
+    /// A text that only this test's pods send.
     pub fn marker(&self) -> String {
         format!("said-in-{}", self.name)
     }
@@ -60,7 +60,7 @@ impl<'a> Space<'a> {
         self.deploy("starter", count, node, &args);
     }
 
-    /// Puts the label on the namespace that brings its pods into the mesh, or takes it off.
+    /// Sets the label that enrols the namespace's pods, or removes it.
     pub fn label(&self, mode: Option<&str>) {
         let namespaces: Api<Namespace> = Api::all(self.mesh.client());
         let patch = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
@@ -125,7 +125,7 @@ impl<'a> Space<'a> {
         self.ready(name, 1).remove(0)
     }
 
-    /// The namespace joins the mesh with a server on the second node, captured.
+    /// Enrols the namespace, with a captured server on the second node.
     #[track_caller]
     pub fn serve_captured(&self) -> Pod {
         self.label(Some("ambient"));
@@ -134,7 +134,7 @@ impl<'a> Space<'a> {
         server
     }
 
-    /// A pod that waits for what it is told to do, ready.
+    /// An idle pod for commands, ready.
     pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(name, 1, node, &["sleep"]);
         self.ready(name, 1).remove(0)
@@ -148,8 +148,7 @@ impl<'a> Space<'a> {
         self.pod(name, json!({}), json!({}), spec);
     }
 
-    /// A pod by itself that waits for what it is told to do, with these labels and annotations. Does not
-    /// wait.
+    /// An idle pod without an owner, for commands, with these labels and annotations. Does not wait.
     pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
         self.pod(
             name,
@@ -159,7 +158,7 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// A pod by itself that runs `ambit lab-tool` with these arguments. Does not wait.
+    /// A pod without an owner that runs `ambit lab-tool` with these arguments. Does not wait.
     pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
         self.pod(name, labels, json!({}), pod_spec("default", node, args));
     }
@@ -185,7 +184,7 @@ impl<'a> Space<'a> {
         pods
     }
 
-    /// Waits until exactly so many pods are there and ready.
+    /// Waits until exactly so many pods exist and are ready.
     #[track_caller]
     pub fn ready(&self, app: &str, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
@@ -199,7 +198,7 @@ impl<'a> Space<'a> {
         pods
     }
 
-    /// Waits until all pods of the app are in the mesh, or none is.
+    /// Waits until all pods of the app are enrolled, or none is.
     #[track_caller]
     pub fn until_captured(&self, app: &str, captured: bool) {
         until(
@@ -211,7 +210,7 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// Waits until the pod's log has a line of JSON with that `event`; gives it.
+    /// Waits until the pod's log has a line of JSON with that `event`; returns it.
     #[track_caller]
     pub fn until_event(&self, pod: &str, event: &str) -> Value {
         self.until_event_of(pod, None, event)
@@ -245,8 +244,8 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// Runs a command in the first pod of the app. Whether it is ready is not asked: for a while after
-    /// an outage of the API server no pod is.
+    /// Runs a command in the first pod of the app. Readiness is not required: for a while after an outage
+    /// of the API server no pod is ready.
     pub fn exec(&self, app: &str, command: &[&str]) -> Output {
         let pod = self
             .pods(app)
@@ -262,7 +261,7 @@ impl<'a> Space<'a> {
             .unwrap()
     }
 
-    /// A `GET` from a pod of the app: what it answered, or how it failed.
+    /// A `GET` from a pod of the app: the answer, or the failure.
     pub fn get(&self, app: &str, url: &str) -> Result<String, String> {
         let (ending, text) = self.try_get(app, url);
         match ending {
@@ -271,7 +270,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// A `GET` from a pod of the app: how it ended, and what was printed.
+    /// A `GET` from a pod of the app: its ending, and its output.
     pub fn try_get(&self, app: &str, url: &str) -> (Ending, String) {
         let output = self.exec(app, &["ambit", "lab-tool", "get", url, "--timeout=5000"]);
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -283,7 +282,7 @@ impl<'a> Space<'a> {
     }
 
     /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
-    /// which an access log has to tell. No other failure counts.
+    /// which an access log must report. No other failure counts.
     #[track_caller]
     pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<Expected<'e>>) {
         let expected = expected.into();
@@ -303,7 +302,7 @@ impl<'a> Space<'a> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let (ending, text) = self.try_get(app, url);
-            // Logs are written behind the answer: the next one may have it.
+            // Logs are written after the answer: the next look may find it.
             if expected.permits(ending) && (before.is_none() || denials() > before) {
                 return;
             }
@@ -315,7 +314,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// What a pod has printed.
+    /// The output of a pod.
     pub fn log(&self, pod: &str) -> String {
         self.log_of(pod, None)
     }
@@ -330,7 +329,7 @@ impl<'a> Space<'a> {
             .unwrap_or_default()
     }
 
-    /// The mesh that it is in.
+    /// The mesh it is on.
     pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
@@ -406,7 +405,7 @@ pub fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Whether the agent says that a pod is in the mesh.
+/// Whether the agent reports that a pod is enrolled.
 pub fn is_captured(pod: &Pod) -> bool {
     let none = BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
@@ -430,8 +429,8 @@ pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// All addresses of a pod's node: its own, and the one that it has towards its pods, which is the first
-/// of their range.
+/// All addresses of a pod's node: its own, and the one towards its pods, which is the first of their
+/// range.
 fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.host_ips);
     let own = ips.flatten().filter_map(|ip| ip.ip.parse().ok());

@@ -1,4 +1,4 @@
-//! What travels on the wires of the cluster: between nodes, and between pods of a node.
+//! The traffic on the wires of the cluster: between nodes, and between pods of a node.
 
 use std::net::IpAddr;
 
@@ -39,7 +39,7 @@ impl Wire {
         Self(captures.collect())
     }
 
-    /// Ends it; every flow that was seen, from each node's point of view.
+    /// Ends it; returns every flow, as seen by each node.
     pub fn finish(self) -> Vec<FlowReport> {
         self.0
             .into_iter()
@@ -48,8 +48,8 @@ impl Wire {
     }
 }
 
-/// Fails if a marker was readable anywhere, or if anybody opened a connection to one of the pods at one
-/// of the ports: whoever is captured would have used the tunnel.
+/// Fails if a marker was readable anywhere, or if a connection was opened to one of the pods at one of
+/// the ports: captured clients use the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
     let addresses = addresses_of(servers);
@@ -61,8 +61,8 @@ pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: 
     }
 }
 
-/// Fails if two captured pods said anything to each other that is not TLS on the tunnel's port, or if
-/// they said nothing.
+/// Fails if two captured pods exchanged anything that is not TLS on the tunnel's port, or if they
+/// exchanged nothing.
 #[track_caller]
 pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     let addresses = addresses_of(captured);
@@ -71,7 +71,7 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     });
     let mut tunnelled = 0;
     for report in between {
-        // Of a tunnel from before, a segment without data may be all that is seen.
+        // Of an earlier tunnel, only a segment without data may have been captured.
         let tunnel = match report.kind {
             FlowKind::Hbone => true,
             FlowKind::Empty => report.server.port() == TUNNEL,

@@ -1,4 +1,4 @@
-//! A cgroup for each node, in whatever hierarchies the machine has.
+//! A cgroup for each node, in each cgroup hierarchy of the machine.
 
 use std::{
     fs, io,
@@ -37,7 +37,7 @@ pub(crate) fn make(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the cgroups whose names begin so; their processes have ended.
+/// Removes the cgroups with this prefix; their processes have ended.
 pub(crate) fn remove(prefix: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     for hierarchy in hierarchies()? {
@@ -47,7 +47,7 @@ pub(crate) fn remove(prefix: &str) -> Result<()> {
                 continue;
             }
             while let Err(error) = remove_tree(&entry.path()) {
-                // The kernel takes a moment to let go of processes that have just ended.
+                // The kernel needs a moment to release processes that have just ended.
                 ensure!(
                     Instant::now() < deadline,
                     "cannot remove {}: {error}",
@@ -79,7 +79,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root).context("no cgroups at /sys/fs/cgroup")? {
         let path = entry?.path();
-        // The same hierarchy under a second name would be made twice.
+        // The same hierarchy under a second name would be created twice.
         if path.join("cgroup.procs").exists() && !path.is_symlink() {
             found.push(path);
         }

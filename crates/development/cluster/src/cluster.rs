@@ -1,4 +1,4 @@
-//! A cluster as a whole: up, down, and what there is of it.
+//! A cluster as a whole: starting, stopping, status.
 
 use std::{
     fs::{self, File},
@@ -35,10 +35,10 @@ use crate::{
 const DNS: &str = include_str!("coredns.yaml");
 const NODE_INIT: &str = include_str!("node-init.sh");
 
-/// How long any part may take to come up, on a busy machine.
+/// How long any component may take to start, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster that was brought up, by whichever process.
+/// A running cluster, started by any process.
 #[derive(Debug)]
 pub struct Cluster {
     places: Places,
@@ -47,7 +47,7 @@ pub struct Cluster {
     processes: Processes,
 }
 
-/// A slot that nobody else holds.
+/// A slot that this process holds.
 #[derive(Debug)]
 pub struct Held {
     _lock: File,
@@ -75,7 +75,7 @@ impl Cluster {
         }
     }
 
-    /// Brings one up. `sources` is the repository's `build` directory.
+    /// Starts one. `sources` is the repository's `build` directory.
     pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
         let _lock = lock(&places.state)?;
         if let Some(running) = Self::find(places.clone(), slot)?
@@ -206,15 +206,15 @@ impl Cluster {
         .await
     }
 
-    /// Waits until nobody else holds the slot, and holds it until the value goes: whoever takes a cluster
-    /// for the time of a process must not find that of another, still up or half gone.
+    /// Waits until no other process holds the slot, and holds it until the value is dropped: a process must
+    /// not find another one's cluster, still up or partly removed.
     pub fn hold(places: &Places) -> Result<Held> {
         Ok(Held {
             _lock: lock(&places.state.with_extension("held"))?,
         })
     }
 
-    /// Ends and removes everything of the cluster of a slot, whatever is left of it.
+    /// Ends and removes everything that is left of the cluster of a slot.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
         let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options);
@@ -250,7 +250,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Prints what the parts said last, after a failure.
+    /// Prints the last log lines of the components, after a failure.
     fn explain(&self) {
         for part in self.parts() {
             let tail = self.processes.tail(&part);
@@ -265,7 +265,7 @@ impl Cluster {
         nodes.chain(control_plane::PARTS.map(str::to_owned))
     }
 
-    /// Stops the API server; what runs on the nodes goes on.
+    /// Stops the API server; the nodes' workloads continue.
     pub fn stop_api_server(&self) -> Result<()> {
         self.processes.stop(API_SERVER, Duration::from_secs(10))
     }
@@ -276,7 +276,7 @@ impl Cluster {
         runtime()?.block_on(self.api_ready())
     }
 
-    /// Keeps a copy of all that is stored; the API server is away meanwhile.
+    /// Copies the store; the API server is stopped meanwhile.
     pub fn snapshot(&self, name: &str) -> Result<()> {
         self.without_store(|data| {
             fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
@@ -284,8 +284,8 @@ impl Cluster {
         })
     }
 
-    /// Puts a copy back, as an operator does after a disaster: with revisions that nobody has seen yet,
-    /// and none before them, so that all who watch begin anew.
+    /// Restores a copy, as an operator does after a disaster: with new revisions and none before them, so
+    /// that all watchers must list again.
     pub fn restore(&self, name: &str) -> Result<()> {
         self.without_store(|data| {
             fs::remove_dir_all(data.join(ETCD))?;
@@ -341,12 +341,12 @@ impl Cluster {
         }
     }
 
-    /// Has NetworkPolicies enforced, which they are not otherwise, until the value goes.
+    /// Has NetworkPolicies enforced, which they are not by default, until the value is dropped.
     pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
         NetworkPolicies::enforce(self)
     }
 
-    /// Makes images known to all nodes.
+    /// Loads images on all nodes.
     pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
         self.nodes().try_for_each(|node| node.load(archives))
     }
@@ -373,12 +373,12 @@ impl Cluster {
         Ok(ambit_kube_kit::client(Some(&self.kubeconfig()), "ambit-cluster").await?)
     }
 
-    /// What was asked for.
+    /// The cluster's options.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Each part and whether it runs.
+    /// Each component, and its pid if it runs.
     pub fn status(&self) -> Vec<(String, Option<u32>)> {
         let nodes = self.nodes().map(|node| node.name());
         control_plane::PARTS
@@ -414,7 +414,7 @@ impl Cluster {
     }
 }
 
-/// Only one process at a time works on `what`; the next waits.
+/// Locks `what` for one process at a time; others wait.
 fn lock(what: &Path) -> Result<File> {
     let mut path = what.as_os_str().to_owned();
     path.push(".lock");

@@ -1,4 +1,4 @@
-//! Programs of others: how they are called, and what they said when they failed.
+//! External programs: their command lines, and their output when they fail.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -40,12 +40,12 @@ impl Tool {
         command
     }
 
-    /// Runs it to its end; an error with what it printed unless it succeeds.
+    /// Runs it to its end; on failure the error contains its output.
     pub(crate) fn run(&self) -> Result<()> {
         self.output().map(drop)
     }
 
-    /// Like [`Self::run`]; gives what it printed.
+    /// Like [`Self::run`]; returns its output.
     pub(crate) fn output(&self) -> Result<String> {
         let output = self
             .command()
@@ -54,7 +54,7 @@ impl Tool {
         self.succeeded(&output)
     }
 
-    /// Like [`Self::run`], with `text` to read.
+    /// Like [`Self::run`], with `text` on its standard input.
     pub(crate) fn feed(&self, text: &str) -> Result<()> {
         let mut child = self
             .command()
@@ -87,7 +87,7 @@ impl Tool {
     }
 }
 
-/// Many `ip` commands (Debian package iproute2) at once, here or in a namespace.
+/// Runs many `ip` commands (Debian package iproute2) at once, here or in a namespace.
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let namespace = namespace.map(|namespace| ["-n", namespace]);
     Tool::new("ip")

@@ -75,12 +75,12 @@ enum Command {
     },
 }
 
-/// Does it.
+/// Runs the command.
 ///
 /// # Errors
-/// When it cannot be done; the message says what to do.
+/// When it fails; the message says what to do.
 pub fn run(args: Args) -> Result<()> {
-    // Nodes see the same files, but start from other directories.
+    // Nodes see the same files, but have other working directories.
     let places = Places::in_target(&std::path::absolute(&args.target)?, args.slot);
     let find = || {
         Cluster::find(places.clone(), args.slot)?
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<()> {
                 return Ok(());
             }
             let _held = Cluster::hold(&places)?;
-            // Nobody holds what may still be there: its holder was killed.
+            // The holder of what may be left was killed.
             Cluster::down(places.clone(), args.slot)?;
             let cluster = Cluster::up(places.clone(), args.slot, options, &args.sources)
                 .inspect_err(|_| drop(Cluster::down(places.clone(), args.slot)))?;

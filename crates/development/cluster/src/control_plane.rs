@@ -11,7 +11,7 @@ pub(crate) const API_SERVER: &str = "apiserver";
 pub(crate) const CONTROLLERS: &str = "controllers";
 pub(crate) const SCHEDULER: &str = "scheduler";
 
-/// Where the programs, the keys and the data are.
+/// The paths of the programs, the keys and the data.
 pub(crate) struct ControlPlane<'a> {
     pub(crate) bin: &'a Path,
     pub(crate) pki: &'a Path,
@@ -20,7 +20,7 @@ pub(crate) struct ControlPlane<'a> {
 }
 
 impl ControlPlane<'_> {
-    /// How to start a part.
+    /// The command of a component.
     pub(crate) fn command(&self, part: &str) -> Tool {
         match part {
             ETCD => self.etcd(),
@@ -43,7 +43,7 @@ impl ControlPlane<'_> {
                 format!("--listen-peer-urls={peer}"),
                 format!("--initial-advertise-peer-urls={peer}"),
                 format!("--initial-cluster=cp={peer}"),
-                // Nothing here must survive the machine's own crash.
+                // Nothing here needs to survive a crash of the machine.
                 "--unsafe-no-fsync".to_owned(),
             ])
     }

@@ -2,8 +2,8 @@
 //! scheduler, and nodes with containerd, kubelet and kube-proxy, each node in namespaces of its own with
 //! its own `/etc/cni/net.d`, `/opt/cni/bin`, `/run` and `/var/lib`.
 //!
-//! Everything is built from Go modules, Debian packages and images made here. What is up can be reached
-//! from this machine: the API server, pods and Services have routes.
+//! Everything is built from Go modules, Debian packages and images made here. A running cluster can be
+//! reached from this machine: the API server, pods and Services have routes.
 #![forbid(unsafe_code)]
 
 mod cgroups;

@@ -1,5 +1,5 @@
-//! Addresses, and the namespaces and links of a cluster: the control plane's namespace holds a switch,
-//! every node and this machine itself have one link to it.
+//! Addresses, and the namespaces and links of a cluster: the control plane's namespace has a switch;
+//! every node and this machine have one link to it.
 
 use std::{
     fmt::Write,
@@ -34,7 +34,7 @@ impl Network {
         }
     }
 
-    /// What all names begin with.
+    /// The prefix of all names.
     pub(crate) fn prefix(self) -> String {
         match self.slot {
             0 => "kube".to_owned(),
@@ -193,7 +193,7 @@ impl Network {
         self.sysctls(&format!("n{number}"), &[])
     }
 
-    /// A sibling of the pods' interfaces: no node can reach them through their common parent.
+    /// A sibling of the pods' interfaces: a node cannot reach them through their common parent.
     fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
         writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
         for gateway in self.gateways(number) {
@@ -206,7 +206,7 @@ impl Network {
     fn address(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
         let mut batch = format!("addr add {v4}/24 dev {link}\n");
         if self.dual {
-            // Nobody else is there to have it already.
+            // No other host can have it already.
             batch += &format!("addr add {}/64 dev {link} nodad\n", self.node_v6(host));
         }
         batch
@@ -248,9 +248,9 @@ impl Network {
             .with_context(|| format!("cannot set up forwarding in {}", self.namespace(who)))
     }
 
-    /// Removes whatever is there of it.
+    /// Removes all that exists of it.
     pub(crate) fn remove(self) -> Result<()> {
-        // The kernel takes namespaces apart later; the link of this machine must be gone at once.
+        // The kernel removes namespaces later; the link of this machine must be gone at once.
         let link = self.link();
         if Path::new("/sys/class/net").join(&link).exists() {
             command::ip_batch(None, &format!("link del {link}\n"))?;
@@ -261,7 +261,7 @@ impl Network {
         Ok(())
     }
 
-    /// The namespaces that are there.
+    /// The existing namespaces.
     pub(crate) fn namespaces(self) -> Result<Vec<String>> {
         let prefix = format!("{}-", self.prefix());
         let Ok(entries) = std::fs::read_dir("/run/netns") else {

@@ -1,12 +1,12 @@
-//! NetworkPolicies by an engine of others, as in clusters whose network plugin leaves them to one:
-//! kube-network-policies (`build/kube-network-policies`), a process on each node that is handed the first
-//! packet of every connection and says whether it passes.
+//! NetworkPolicies by an external engine, as in clusters whose network plugin has none:
+//! kube-network-policies (`build/kube-network-policies`), a process on each node that receives the first
+//! packet of every connection and decides whether it passes.
 //!
-//! The engine has nftables hand it the packets by an expression (`queue`) that not every kernel has
-//! (`CONFIG_NFT_QUEUE`). Without it the engine's transaction fails as a whole; it only logs that, and
-//! listens all the same. So the packets come to it through the target of iptables that means the same, by
-//! rules that are otherwise the engine's own, except that they do not ask whether any policy is about the
-//! packet: the engine does. Where it can have its rules it judges twice.
+//! The engine has nftables queue the packets by an expression (`queue`) that not every kernel has
+//! (`CONFIG_NFT_QUEUE`). Without it the engine's transaction fails as a whole; it only logs that, and still
+//! listens. So the packets are queued by the equivalent target of iptables, with rules that are otherwise
+//! the engine's own, except that they do not check whether any policy applies to the packet: the engine
+//! does. Where the engine can set its own rules, it decides twice.
 
 use std::{
     fs,
@@ -17,12 +17,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cluster::Cluster, command::Tool, nodes::Node};
 
-/// The engine's queue of packets, where it is not told another.
+/// The engine's default queue of packets.
 const QUEUE: &str = "100";
 
-/// Before source NAT, where packets have the addresses of pods, also those that go from pod to pod on one
-/// node, and those that are sent on by IPVS. Neighbour discovery is ICMPv6; what root on the node sends is
-/// kubelet's probes and the like.
+/// Before source NAT, where packets have the addresses of pods, also those between pods on one node, and
+/// those that IPVS forwards. Neighbour discovery is ICMPv6; packets of root on the node are kubelet's
+/// probes and the like.
 const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
@@ -31,14 +31,14 @@ const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 /// How long an engine may take to know all policies, pods and namespaces.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An engine on every node of a cluster, gone with the value.
+/// An engine on every node of a cluster, until the value is dropped.
 #[derive(Debug)]
 pub struct NetworkPolicies<'a> {
     cluster: &'a Cluster,
 }
 
 impl<'a> NetworkPolicies<'a> {
-    /// Returns when the policies that there are hold. Changes hold as soon as the engines learn of them.
+    /// Returns when the existing policies are in force. Changes apply as soon as the engines receive them.
     pub(crate) fn enforce(cluster: &'a Cluster) -> Result<Self> {
         let policies = Self { cluster };
         for node in cluster.nodes() {
@@ -52,10 +52,10 @@ impl<'a> NetworkPolicies<'a> {
     }
 
     fn start(&self, node: Node<'_>) -> Result<()> {
-        // That of a process that was killed.
+        // That of a killed process.
         self.stop(node)?;
         let pid = node.pid().context("a node is down")?;
-        // With the node's files: the engine asks the runtime for pods, too, if it finds its socket (NRI).
+        // With the node's files: the engine also asks the runtime for pods, if it finds its socket (NRI).
         let engine = Tool::new("nsenter")
             .args(["--net", "--mount"])
             .arg(format!("--target={pid}"))
@@ -81,7 +81,7 @@ impl<'a> NetworkPolicies<'a> {
     }
 
     fn stop(&self, node: Node<'_>) -> Result<()> {
-        // First: nothing passes where the rules have no engine to ask.
+        // First: without an engine, the rules drop all packets.
         set_rules(node, "")?;
         let processes = self.cluster.processes();
         processes.stop(&name(node), Duration::from_secs(10))
@@ -112,8 +112,7 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
     Ok(numbers.any(|number| number == Some(QUEUE)))
 }
 
-/// Puts rules in the place of those of a chain that nobody else uses here; the kubelet has others in its
-/// table.
+/// Replaces the rules of a chain that nothing else uses here; the kubelet has others in its table.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
         Tool::new("nsenter")

@@ -37,7 +37,7 @@ pub(crate) fn write(
         etc.join("machine-id"),
         format!("{:032x}\n", u128::from(number)),
     )?;
-    // Pods that use the node's resolver find nobody, instead of what the machine under the cluster uses.
+    // Pods that use the node's resolver get none, instead of that of the machine under the cluster.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
     if plugin == PrimaryCni::Flannel {
         save("flannel.json", &flannel(network))?;
@@ -48,7 +48,7 @@ pub(crate) fn write(
     reset_cni(directory, network, plugin, number, false)
 }
 
-/// The primary CNI writes its configuration anew, as some do at each boot of their node.
+/// The primary CNI rewrites its configuration, as some do at each boot of their node.
 pub(crate) fn reset_cni(
     directory: &Path,
     network: Network,
@@ -159,7 +159,7 @@ fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value 
         "clusterDNS": [network.dns_service().to_string()],
         "volumePluginDir": directory.join("volume-plugins"),
         "staticPodPath": "/etc/kubernetes/manifests",
-        // Images come once, from us: neither the disk's fill nor age may remove them.
+        // Images are loaded once, by us: neither the disk's fill nor age may remove them.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi", "nodefs.available": "0%",
@@ -176,7 +176,7 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables",
-        // A pod would answer its neighbour directly, who called not it but the Service.
+        // A pod would answer its neighbour directly, although that one called the Service.
         "nftables": {"masqueradeAll": plugin == PrimaryCni::Macvlan},
         "clusterCIDR": network.all_pods().join(","),
         "hostnameOverride": format!("n{number}"),
@@ -184,7 +184,7 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "clientConnection": {"kubeconfig": pki.join("proxy.conf")},
-        // Settings of the whole machine otherwise.
+        // These would otherwise be settings of the whole machine.
         "conntrack": {
             "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
         },

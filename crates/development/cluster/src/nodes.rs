@@ -1,4 +1,4 @@
-//! The nodes of a running cluster: killed and booted like machines, given images.
+//! The nodes of a running cluster: killed and booted like machines, loaded with images.
 
 use std::{
     collections::BTreeSet,
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cgroups, cluster::Cluster, command::Tool, node_config, process};
 
-/// Where containerd listens, as on any node.
+/// containerd's socket, as on any node.
 const SOCKET: &str = "run/containerd/containerd.sock";
 
-/// What happens when a node boots.
+/// The state of a node's disk at its boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boot {
     /// Its disk is as it was.
@@ -95,7 +95,7 @@ impl Node<'_> {
             .collect()
     }
 
-    /// Kills (SIGKILL) the processes with that command line; gives how many there were.
+    /// Kills (SIGKILL) the processes with that command line; returns how many there were.
     pub fn kill_processes(&self, command: &str) -> Result<usize> {
         let pids = self.processes(command);
         for pid in &pids {
@@ -104,8 +104,8 @@ impl Node<'_> {
         Ok(pids.len())
     }
 
-    /// Kills (SIGKILL) the parents of the processes with that command line, and with the first process of a
-    /// container all of that; gives how many there were.
+    /// Kills (SIGKILL) the parents of the processes with that command line; the first process of a container
+    /// takes the whole container with it. Returns how many there were.
     pub fn kill_parents(&self, command: &str) -> Result<usize> {
         let parents: BTreeSet<u32> = self
             .processes(command)
@@ -118,7 +118,7 @@ impl Node<'_> {
         Ok(parents.len())
     }
 
-    /// Everything on it ends at once, as when the power fails. What it wrote to its disk stays, what its
+    /// Ends everything on it at once, as a power failure does. What it wrote to its disk stays, what its
     /// kernel held is gone.
     pub fn kill(&self) -> Result<()> {
         let init = self.pid();
@@ -126,8 +126,7 @@ impl Node<'_> {
         if let Some(init) = init {
             process::kill(init)?;
         }
-        // A kubelet that finds the cgroups of pods that are not there looks for each for seconds before
-        // it begins.
+        // A kubelet that finds the cgroups of missing pods looks for each for seconds before it begins.
         cgroups::remove(&node_config::cgroup(self.cluster.network(), self.number))?;
         Tool::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
@@ -173,7 +172,7 @@ impl Node<'_> {
         self.ctr().is_ok_and(|ctr| ctr.arg("version").run().is_ok())
     }
 
-    /// Makes images known to the node, unless it has them.
+    /// Loads images on the node, unless it has them.
     pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
         let loaded = self.directory().join("loaded");
         fs::create_dir_all(&loaded)?;
@@ -198,7 +197,7 @@ impl Node<'_> {
     }
 }
 
-/// What is in an archive: its own digest if it was written here, or else the digest of it all.
+/// Identifies an archive: its own digest if it was written here, or else the digest of the whole file.
 fn fingerprint(archive: &Path) -> Result<String> {
     if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
         return Ok(digest);

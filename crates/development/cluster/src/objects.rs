@@ -1,4 +1,4 @@
-//! Manifests into a cluster, and waiting for what comes of them.
+//! Applies manifests to a cluster, and waits for their effects.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ pub async fn apply(client: &Client, yaml: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes every object of a text of YAML documents; those that are not there are no error.
+/// Deletes every object of a text of YAML documents; missing ones are no error.
 pub async fn delete(client: &Client, yaml: &str) -> Result<()> {
     for object in parse(yaml)? {
         let (api, name) = api(client, &object).await?;
@@ -68,7 +68,7 @@ async fn api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObje
     Ok((api, name))
 }
 
-/// A kind may be of a CRD that was applied a moment ago.
+/// The kind may be of a CRD that was applied just before.
 async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, ApiCapabilities)> {
     let kind = GroupVersionKind::try_from(types)?;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -93,7 +93,7 @@ fn describe(object: &DynamicObject) -> String {
     )
 }
 
-/// Asks again and again until there is an answer; the last refusal is the error.
+/// Retries until there is an answer; the last refusal is the error.
 pub async fn until<T>(
     what: &str,
     patience: Duration,

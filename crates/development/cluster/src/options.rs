@@ -58,19 +58,19 @@ impl Default for Options {
     }
 }
 
-/// Which of the clusters that may be up side by side: each has names, addresses and a directory of its
-/// own.
+/// The number of a cluster among those that may run side by side: each has its own names, addresses and
+/// directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot(u8);
 
 impl Slot {
-    /// The developer's.
+    /// The developer's cluster.
     pub const DEVELOPMENT: Self = Self(0);
-    /// The one that tests share.
+    /// The cluster that tests share.
     pub const TESTS: Self = Self(1);
     /// For tests about a cluster as a whole.
     pub const OWN: Self = Self(2);
-    /// That of the benchmarks.
+    /// The cluster of the benchmarks.
     pub const BENCHMARKS: Self = Self(4);
 
     pub(crate) fn number(self) -> u8 {
@@ -95,17 +95,17 @@ impl std::str::FromStr for Slot {
     }
 }
 
-/// Where things are kept.
+/// The directories of a cluster.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// What all clusters share: programs and images, kept between runs.
+    /// Shared by all clusters: programs and images, kept between runs.
     pub cache: PathBuf,
-    /// One cluster's state, gone when it is down.
+    /// One cluster's state, removed with it.
     pub state: PathBuf,
 }
 
 impl Places {
-    /// A cluster's places in cargo's target directory.
+    /// A cluster's directories in cargo's target directory.
     pub fn in_target(target: &Path, slot: Slot) -> Self {
         let cache = target.join("cluster");
         let state = match slot {

@@ -1,4 +1,4 @@
-//! Keys, certificates and kubeconfigs of a cluster: made anew each time it comes up.
+//! Keys, certificates and kubeconfigs of a cluster: made at each start.
 
 use std::{fs, os::unix::fs::OpenOptionsExt, path::Path};
 
@@ -14,7 +14,7 @@ use crate::network::Network;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// Who a client is to the API server.
+/// A client's identity to the API server.
 struct Client<'a> {
     file: &'a str,
     user: &'a str,
@@ -168,7 +168,7 @@ fn params((user, group): (&str, Option<&str>), names: &[String]) -> Result<Certi
     }
     subject.push(DnType::CommonName, user);
     params.distinguished_name = subject;
-    // Tests turn clocks.
+    // Tests change clocks.
     params.not_before = date_time_ymd(2020, 1, 1);
     params.not_after = date_time_ymd(2049, 1, 1);
     Ok(params)

@@ -1,5 +1,5 @@
-//! Processes that outlive the program that started them: recorded by pid and start time, so that no
-//! other process is ever taken for one of them.
+//! Processes that outlive the program that started them: recorded by pid and start time, so that no other
+//! process is ever mistaken for one of them.
 
 use std::{
     fs::{self, File},
@@ -28,7 +28,7 @@ impl Processes {
         }
     }
 
-    /// Starts a program in a session of its own, its output kept.
+    /// Starts a program in a session of its own, with its output in a log.
     pub(crate) fn start(&self, name: &str, tool: &Tool) -> Result<()> {
         fs::create_dir_all(&self.records)?;
         fs::create_dir_all(&self.logs)?;
@@ -46,7 +46,7 @@ impl Processes {
         let pid = child.id();
         let started = started(pid).with_context(|| format!("{name} ended at once"))?;
         fs::write(self.record(name), format!("{pid} {started}"))?;
-        // Nobody else collects its exit status while this process lives.
+        // No other process collects its exit status while this one runs.
         std::thread::spawn(move || child.wait());
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Processes {
         (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
     }
 
-    /// Ends it, at the latest by force after `patience`.
+    /// Ends it, after `patience` by force.
     pub(crate) fn stop(&self, name: &str, patience: Duration) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             signal(pid, Signal::TERM);
@@ -85,7 +85,7 @@ impl Processes {
         }
     }
 
-    /// Where its output is.
+    /// The path of its log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.logs.join(format!("{name}.log"))
     }
@@ -166,7 +166,7 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The process that started another, if both are there.
+/// The parent of a process, if both exist.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
@@ -194,7 +194,7 @@ mod tests {
             .start("sleeper", &Tool::new("sleep").arg("1000"))
             .unwrap();
         let pid = processes.pid("sleeper").unwrap();
-        // Another process that got the same pid later.
+        // Another process with a reused pid.
         fs::write(processes.record("other"), format!("{pid} 1")).unwrap();
         assert_eq!(processes.pid("other"), None);
         processes.kill("sleeper").unwrap();

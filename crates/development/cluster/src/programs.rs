@@ -1,5 +1,5 @@
-//! The programs of others that make a cluster: built from Go modules and one C file of ours, kept until
-//! what they are made of changes.
+//! The external programs of a cluster: built from Go modules and one C file of ours, kept until their
+//! sources change.
 
 use std::{
     fs,
@@ -78,7 +78,7 @@ fn build(
     Ok(())
 }
 
-/// What a program is made of, in short.
+/// A short hash of a program's sources.
 fn fingerprint(source: &Path, flags: &str) -> Result<String> {
     let mut files: Vec<PathBuf> = fs::read_dir(source)
         .with_context(|| format!("no sources in {}", source.display()))?

@@ -1,4 +1,4 @@
-//! Container images as OCI archives, written by hand: the same files give the same bytes.
+//! Writes container images as OCI archives, reproducibly: the same files give the same bytes.
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +70,7 @@ impl Tree {
         self.0.insert(path.to_path_buf(), (mode, entry));
     }
 
-    /// The layer that holds exactly these.
+    /// The layer that contains exactly these.
     pub fn layer(&self) -> Result<Blob> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
@@ -128,21 +128,21 @@ impl Blob {
     }
 }
 
-/// An image: its layers, and how it is started.
+/// An image: its layers, and its entry point.
 #[derive(Debug)]
 pub struct Image<'a> {
     /// With registry and tag.
     pub name: &'a str,
-    /// What its files are, later ones over earlier ones.
+    /// Its files; later layers replace files of earlier ones.
     pub layers: Vec<Blob>,
-    /// What is started.
+    /// The entry point.
     pub entrypoint: &'a [&'a str],
     /// `UID:GID`, or nothing for root.
     pub user: &'a str,
 }
 
 impl Image<'_> {
-    /// Writes the archive, unless `path` is one of the same image already.
+    /// Writes the archive, unless `path` already has the same image.
     pub fn write(&self, path: &Path) -> Result<()> {
         let diffs: Vec<String> = self
             .layers

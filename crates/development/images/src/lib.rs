@@ -1,4 +1,4 @@
-//! Ambit's container images: what is in them, written as OCI archives without a daemon.
+//! Ambit's container images: their contents, written as OCI archives without a daemon.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -15,13 +15,13 @@ use anyhow::{Context, Result, ensure};
 
 pub use archive::{Blob, Image, Tree, hex_digest};
 
-/// What the images have from this machine beside the programs.
+/// The file of this machine that the images contain beside the programs.
 pub const BUSYBOX: &str = "/bin/busybox";
 
-/// Who runs in images of ours that need no privilege.
+/// The user of images that need no privilege.
 const UNPRIVILEGED: &str = "65532:65532";
 
-/// What Ambit's images are made of.
+/// The binaries of Ambit's images.
 #[derive(Debug)]
 pub struct Binaries<'a> {
     /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy` and `ambit-control`.
@@ -30,7 +30,7 @@ pub struct Binaries<'a> {
     pub plugin: &'a Path,
 }
 
-/// How Ambit's images are called: `HUB/agent:TAG` and so on.
+/// The names of Ambit's images: `HUB/agent:TAG` and so on.
 #[derive(Debug)]
 pub struct Naming<'a> {
     /// Registry and path.
@@ -39,7 +39,7 @@ pub struct Naming<'a> {
     pub tag: &'a str,
 }
 
-/// Writes Ambit's images to `out`; gives the archives.
+/// Writes Ambit's images to `out`; returns the archives.
 pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let names = ["ambit-agent", "ambit-node-proxy", "ambit-control", "ambit"];
@@ -92,7 +92,7 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
     Ok(archives)
 }
 
-/// What all of Ambit's images have in common: the C library, users, certificate authorities.
+/// The base of all of Ambit's images: the C library, users, certificate authorities.
 fn base(programs: &[PathBuf]) -> Result<Blob> {
     let mut tree = Tree::default();
     for library in libraries(programs)? {
@@ -114,11 +114,11 @@ fn base(programs: &[PathBuf]) -> Result<Blob> {
     tree.layer()
 }
 
-/// The shared libraries that any of the programs loads, and the loader.
+/// The shared libraries that the programs load, and the loader.
 fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for program in programs {
-        // Fails for static programs, which need nothing.
+        // Fails for static programs, which have none.
         let Ok(text) = output("ldd", &[program.as_os_str()]) else {
             continue;
         };
@@ -138,7 +138,7 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot strip {}; is it built?", from.display()))
 }
 
-/// What a program of this machine prints; an error unless it succeeds.
+/// The output of a program of this machine; an error unless it succeeds.
 fn output(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> Result<String> {
     let name = program.as_ref().display().to_string();
     let run = Command::new(&program).args(arguments).output();

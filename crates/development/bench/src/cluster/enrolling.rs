@@ -1,4 +1,4 @@
-//! Pods come in and out while they are at work, and new ones make their first connection.
+//! Running pods are enrolled and unenrolled under load, and new ones make their first connection.
 
 use anyhow::{Context, Result};
 use futures_util::{StreamExt as _, TryStreamExt as _, future::try_join_all};
@@ -18,7 +18,7 @@ use crate::report::Line;
 pub(super) async fn label(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-label", false).await?;
     let server = rig.server("bench-label", "server", 2).await?;
-    // Openings in clear, and data of connections that stay in clear.
+    // Openings in plaintext, and data of connections that stay in plaintext.
     let wire = rig.wire(
         1,
         "tcp and (dst port 8080 or dst port 9090 or dst port 15008)",
@@ -40,7 +40,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
         .filter(|packet| packet.unix > enrolled && packet.unix < unlabelled)
         .map(|packet| packet.from.as_str())
         .collect::<std::collections::BTreeSet<_>>();
-    // Connections of before also acknowledge without data: they are known by having been there.
+    // Earlier connections also send bare acknowledgements: they are known from the time before.
     let before = packets
         .iter()
         .filter(|packet| packet.port != 15008 && packet.unix < enrolled)
@@ -125,7 +125,7 @@ async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)>
     ))
 }
 
-/// Label to annotation, for one pod and for a hundred at once.
+/// Time from label to annotation, for one pod and for a hundred at once.
 pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 10;
     const CROWD: usize = 100;
@@ -155,7 +155,7 @@ pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Makes pods that do nothing, by turns on both nodes, and waits until they run.
+/// Makes idle pods, alternating between the nodes, and waits until they run.
 async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
     for number in numbers.clone() {
         let plan = PodPlan {
@@ -172,14 +172,14 @@ async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Labels the namespace and gives the time until so many pods say that they are captured.
+/// Labels the namespace and returns the time until so many pods are reported as captured.
 async fn until_captured(rig: &Rig, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()
         .applied_objects()
         .boxed();
     let mut seen = std::collections::BTreeSet::new();
-    // The first listing is in before anything is asked for.
+    // The first listing has arrived before the label is set.
     for _ in 0..pods {
         events.try_next().await?;
     }

@@ -1,4 +1,4 @@
-//! The mesh's own programs die or are replaced while pods are at work.
+//! The mesh's own programs die or are replaced under load.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{
     table::Row,
 };
 
-/// The node proxy's worker is killed on the client's node and on the server's, again and again.
+/// The node proxy's worker is killed on the client's node and on the server's, repeatedly.
 pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
@@ -48,8 +48,7 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// The first process of the container that serves is killed, and with it all others, on both nodes in
-/// turn.
+/// The first process of the serving container is killed, and with it all others, on both nodes in turn.
 pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
@@ -60,7 +59,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     for _ in 0..KILLS {
         for node in [1, 2] {
             rig.node(node).kill_parents("/ambit-node-proxy worker")?;
-            // Kubelet starts the container again meanwhile, as the next standby.
+            // Kubelet restarts the container meanwhile, as the next standby.
             pause(6.0).await;
         }
     }
@@ -82,7 +81,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// The DaemonSet is rolled out on both nodes.
+/// A rollout of the DaemonSet on both nodes.
 pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -191,7 +190,7 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Three pods in the mesh and three outside; gives when each was asked for.
+/// Three pods in the mesh and three outside; returns the time of each one's creation.
 async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
     let pods = (0..6).map(|number| async move {
         let namespace = if number % 2 == 0 {
@@ -206,7 +205,7 @@ async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
     try_join_all(pods).await
 }
 
-/// A pod that says when it started, and ends.
+/// A pod that prints its start time, and ends.
 pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
     PodPlan {
         namespace,

@@ -1,4 +1,4 @@
-//! Many pods of a node are deleted at once: how long other pods hear nothing meanwhile, without the mesh
+//! Many pods of a node are deleted at once: how long other pods get no answer meanwhile, without the mesh
 //! and with it.
 
 use anyhow::Result;
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::report::Line;
 
-/// As many as a node takes beside its own.
+/// As many as fit on a node beside its own.
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 
 /// The longest time in seconds in which no request of any kind was answered to a pod on the node whose
-/// other pods went.
+/// other pods were deleted.
 pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     rig.namespace(NAMESPACE, in_mesh).await?;
     let server = rig.server(NAMESPACE, "server", 2).await?;
@@ -44,7 +44,7 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     Ok(report.longest_gap())
 }
 
-/// What the mesh adds.
+/// The cost of the mesh.
 pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
     let row = Row {
         scenario: "80 pods of a node deleted at once: others' longest silence",

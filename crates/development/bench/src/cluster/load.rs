@@ -1,4 +1,4 @@
-//! A steady load in a pod, and what it printed: every failure with its time, and sums.
+//! A steady load in a pod, and its report: every failure with its time, and sums.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::rig::{PodPlan, Rig, words};
 
-/// A load that is under way.
+/// A running load.
 pub(super) struct Load<'a> {
     rig: &'a Rig,
     namespace: &'a str,
@@ -21,7 +21,7 @@ pub(super) struct Failure {
     /// `keep-alive`, `new` or `long`.
     pub(super) mode: String,
     pub(super) kind: String,
-    /// Whether no connection was open yet.
+    /// Whether it failed before a connection was open.
     pub(super) opening: bool,
     pub(super) unix: f64,
 }
@@ -35,7 +35,7 @@ pub(super) struct Sums {
     pub(super) p99_ms: f64,
 }
 
-/// What a finished load reports.
+/// The report of a finished load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) failures: Vec<Failure>,
@@ -99,7 +99,7 @@ impl Report {
             .join(", ")
     }
 
-    /// How many requests failed in all modes.
+    /// The number of failed requests in all modes.
     pub(super) fn failed(&self, from: f64, to: f64) -> usize {
         ["new", "keep-alive", "long"]
             .iter()
@@ -124,7 +124,7 @@ impl Report {
 }
 
 impl<'a> Load<'a> {
-    /// Begins a load on `server` from node 1 for so many seconds, and waits until every connection has
+    /// Starts a load on `server` from node 1 for so many seconds, and waits until every connection has
     /// succeeded once.
     pub(super) async fn begin(
         rig: &'a Rig,

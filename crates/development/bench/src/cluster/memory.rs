@@ -8,9 +8,9 @@ use super::{
 };
 use crate::{process::Memory, report::Line};
 
-/// With about ten pods and nothing going on.
+/// With about ten idle pods.
 pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
-    // Freed pages go back a little later.
+    // Freed pages are returned a little later.
     pause(15.0).await;
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;
@@ -84,7 +84,7 @@ pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// That of the node where it takes more; the control plane runs on one only.
+/// The larger of the two nodes' figures; the control plane runs on one only.
 fn larger(rig: &Rig, program: Program) -> Result<Memory> {
     [1, 2]
         .into_iter()

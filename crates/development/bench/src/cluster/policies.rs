@@ -1,4 +1,4 @@
-//! How soon a policy is in force, for new connections and for open ones, on every node.
+//! The time until a policy is in force, for new connections and for open ones, on every node.
 
 use std::{
     io::{Read as _, Write as _},
@@ -30,7 +30,7 @@ spec:
   action: DENY
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
-/// For the servers of all nodes, and for whoever asks.
+/// For the servers of all nodes, and all clients.
 const DENY_ALL: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -94,7 +94,7 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// From a policy's creation until both nodes enforce it, and until both do no more.
+/// From a policy's creation until both nodes enforce it, and from its deletion until neither does.
 pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 100;
     rig.namespace("bench-nodes", true).await?;
@@ -134,14 +134,14 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// When the last of the servers turned to that answer.
+/// When the last of the servers changed to that answer.
 fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
     let mut turns = watchers.iter().map(|watched| watched.turned(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
-/// Asks a server again and again from outside of the mesh, each time on a new connection, and tells
-/// when it begins or ceases to answer.
+/// Repeatedly asks a server from outside the mesh, each time on a new connection, and records when it
+/// begins or ceases to answer.
 struct Watched {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
-//! A cluster of its own for the benchmark: brought up, given images, taken down; and the few things
-//! that every scenario does with it.
+//! A cluster for the benchmark: started, given images, removed; and the operations that every scenario
+//! uses.
 
 use std::{
     path::PathBuf,
@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use crate::process::Memory;
 
-/// How long pods may take to do what is asked of them.
+/// Time limit for operations of pods.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Where the image with our tools is found in the cluster.
+/// The image with our tools, as the cluster knows it.
 const TOOLS: &str = "kube.local/ambit/tools:dev";
-/// Set on pods that are captured.
+/// Annotation of captured pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// The label that brings a namespace into the mesh.
+/// The label that enrols a namespace.
 pub(super) const MODE: &str = "istio.io/dataplane-mode";
 pub(super) const MESH_NAMESPACE: &str = "istio-system";
 
@@ -39,7 +39,7 @@ pub(super) struct Rig {
     ambit: PathBuf,
 }
 
-/// A program of the mesh on a node, as its command line shows.
+/// A program of the mesh on a node, by its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Agent,
@@ -90,7 +90,7 @@ impl PodPlan<'_> {
     }
 }
 
-/// Words as the arguments of a tool.
+/// Splits a text into the arguments of a tool.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
@@ -103,7 +103,7 @@ pub(super) fn unix() -> f64 {
 }
 
 impl Rig {
-    /// Brings the cluster up, or takes the one that is, with the images of `archives`.
+    /// Starts the cluster, or uses the running one, with the images of `archives`.
     pub(super) async fn up(archives: &[PathBuf]) -> Result<Self> {
         let program = std::env::current_exe()?;
         let target = program.ancestors().nth(2).context("no target directory")?;
@@ -113,7 +113,7 @@ impl Rig {
         let keep = found.is_some();
         let cluster = match found {
             Some(cluster) => cluster,
-            // It runs a runtime of its own.
+            // It starts a runtime of its own.
             None => {
                 let places = places.clone();
                 // `cargo xtask` starts this at the root of the repository.
@@ -133,7 +133,7 @@ impl Rig {
         })
     }
 
-    /// Takes the cluster down, if this brought it up.
+    /// Removes the cluster, if this value started it.
     pub(super) fn down(self) -> Result<()> {
         if self.keep {
             return Ok(());
@@ -163,7 +163,7 @@ impl Rig {
 
     // === namespaces ===
 
-    /// Makes a namespace, in the mesh or not; an old one of that name is removed first.
+    /// Makes a namespace, in the mesh or not; removes an old one of that name first.
     pub(super) async fn namespace(&self, name: &str, in_mesh: bool) -> Result<()> {
         self.remove_namespace(name).await?;
         let mode = if in_mesh { "ambient" } else { "none" };
@@ -193,7 +193,7 @@ impl Rig {
         .await
     }
 
-    /// Labels a namespace for the mesh, or takes it out; gives the moment before.
+    /// Enrols a namespace by its label, or unenrols it; returns the time before.
     pub(super) async fn label(&self, name: &str, in_mesh: bool) -> Result<f64> {
         let mode = if in_mesh {
             json!("ambient")
@@ -214,12 +214,12 @@ impl Rig {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Makes a pod; gives the moment before.
+    /// Makes a pod; returns the time before.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
 
-    /// Makes a pod whose container is started again whenever it ends.
+    /// Makes a pod whose container restarts whenever it ends; returns the time before.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }
@@ -234,7 +234,7 @@ impl Rig {
         Ok(before)
     }
 
-    /// Waits until a pod runs, and gives its address.
+    /// Waits until a pod runs, and returns its address.
     pub(super) async fn running(&self, namespace: &str, name: &str) -> Result<String> {
         let what = format!("{namespace}/{name} runs");
         objects::until(&what, PATIENCE, async || {
@@ -247,7 +247,7 @@ impl Rig {
         .await
     }
 
-    /// A server with HTTP on 8080 and an echo on 9090; gives its address.
+    /// A server with HTTP on 8080 and an echo on 9090; returns its address.
     pub(super) async fn server(&self, namespace: &str, name: &str, node: u8) -> Result<String> {
         let tool = words("serve --port 8080 --echo 9090 --quiet");
         let plan = PodPlan {
@@ -260,13 +260,13 @@ impl Rig {
         self.running(namespace, name).await
     }
 
-    /// What a pod has written.
+    /// The log of a pod.
     pub(super) async fn log(&self, namespace: &str, name: &str) -> Result<String> {
         let pods = self.pods(namespace);
         Ok(pods.logs(name, &LogParams::default()).await?)
     }
 
-    /// Waits for a line that a pod writes.
+    /// Waits for a line in a pod's log.
     pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
         objects::until(&what, PATIENCE, async || {
@@ -299,7 +299,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until a DaemonSet or Deployment is as its template says.
+    /// Waits until a rollout of a DaemonSet or Deployment is complete.
     pub(super) async fn rolled_out(&self, kind: &str, name: &str) -> Result<()> {
         let mut kubectl = self.cluster.kubectl();
         let output = kubectl
@@ -315,7 +315,7 @@ impl Rig {
         Ok(())
     }
 
-    /// `kubectl` with these words.
+    /// Runs `kubectl` with these arguments.
     pub(super) fn kubectl(&self, arguments: &str) -> Result<()> {
         let output = self
             .cluster
@@ -351,13 +351,13 @@ impl Rig {
             .collect())
     }
 
-    /// Kills a program's processes on a node; gives how many.
+    /// Kills a program's processes on a node; returns how many.
     pub(super) fn kill(&self, node: u8, program: Program) -> Result<usize> {
         let pids = self.pids(node, program)?;
         if !pids.is_empty() {
             let mut kill = self.node(node).command("kill")?;
             kill.arg("-9").args(pids.iter().map(ToString::to_string));
-            // One that has just ended by itself is as good.
+            // One that has just ended by itself counts too.
             kill.stderr(Stdio::null()).status()?;
         }
         Ok(pids.len())
@@ -377,7 +377,7 @@ impl Rig {
         Ok(sum)
     }
 
-    /// Watches a node's outer interface with a filter until the answer is dropped.
+    /// Captures a node's outer interface with a filter until the returned value is dropped.
     pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::Wire> {
         let mut tcpdump = self.node(node).command("tcpdump")?;
         tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
@@ -393,12 +393,12 @@ pub(super) fn is_captured(pod: &Pod) -> bool {
         .is_some_and(|value| value == "enabled")
 }
 
-/// Waits in real time: what is measured goes on meanwhile.
+/// Waits in real time, while the measurement continues.
 pub(super) async fn pause(seconds: f64) {
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 
-/// How long something took.
+/// Measures the time of an operation.
 pub(super) async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<(T, f64)> {
     let start = Instant::now();
     let value = work.await?;

@@ -1,4 +1,4 @@
-//! What the mesh costs at a pod's start: from asking the API server to the program's first instruction.
+//! The cost of the mesh at a pod's start: from the API request to the program's first instruction.
 
 use anyhow::Result;
 use futures_util::future::try_join_all;
@@ -28,11 +28,11 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<Starts> {
     let (mut alone, mut crowd) = <(Sample, Sample)>::default();
     for number in 0..ALONE {
         let took = one(rig, &format!("one-{number}")).await?;
-        // The first one pays for what is not yet in the page cache.
+        // The first start fills the page cache.
         if number > 0 {
             alone.add(took);
         }
-        // What its end causes must not fall into the next one's start.
+        // The effects of its end must not delay the next start.
         pause(0.5).await;
     }
     for round in 0..CROWDS {
@@ -53,7 +53,7 @@ async fn one(rig: &Rig, name: &str) -> Result<f64> {
     Ok(process_start(rig, "bench-start", name).await? - before)
 }
 
-/// What both cost against a cluster without the mesh.
+/// Both costs compared with a cluster without the mesh.
 pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row, Vec<Line>) {
     let cost = |starts: &Starts| starts.alone.median() - none.alone.median();
     let row = Row {
@@ -67,7 +67,7 @@ pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row,
             none.alone.median()
         ),
         times_better: Some(0.15 / cost(inside).max(0.001)),
-        // What lies in the noise of a pod's start is no cost.
+        // A difference within the noise of a pod's start does not count as a cost.
         reached: cost(outside) <= 0.015 && cost(inside) <= 0.055,
     }
     .tell();

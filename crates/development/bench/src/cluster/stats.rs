@@ -1,4 +1,4 @@
-//! Figures of the same kind.
+//! Statistics of measured values.
 
 /// Measured values.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,4 +1,4 @@
-//! The table of scenarios: what the existing system does, what was to be reached, what was measured.
+//! The table of scenarios: the existing system's figure, the target, and the measured figure.
 //!
 //! The figures of the existing system were taken on a machine of this size, with Istio ambient (istiod,
 //! istio-cni and ztunnel of August 2026, the charts' defaults) on the same two-node Kubernetes 1.34 and
@@ -19,7 +19,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Says what was measured as soon as it is.
+    /// Prints the measured figure at once.
     pub(super) fn tell(self) -> Self {
         let reached = if self.reached {
             "reached"

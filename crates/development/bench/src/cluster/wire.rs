@@ -1,4 +1,4 @@
-//! What passed a node's interface: packets as `tcpdump` tells of them, with their times.
+//! Packets on a node's interface, with their times, as reported by `tcpdump`.
 
 use std::{
     io::{BufRead, BufReader},
@@ -47,7 +47,7 @@ impl Wire {
                 seen.lock().extend(Packet::parse(&line));
             }
         });
-        // Nobody may be kept waiting by what it still says.
+        // Its further output must not block anything.
         std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::sink()).is_ok());
         Ok(Self { tcpdump, packets })
     }
@@ -59,7 +59,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It may have ended already.
         drop(self.tcpdump.kill());
         drop(self.tcpdump.wait());
     }

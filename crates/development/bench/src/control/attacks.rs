@@ -1,4 +1,4 @@
-//! One pod that does what it can to the control plane without proving who it is.
+//! Attacks of one unauthenticated pod on the control plane.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -18,27 +18,27 @@ use tokio::{
 
 use super::{newcomers, proxies, proxies::Target};
 
-/// Where the attacker calls from.
+/// The attacker's address.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
-/// What it does at once.
+/// Concurrent operations of the attacker.
 const AT_ONCE: usize = 32;
-/// Idle connections that it holds if it is let.
+/// Idle connections that it opens at most.
 const IDLE: usize = 17_000;
-/// How long it prepares at most.
+/// Longest time of preparation.
 const PREPARATION: Duration = Duration::from_secs(60);
 
-/// What the pod does.
+/// The kind of attack.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attack {
-    /// Reads debug pages, over and over.
+    /// Reads debug pages repeatedly.
     Debug,
-    /// Holds TLS connections on which it says nothing.
+    /// Holds TLS connections on which it sends nothing.
     IdleTls,
-    /// Presents tokens that it has made up.
+    /// Sends forged tokens.
     Tokens,
 }
 
-/// An attack under way; it ends when this is dropped.
+/// A running attack; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay(Arc<AtomicBool>);
 
@@ -49,7 +49,7 @@ impl Drop for UnderWay {
 }
 
 impl Attack {
-    /// First none.
+    /// The first is no attack.
     pub(super) const ALL: [Option<Self>; 4] = [
         None,
         Some(Self::Debug),
@@ -65,7 +65,7 @@ impl Attack {
         }
     }
 
-    /// Begins, on a thread of its own; returns when it is in full swing.
+    /// Starts the attack on a thread; returns when it has reached its full rate.
     pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<UnderWay> {
         let over = Arc::<AtomicBool>::default();
         let (ended, target) = (Arc::clone(&over), target.clone());
@@ -81,7 +81,7 @@ impl Attack {
                     let idle = Arc::clone(&idle);
                     attackers.push(ambit_rt::spawn("attacker", async move {
                         while !ended.load(Ordering::Relaxed) {
-                            // Whatever is refused is tried again.
+                            // Refused attempts are repeated.
                             let tried = match self {
                                 Self::Debug => read_page(pages).await,
                                 Self::IdleTls => hold(&target, &idle, &ended).await,
@@ -110,7 +110,7 @@ impl Attack {
 /// An address of this machine that is not loopback.
 fn own_address() -> Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    // Nothing is sent: this only asks for the route.
+    // Nothing is sent: this only looks up the route.
     socket
         .connect("198.51.100.1:9")
         .context("this machine has no address but loopback")?;
@@ -127,7 +127,7 @@ async fn read_page(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Holds its part of the connections; those that are closed are opened again.
+/// Holds its part of the connections; closed ones are opened again.
 async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result<()> {
     let mut open = Vec::new();
     while !ended.load(Ordering::Relaxed) {
@@ -149,7 +149,7 @@ async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result
     Ok(())
 }
 
-/// Presents one token after the other on a connection until it is closed.
+/// Sends forged tokens on a connection until it is closed.
 async fn make_up(target: &Target, attacker: usize, ended: &AtomicBool) -> Result<()> {
     let (mut send, _driver) = target.connect(SOURCE.into(), |stream| stream).await?;
     let request = newcomers::request(String::new(), None);

@@ -1,15 +1,15 @@
-//! When each change was made, and when the last proxy had heard of it.
+//! When each change was made, and when the last proxy received it.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// What the names of objects that are changed begin with; their number follows.
+/// The prefix of the names of changed objects; their number follows.
 pub(super) const MARK: &str = "churn-";
 
-/// Counts the proxies that heard of each change. Changes have numbers; a change that takes an object
-/// away has a number of its own.
+/// Counts the proxies that received each change. Changes have numbers; a removal has a number of its
+/// own.
 #[derive(Debug)]
 pub(super) struct Board {
     start: Instant,
@@ -51,7 +51,7 @@ impl Board {
         }
     }
 
-    /// A proxy hears of a record.
+    /// A proxy received a record.
     pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
         let Some(number) = number(name) else { return };
         let Some(heard) = self.heard(is_there).get(number) else {
@@ -61,8 +61,8 @@ impl Board {
         heard.last.fetch_max(self.now(), Ordering::Relaxed);
     }
 
-    /// For every change made, from that number on: how long until `proxies` proxies had heard of it; `None` where some
-    /// have not.
+    /// For every change made, from that number on: the time until `proxies` proxies had received it; `None`
+    /// where some have not.
     pub(super) fn latencies(&self, from: usize, proxies: u32) -> Vec<Option<Duration>> {
         let there = self.there.iter().skip(from);
         there

@@ -1,6 +1,6 @@
-//! Reading delta responses at little cost: a thousand simulated proxies share the machine with the
-//! control plane they measure. Records are skipped over as they stream by; only their names are
-//! looked at, and only in messages small enough to be a change rather than a first state.
+//! Parses delta responses at little cost: a thousand simulated proxies share the machine with the
+//! control plane they measure. Records are skipped as they arrive; only their names are read, and only
+//! in messages small enough to be a change rather than a first state.
 
 use anyhow::{Context, Result, bail};
 
@@ -18,7 +18,7 @@ const RESOURCE_NAME: u64 = 3;
 /// Protobuf's length-delimited wire type.
 const BYTES: u64 = 2;
 
-/// What a proxy must know of a push to answer it, and what the bench wants to know.
+/// The fields of a push that a proxy needs for its answer, and those that the benchmark records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Push {
     pub(super) type_url: String,
@@ -29,10 +29,10 @@ pub(super) struct Push {
     pub(super) size: usize,
 }
 
-/// Takes bytes as they come and gives the pushes they complete.
+/// Parses bytes as they arrive and returns the completed pushes.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes that cannot be understood before more come.
+    /// Bytes that cannot be parsed before more arrive.
     pending: Vec<u8>,
     message: Option<Message>,
 }
@@ -40,22 +40,22 @@ pub(super) struct Reader {
 #[derive(Debug, Default)]
 struct Message {
     left: usize,
-    /// Bytes of the present field that are of no interest.
+    /// Bytes of the current field to skip.
     skip: usize,
     is_change: bool,
     push: Push,
 }
 
 impl Reader {
-    /// `named` hears the name of every record of a small message: `true` for one that is there,
-    /// `false` for one that is gone.
+    /// `named` is called with the name of every record of a small message: `true` for an existing one,
+    /// `false` for a removed one.
     pub(super) fn read(
         &mut self,
         mut bytes: &[u8],
         mut named: impl FnMut(bool, &[u8]),
     ) -> Result<Vec<Push>> {
         let mut pushes = Vec::new();
-        // Skipping needs no copy of what is skipped.
+        // Skipped bytes need no copy.
         if self.pending.is_empty() {
             self.skip(&mut bytes);
         }
@@ -109,7 +109,7 @@ impl Reader {
 }
 
 impl Message {
-    /// Reads one field; false if it is not there as far as needed.
+    /// Parses one field; false if it is incomplete.
     fn field(&mut self, rest: &mut &[u8], named: &mut impl FnMut(bool, &[u8])) -> Result<bool> {
         let mut after = *rest;
         let (Some(key), Some(length)) = (varint(&mut after)?, varint(&mut after)?) else {

@@ -1,5 +1,5 @@
-//! New pods whose node's proxy asks for their certificates over a connection of its own, from its own
-//! address, as it does after its start.
+//! New pods: their node's proxy requests their certificates over a connection of its own, from its own
+//! address, as after its start.
 
 use std::{
     ops::Range,
@@ -20,14 +20,14 @@ use super::{
     proxies::{self, Target},
 };
 
-/// How long a pod may be without a certificate.
+/// Longest wait for a pod's certificate.
 const WITHIN: Duration = Duration::from_secs(300);
-/// One attempt, and the pause before the next, as node proxies have them.
+/// Timeout of an attempt, and the pause before the next, like those of node proxies.
 const ATTEMPT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Has these pods made at a steady rate by `bring`; how long after that each has its certificate.
+/// Makes these pods at a steady rate by `bring`; returns the time until each one's certificate arrived.
 pub(super) fn certificates(
     target: &Target,
     size: Size,
@@ -99,7 +99,7 @@ pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertific
     }
 }
 
-/// The gRPC status of a request for a certificate.
+/// The gRPC status of a certificate request.
 pub(super) async fn ask(
     send: &mut h2::client::SendRequest<bytes::Bytes>,
     request: &IstioCertificateRequest,

@@ -1,4 +1,4 @@
-//! The control plane under measurement: the real program, following a simulated API server.
+//! The measured control plane: the real program, following a simulated API server.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ pub(super) struct Plane {
     started: Instant,
 }
 
-/// CPU time and memory at a moment.
+/// CPU time and memory at one time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     at: Instant,
@@ -38,26 +38,26 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Cores in use on the mean since an earlier moment.
+    /// Mean number of cores in use since an earlier time.
     pub(super) fn cores_since(self, earlier: Self) -> f64 {
         let elapsed = self.at.duration_since(earlier.at).as_secs_f64();
         self.seconds_since(earlier) / elapsed.max(0.001)
     }
 
-    /// CPU seconds spent since then.
+    /// CPU seconds used since then.
     pub(super) fn seconds_since(self, earlier: Self) -> f64 {
         self.cpu.saturating_sub(earlier.cpu).as_secs_f64()
     }
 }
 
 impl Plane {
-    /// Starts it; what it writes goes to a log in `directory`.
+    /// Starts it; its output goes to a log in `directory`.
     pub(super) fn start(kubeconfig: &str, directory: &Path) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("ambit-control");
         let config = directory.join("kubeconfig");
         fs::write(&config, kubeconfig)?;
         let (xds, mut monitoring) = (free_port()?, free_port()?);
-        // Attackers come from an address that is not loopback.
+        // Attackers use an address that is not loopback.
         monitoring.set_ip(Ipv4Addr::UNSPECIFIED.into());
         let root = directory.join("root-cert.pem");
         let log = fs::File::create(directory.join("control.log"))?;
@@ -87,7 +87,7 @@ impl Plane {
         })
     }
 
-    /// Waits until it serves; gives the time since its start.
+    /// Waits until it serves; returns the time since its start.
     pub(super) fn ready(&mut self, within: Duration) -> Result<Duration> {
         let deadline = Instant::now() + within;
         while !self.is_ready() {
@@ -117,12 +117,12 @@ impl Plane {
         asked().is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
     }
 
-    /// Where pages are served, at every address of this machine.
+    /// The port of the monitoring pages, on every address of this machine.
     pub(super) fn monitoring(&self) -> u16 {
         self.monitoring.port()
     }
 
-    /// What proxies need to connect.
+    /// The address and credentials that proxies need to connect.
     pub(super) fn target(&self) -> Result<Target> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.root)? {
@@ -157,7 +157,7 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It may have ended already.
         drop(self.process.kill());
         drop(self.process.wait());
     }

@@ -1,11 +1,11 @@
-//! The cluster that the control plane is measured with: objects as large as real ones.
+//! The cluster that the control plane is measured with: objects of realistic size.
 
 use ambit_model::Identity;
 use serde_json::{Value, json};
 
 use super::board::MARK;
 
-/// How much of everything there is.
+/// The number of objects of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) nodes: u32,
@@ -22,7 +22,7 @@ pub(super) const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 pub(super) const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub(super) const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
 
-/// Kinds that are there without objects.
+/// Kinds without objects.
 pub(super) const EMPTY: &[(&str, &str)] = &[
     (
         "/apis/networking.istio.io/v1/serviceentries",
@@ -47,7 +47,7 @@ impl Size {
         format!("team-{}", service % self.namespaces)
     }
 
-    /// Every object at the start, by collection.
+    /// All initial objects, by collection.
     pub(super) fn objects(self) -> impl Iterator<Item = (&'static str, Value)> {
         let nodes = (0..self.nodes).map(|n| (NODES, node(n)));
         let namespaces = (0..self.namespaces)
@@ -105,7 +105,7 @@ impl Size {
         })
     }
 
-    /// A DENY policy for one service, to be followed to the last proxy.
+    /// A DENY policy for one service, whose publication is followed to the last proxy.
     pub(super) fn deny(self, number: usize) -> Value {
         json!({
             "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
@@ -153,10 +153,10 @@ impl Size {
         self.any_pod(n / self.pods_each, &self.pod_name(n), n, true)
     }
 
-    /// The pod that a change brings or takes away. Without an address it is only scheduled.
+    /// The pod that a change adds or removes. Without an address it is only scheduled.
     pub(super) fn churning(self, number: u32, has_address: bool) -> Value {
         let service = number % self.services;
-        // Addresses beyond those of the pods at the start, used again after a while.
+        // Addresses beyond those of the initial pods, reused after a while.
         let address = self.pods() + number % 60_000;
         self.any_pod(service, &churning_name(number), address, has_address)
     }
@@ -302,7 +302,7 @@ fn node(n: u32) -> Value {
     })
 }
 
-/// What field managers leave in every object.
+/// The managed fields that every object carries.
 fn managed(by: &str) -> Value {
     let fields: serde_json::Map<_, _> = (0..24)
         .map(|n| {

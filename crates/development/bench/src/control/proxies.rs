@@ -1,5 +1,5 @@
-//! Simulated node proxies: each a TLS connection of its own with one delta xDS stream, under its own
-//! token. They take everything in, answer every push, and keep nothing.
+//! Simulated node proxies: each a TLS connection with one delta xDS stream, under its own token. They
+//! receive everything, answer every push, and keep nothing.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -33,12 +33,12 @@ use tokio::{
 
 use super::{board::Board, frames::Reader};
 
-/// Proxies that take in their first state at the same time.
+/// Proxies that receive their first state at the same time.
 const AT_ONCE: usize = 32;
-/// What a proxy lets the control plane send ahead.
+/// The HTTP/2 window of a proxy.
 const WINDOW: u32 = 1 << 20;
 
-/// Figures that all proxies add to.
+/// Counters that all proxies share.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     /// Bytes that arrived at sockets.
@@ -60,7 +60,7 @@ pub(super) struct Fleet {
     failed: Arc<parking_lot::Mutex<Option<String>>>,
 }
 
-/// Where and as whom the proxies connect.
+/// The control plane's address, and the proxies' credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) address: SocketAddr,
@@ -68,13 +68,13 @@ pub(super) struct Target {
     pub(super) server_name: ServerName<'static>,
 }
 
-/// What one proxy presents, in the form of Kubernetes' tokens. The simulated API server believes the
+/// The token of one proxy, in the form of Kubernetes' tokens. The simulated API server accepts any
 /// signature.
 pub(super) fn token(proxy: u32) -> String {
     signed(&format!("proxy {proxy}"))
 }
 
-/// A token of node proxies with that for a signature.
+/// A node proxy's token with this signature.
 pub(super) fn signed(signature: &str) -> String {
     let part = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
     let claims = r#"{"iss":"https://kubernetes.default.svc","aud":["istio-ca"],"exp":4000000000,
@@ -91,14 +91,14 @@ pub(super) fn proxy_of(token: &str) -> Option<u32> {
     signature.strip_prefix("proxy ")?.parse().ok()
 }
 
-/// The address that a proxy calls from: each has one of its own, as on a cluster.
+/// The source address of a proxy: each has its own, as on a cluster.
 pub(super) fn address(proxy: u32) -> IpAddr {
     let [_, _, high, low] = proxy.to_be_bytes();
     [127, 1, high, low].into()
 }
 
 impl Target {
-    /// An HTTP/2 connection from an address; `counted` sees its bytes.
+    /// An HTTP/2 connection from an address; `counted` counts its bytes.
     pub(super) async fn connect<S>(
         &self,
         source: IpAddr,
@@ -121,7 +121,7 @@ impl Target {
             .handshake::<_, Bytes>(stream)
             .await?;
         let driver = ambit_rt::spawn_abortable("connection", async move {
-            // Its end is seen by the streams.
+            // The streams report its end.
             drop(connection.await);
         });
         Ok((send, driver))
@@ -129,7 +129,7 @@ impl Target {
 }
 
 impl Fleet {
-    /// Starts so many proxies on a thread of their own; they stay until the process ends.
+    /// Starts so many proxies on a thread; they run until the process ends.
     pub(super) fn start(size: u32, target: &Target, board: Arc<Board>) -> Self {
         let fleet = Self {
             totals: Arc::default(),

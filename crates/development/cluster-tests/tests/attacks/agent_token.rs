@@ -1,4 +1,4 @@
-//! Whoever has the token of a node's agent can write about that node's pods, and about no other's.
+//! The token of a node's agent allows writing to that node's pods, and to no other's.
 
 use ambit_cluster_tests::{Mesh, Part};
 use k8s_openapi::api::core::v1::Pod;
@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// A client with a token alone, as whoever has stolen it.
+/// A client with only a token, like a thief's.
 fn client(mesh: &Mesh, token: &str) -> Client {
     let server = mesh.kubectl(&[
         "config",
@@ -21,7 +21,7 @@ fn client(mesh: &Mesh, token: &str) -> Client {
     mesh.wait_for(async { Client::try_from(config) }).unwrap()
 }
 
-/// Writes about a pod as an agent does: a patch of its status, without a look at it first.
+/// Writes to a pod as an agent does: a patch of its status, without reading it first.
 fn write(mesh: &Mesh, client: &Client, namespace: &str, pod: &str) -> kube::Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let forged = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": "forged"}}});
@@ -53,7 +53,7 @@ fn an_agents_token_is_good_for_its_own_nodes_pods() {
         .to_string();
     assert!(said.contains("the pods of its own node only"), "{said}");
     write(&mesh, &thief, space.name(), &here).unwrap();
-    // The agents themselves still do.
+    // The agents themselves still can.
     space.label(Some("ambient"));
     space.until_captured("here", true);
     space.until_captured("there", true);

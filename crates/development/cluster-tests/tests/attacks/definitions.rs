@@ -1,5 +1,5 @@
-//! A policy that cannot be read would refuse everything in its scope: the chart's definitions have the API
-//! server refuse it when it is applied. Every form that Istio takes is taken.
+//! A policy that cannot be read would deny everything in its scope: with the chart's CRDs the API server
+//! refuses it when it is applied. Every form that Istio accepts is accepted.
 
 use std::{io::Write, process::Stdio};
 
@@ -74,7 +74,7 @@ const TAKEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// What `kubectl apply` says, and whether the API server would take it.
+/// The output of `kubectl apply`, and whether the API server would accept it.
 fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
     let mut kubectl = mesh
         .cluster()

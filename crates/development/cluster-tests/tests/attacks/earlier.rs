@@ -1,5 +1,5 @@
-//! A pod of the mesh that started without having waited for its capture keeps no plaintext connection
-//! from before it. A pod that was labelled while it ran keeps all of them, whatever becomes of its agent.
+//! A pod of the mesh that started without having waited for its capture keeps no plaintext pre-capture
+//! connection. A pod that was labelled while it ran keeps all of them, even when its agent restarts.
 
 use std::process::Command;
 
@@ -37,7 +37,7 @@ fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
 
 fn signal_agents(node: Node<'_>, signal: &str) {
     for pid in node.processes(AGENT) {
-        // One that has just ended needs none.
+        // One that has just ended does not count.
         drop(
             Command::new("kill")
                 .args([signal, &pid.to_string()])
@@ -107,7 +107,7 @@ fn what_a_pod_opened_before_it_was_labelled_stays_whatever_becomes_of_its_agent(
     let holder = deploy_holder(&space, &server);
     let node = mesh.cluster().node(1);
     until("the pod talks", || plaintext(node, &holder) == Some(1));
-    // Nobody sees the label come.
+    // No agent sees the label being set.
     node.kill_processes(AGENT).unwrap();
     space.label(Some("ambient"));
     space.until_captured("holder", true);

@@ -1,6 +1,7 @@
-//! Whatever of the mesh is killed: nothing travels in plaintext. As long as process 1 of a container lives, and
-//! of two containers of a node proxy one, no opening is refused and kubelet has nothing to start again; and when
-//! all are dead, the first node proxy that kubelet starts serves the node's pods without waiting for the agent.
+//! Whichever process of the mesh is killed: nothing travels in plaintext. As long as process 1 of a container
+//! is alive, and of two containers of a node proxy one, no opening is refused and kubelet has nothing to
+//! restart; and when all are dead, the first node proxy that kubelet starts serves the node's pods without
+//! waiting for the agent.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -15,16 +16,16 @@ const PROXY_WORKER: &str = "/ambit-node-proxy worker";
 const PROXY: &str = "/ambit-node-proxy";
 /// The agent proper.
 const AGENT_WORKER: &str = "/ambit-agent --worker";
-/// It and its supervisor.
+/// The agent's worker and its supervisor.
 const AGENT: &str = "/ambit-agent";
 
-/// How long is killed. `AMBIT_KILL_SECONDS` for more.
+/// Duration of the kills. `AMBIT_KILL_SECONDS` for more.
 fn time() -> Duration {
     let seconds = std::env::var("AMBIT_KILL_SECONDS").ok();
     Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(15))
 }
 
-/// How often containers of the mesh were started again.
+/// How often containers of the mesh were restarted.
 fn restarts(mesh: &Mesh) -> i32 {
     let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
     let statuses = pods.into_iter().flatten().filter_map(|pod| pod.status);
@@ -54,7 +55,7 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
     throughout("whatever is killed is there", time(), || {
         if Instant::now() >= next {
             kills += 1;
-            // 0.5 to 2 s, never twice in the same rhythm.
+            // 0.5 to 2 s, never twice at the same interval.
             next = Instant::now() + Duration::from_millis(500 + kills * 373 % 1500);
             for node in mesh.cluster().nodes() {
                 for worker in [PROXY_WORKER, AGENT_WORKER] {
@@ -111,7 +112,7 @@ fn when_all_are_dead_the_first_node_proxy_serves_the_pods_without_the_agent() {
     let wire = mesh.watch(&[&space.marker()]);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // No agent comes up, and nobody holds anything for a node proxy.
+        // No agent starts, and no process holds listeners for a node proxy.
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 for node in mesh.cluster().nodes() {

@@ -1,5 +1,5 @@
-//! What an adversary tries against a mesh on a real Kubernetes, and what must not come of it. One module
-//! a property; each states it at its top.
+//! Attacks on a mesh on a real Kubernetes, and what they must not achieve. One module a property, which
+//! its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

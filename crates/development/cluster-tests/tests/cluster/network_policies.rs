@@ -1,9 +1,9 @@
-//! NetworkPolicies, which see packets: between captured pods those of the tunnel, from pod to pod.
+//! NetworkPolicies, which apply to packets: between captured pods to those of the tunnel, pod to pod.
 
 use ambit_cluster_tests::{Ending, Mesh, Space, is_ready};
 use serde_json::json;
 
-/// Who may call the server, and at which ports.
+/// The clients that may call the server, and at which ports.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: server}
@@ -14,7 +14,7 @@ spec:
     ports: $PORTS
 ";
 
-/// Whom the hermit may call.
+/// The servers that the hermit may call.
 const EGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: hermit}
@@ -52,15 +52,15 @@ fn network_policies_hold_for_captured_pods() {
     space.lone(outside, Some("n1"), apart, json!({}));
     space.ready(outside, 1);
 
-    // Only the beginnings of connections are judged, and the mesh keeps its own: who has one before a
-    // policy comes, keeps it. So nobody calls before the first, which the engines know when they begin.
-    // A policy that names the app's port alone forgets that the mesh calls at 15008.
+    // Only openings are checked, and the mesh keeps its connections: one from before a policy continues
+    // under it. So there is no call before the first policy, which the engines know when they begin.
+    // A policy that names only the app's port blocks the mesh's calls at 15008.
     set("[friend, outside]", "[{port: 8080}]", "[]");
     let _enforced = mesh.cluster().enforce_network_policies().unwrap();
     assert_all_fail(&space, &["friend", "hermit"]);
     space.until_get(outside, SERVER, true);
 
-    // Whoever gets through now has been let by the engines of both nodes: they know this policy.
+    // A call that succeeds now has been accepted by the engines of both nodes: they know this policy.
     let ports = "[{port: 8080}, {port: 15008}]";
     set("[friend]", ports, "[]");
     space.until_get("friend", SERVER, true);
@@ -75,7 +75,7 @@ fn network_policies_hold_for_captured_pods() {
     for app in ["stranger", "neighbour", "hermit", outside] {
         space.until_get(app, SERVER, true);
     }
-    // Kubelet's probes, one a second, have passed all the time.
+    // Kubelet's probes, one a second, have passed meanwhile.
     let server = space.pods("server").remove(0);
     let statuses = server
         .status
@@ -84,7 +84,7 @@ fn network_policies_hold_for_captured_pods() {
     assert!(is_ready(&server) && statuses.flatten().all(|status| status.restart_count == 0));
 }
 
-/// Asks from each app at once: whoever is dropped waits until its patience ends, or its proxy's.
+/// Asks from each app at once: a dropped call waits until its timeout, or its proxy's.
 fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     std::thread::scope(|scope| {
         for app in apps {

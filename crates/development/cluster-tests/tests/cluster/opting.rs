@@ -1,4 +1,4 @@
-//! A pod that says for itself whether it belongs, and changes its mind.
+//! A pod that opts in or out by its own label, and changes it.
 
 use ambit_cluster_tests::{FlowKind, Mesh, address, assert_only_tls};
 

@@ -1,4 +1,4 @@
-//! Authorization, from the API server to what pods may do.
+//! Authorization, from the API server to its effect on pods.
 
 use ambit_cluster_tests::{Expected, Load, Mesh};
 
@@ -36,7 +36,7 @@ fn a_deny_with_a_selector_ends_open_connections_too() {
             "{mode} requests were never refused: {outcome}"
         );
     }
-    // The other port is not concerned.
+    // The other port is not affected.
     let long: Vec<_> = outcome
         .failures
         .iter()
@@ -77,6 +77,6 @@ spec:
     let none_allowed = Expected::Denial("allow policies exist, but none allowed");
     space.until_get("stranger", "http://server/", none_allowed);
     space.until_get("friend", "http://server/", true);
-    // Kubelet's probe is not a caller.
+    // Kubelet's probe is not subject to policies.
     space.ready("server", 1);
 }

@@ -1,4 +1,4 @@
-//! Clusters that are wired otherwise: each is brought up for its test, with both families.
+//! Clusters with other primary CNIs: each is started for its test, with both families.
 
 use std::{
     fs::{self, Permissions},
@@ -46,7 +46,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     }
     let space = assert_at_home(&mesh);
 
-    // Flannel writes its configuration anew at each boot of a node, and has no range until it is up.
+    // Flannel rewrites its configuration at each boot of a node, and has no range until it is up.
     let node = mesh.cluster().node(1);
     node.kill().unwrap();
     node.start(Boot::CniRewritten).unwrap();
@@ -65,8 +65,8 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     mesh.until_installed();
 }
 
-/// What the mesh does must not depend on how pods are wired. Gives a namespace that only mutual TLS is let
-/// in to, with a server and its clients.
+/// The mesh must work the same with every primary CNI. Returns a namespace with STRICT mTLS, a server and
+/// its clients.
 #[track_caller]
 fn assert_at_home(mesh: &Mesh) -> Space<'_> {
     let space = mesh.space("wired");
@@ -107,7 +107,7 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &Both
     }
     assert!(reports.iter().any(is_tunnelled_over_ipv6), "{reports:#?}");
 
-    // A node's own address is none of the mesh's: kube-proxy takes such calls on.
+    // A node's own address is not the mesh's: kube-proxy forwards such calls.
     for node in ["11", "12"] {
         for address in [format!("10.252.0.{node}"), format!("fd00:2:250::{node}")] {
             space.until_get("far", &url(&address, service.node_port), true);
@@ -115,7 +115,7 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &Both
     }
 }
 
-/// Pods that call the server first of all, wherever they are put.
+/// Pods whose first act is to call the server, on either node.
 #[track_caller]
 fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     let wire = mesh.watch(&[&space.marker()]);
@@ -127,7 +127,7 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     assert_nothing_in_clear(&wire.finish(), &[server], &[9000]);
 }
 
-/// Once only mutual TLS is let in, pods outside the mesh, which were until then, are not; kubelet is.
+/// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not.
 #[track_caller]
 fn assert_probes_alone_in_clear(mesh: &Mesh, space: &Space<'_>, service: &BothFamilies) {
     let outside = mesh.space("outside");
@@ -151,24 +151,24 @@ spec: {mtls: {mode: STRICT}}
 ",
     );
     until_all_come_to(Expected::Denial("istio_converted_static_strict"));
-    // The server's node knows by now: there, another one becomes ready by kubelet's probes.
+    // The server's node knows the policy by now: there, another server becomes ready by kubelet's probes.
     space.serve("probed", Some("n2"));
     space.until_captured("probed", true);
 }
 
-/// The runtime calls the plugin for loopback at the same time as all others: from now on that one is done
+/// The runtime calls the loopback plugin at the same time as all others: from now on that one is done
 /// last.
 fn delay_loopback(node: Node<'_>) {
     let plugins = node.root().unwrap().join("opt/cni/bin");
     fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
     let script = "#!/bin/sh\nsleep 0.5\nexec /opt/cni/bin/loopback-itself\n";
-    // The runtime may be about to run the one that is there.
+    // The runtime may be about to run the existing one.
     fs::write(plugins.join("new"), script).unwrap();
     fs::set_permissions(plugins.join("new"), Permissions::from_mode(0o755)).unwrap();
     fs::rename(plugins.join("new"), plugins.join("loopback")).unwrap();
 }
 
-/// The types of the plugins in the configuration that the node's runtime takes, the first, in order.
+/// The types of the plugins in the first configuration, which the node's runtime uses, in order.
 fn plugins(node: Node<'_>) -> Vec<String> {
     let directory = node.root().unwrap().join("etc/cni/net.d");
     let files = directory

@@ -54,7 +54,7 @@ spec:
         &url,
         Expected::Denial("istio_converted_static_strict"),
     );
-    // Kubelet goes on probing: two failures in a row, a second apart, would restart a pod.
+    // Kubelet continues to probe: two failures in a row, a second apart, would restart a pod.
     for name in ["http", "tcp", "grpc", "exec"] {
         throughout(name, Duration::from_secs(3), || {
             let pod = space.pods(name).remove(0);

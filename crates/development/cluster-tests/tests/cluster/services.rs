@@ -66,7 +66,7 @@ spec: {type: ExternalName, externalName: server.$NAMESPACE.svc.cluster.local}
         space.get("client", &url).unwrap();
         assert_only_tls(&wire.finish(), &[&client, &servers[0], &servers[1]]);
     }
-    // A node's own address is none of the mesh's.
+    // A node's own address is not the mesh's.
     for node in ["11", "12"] {
         let url = format!("http://10.25{}.0.{node}:{port}/", mesh.slot());
         space.until_get("client", &url, true);
@@ -100,11 +100,11 @@ spec:
             .map(|answer| answer.expect("whoever has been answered is answered again"))
             .collect()
     };
-    // Who answers says its name.
+    // The server's answer has its name.
     until("the other Service's calls are spread", || {
         answers("server").len() > 1
     });
-    // Not yet while endpoints are still becoming known.
+    // Not yet, while endpoints are still being published.
     until("the same pod answers each time", || {
         answers("sticky").len() == 1
     });

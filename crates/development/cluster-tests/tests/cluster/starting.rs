@@ -1,4 +1,4 @@
-//! Pods that are born into the mesh.
+//! Pods that start in the mesh.
 
 use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, assert_only_tls, until};
 use k8s_openapi::api::core::v1::Pod;
@@ -157,7 +157,7 @@ fn labels_of_pods_decide_before_their_namespace() {
     for app in ["refuser", "sidecar"] {
         space.ready(app, 1);
     }
-    // Whoever comes after them on either node is captured: the agents have seen them.
+    // Pods that start after them on either node are captured: the agents have seen them.
     for node in ["n1", "n2"] {
         space.client(node, Some(node));
         space.until_captured(node, true);

@@ -11,7 +11,7 @@ use ambit_cluster_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Where the plugin finds the agent, on a node.
+/// The plugin's socket of the agent, on a node.
 const SOCKET: &str = "run/istio-cni/pluginevent.sock";
 /// How long an agent is killed.
 const KILLED: Duration = Duration::from_secs(20);
@@ -22,7 +22,7 @@ pub(crate) fn agent_listens(node: Node<'_>) -> bool {
     root.is_ok_and(|root| UnixStream::connect(root.join(SOCKET)).is_ok())
 }
 
-/// A server on the second node, of which nothing must be heard in clear.
+/// A server on the second node, whose traffic must never be in plaintext.
 fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     let space = mesh.space(name);
     let server = space.serve_captured();
@@ -30,7 +30,7 @@ fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     (space, server, wire)
 }
 
-/// Waits until pods run; all of them reached the server, in the tunnel.
+/// Waits until pods run; all of them must have reached the server through the tunnel.
 fn assert_captured(space: &Space<'_>, count: usize) {
     for pod in space.ready("starter", count) {
         let event = space.until_event(&pod.name_any(), "first-connect");

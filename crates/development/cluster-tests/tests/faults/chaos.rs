@@ -1,4 +1,4 @@
-//! Everything at once, and what is left afterwards.
+//! All faults at once, and the state afterwards.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use kube::ResourceExt;
 
 use crate::{PROXY, WORKER};
 
-/// How long pods and processes are killed.
+/// For how long pods and processes are killed.
 const CHAOS: Duration = Duration::from_secs(25);
 
 #[test]
@@ -62,7 +62,7 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
 /// The network namespaces that agent and proxy of a node hold open, by inode.
 fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
-    // The proxy's supervisor and its worker both begin so.
+    // The command lines of the proxy's supervisor and its worker both begin so.
     let holders = ["/ambit-agent", PROXY].map(|program| node.processes(program));
     holders
         .iter()
@@ -78,7 +78,7 @@ fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
         .collect()
 }
 
-/// The network namespaces in which a process of the node lives, and the node's own.
+/// The network namespaces of the node's processes, and the node's own.
 fn living_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let mut pids = node.processes("");
     pids.extend(node.pid());

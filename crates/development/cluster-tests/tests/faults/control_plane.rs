@@ -1,10 +1,10 @@
-//! Kubernetes' control plane and ours, away and back.
+//! Outages of Kubernetes' control plane and of ours.
 
 use ambit_cluster_tests::{Load, Mesh, Part, Space, assert_only_tls, until};
 
 use crate::WORKER;
 
-/// A pod that starts now is served as any other.
+/// A pod that starts now is served as usual.
 #[track_caller]
 fn assert_late_comers_reach_the_server_by_tls_alone(space: &Space<'_>) {
     let late = space.client("late", Some("n1"));
@@ -63,7 +63,7 @@ fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() 
     scale(1);
     mesh.until_installed();
     outcome.assert_all_opened();
-    // What comes now is known again.
+    // New objects are published again.
     assert_late_comers_reach_the_server_by_tls_alone(&space);
 }
 
@@ -76,7 +76,7 @@ fn what_is_stored_may_go_back_in_time() {
     space.client("client", Some("n1"));
     space.until_captured("client", true);
     mesh.cluster().snapshot("before").unwrap();
-    // These are forgotten again, after everybody has seen them.
+    // These are removed again, after all proxies have received them.
     space.label(None);
     space.until_captured("client", false);
     space.client("forgotten", Some("n1"));

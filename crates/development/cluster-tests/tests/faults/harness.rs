@@ -1,4 +1,4 @@
-//! The cluster itself leaves nothing behind.
+//! The cluster itself leaves no traces.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use ambit_cluster_tests::{
 
 #[test]
 fn a_cluster_comes_and_goes_without_a_trace() {
-    // No other test must load the machine while this one is up; and it shares the directories below.
+    // No other test may load the machine while this one is up; and it shares the directories below.
     let _alone = Mesh::alone();
     let directories = ["/etc", "/opt", "/var/lib", "/etc/cni/net.d", "/opt/cni/bin"];
     let before = directories.map(list);

@@ -1,5 +1,5 @@
-//! The mesh on a real Kubernetes while parts of it, or of the cluster, are killed, replaced or away.
-//! They run one at a time, each alone on the cluster.
+//! The mesh on a real Kubernetes while components of it, or of the cluster, are killed, replaced or away.
+//! The tests run one at a time, each alone on the cluster.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -9,7 +9,7 @@
 
 /// The node proxy's processes on a node: two supervisors, and the worker of one.
 const PROXY: &str = "/ambit-node-proxy";
-/// The one that carries the connections.
+/// The worker, which carries the connections.
 const WORKER: &str = "/ambit-node-proxy worker";
 
 mod agents;

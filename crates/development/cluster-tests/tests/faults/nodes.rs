@@ -1,4 +1,4 @@
-//! Nodes that fail and boot again.
+//! Nodes that fail and reboot.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What the mesh stands on is away for long, or is replaced: the API server, the root of trust.
+//! Long outages or replacement of the mesh's dependencies: the API server, the root of trust.
 
 use std::{
     collections::BTreeMap,
@@ -92,7 +92,7 @@ fn new_root() -> Root {
     }
 }
 
-/// Changes the authority; returns when the control plane has taken it.
+/// Changes the authority; returns when the control plane has loaded it.
 fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
     let taken = || {
         let log = mesh.kubectl(&[
@@ -148,8 +148,8 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     });
 }
 
-/// All node proxies start anew, and so ask for certificates anew; returns when they know these roots of
-/// the control plane. A kubelet that the API server was away from hands on what it had, for a while.
+/// Restarts all node proxies, so that they request new certificates; returns when they have these roots
+/// of the control plane. A kubelet that lost the API server passes on earlier contents for a while.
 fn renew(mesh: &Mesh, roots: &[&str]) {
     mesh.restart(Part::NodeProxy);
     let pods = mesh.pods_of(Part::NodeProxy);
@@ -171,7 +171,7 @@ fn renew(mesh: &Mesh, roots: &[&str]) {
             &format!("the proxy of {} knows the roots", node.name()),
             || {
                 let pids = node.processes(WORKER).into_iter();
-                // Earlier proxies may still be there, for the connections they carry.
+                // Earlier proxies may still exist, draining their connections.
                 let mut new = pids.filter(|pid| {
                     let group = read(*pid, "cgroup");
                     uids.iter().any(|uid| group.contains(uid))
@@ -191,7 +191,7 @@ fn the_root_is_replaced_under_load() {
     let new = new_root();
     let both = format!("{}\n{}\n", old.trim(), new.certificate.trim());
 
-    // Everybody trusts both, then the new one signs, then the old one goes.
+    // All trust both roots, then the new one signs, then the old one is removed.
     set_root(&mesh, &[("root-cert.pem", &both)]);
     until_distributed(&mesh, &space, &[&old, &new.certificate]);
     renew(&mesh, &[&old, &new.certificate]);

@@ -1,4 +1,4 @@
-//! Parts that are killed, replaced, removed.
+//! Components that are killed, replaced, removed.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
     outcome.assert_all_opened();
 }
 
-/// The first process of the container is killed, and with it all others: kubelet starts the container
-/// again sooner or later, the standby takes its place at once.
+/// The first process of the container is killed, and with it all others: kubelet restarts the container
+/// sooner or later, the standby takes over at once.
 #[test]
 fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
     let mesh = Mesh::alone();
@@ -68,7 +68,7 @@ fn rollouts_of_the_node_proxy_one_while_the_other_drains_break_no_connection() {
         "{shown}"
     );
     assert!(shown.contains("old ones drain"), "{shown}");
-    // Longer than Kubernetes gives a pod by default, twice: nothing cuts what is open.
+    // Twice as long as Kubernetes gives a pod by default: nothing cuts open connections.
     let while_open = Duration::from_secs(hold_seconds());
     throughout("connections are held", while_open, || true);
     load.finish().assert_flawless();
@@ -98,18 +98,18 @@ fn uninstalling_with_helm_breaks_nothing_and_leaves_nothing() {
     mesh.install(&[]);
 }
 
-/// Takes the mesh away under load, and looks what is left of it on the nodes.
+/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes.
 fn uninstalled(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
     let space = mesh.space("uninstall");
     space.serve_captured();
-    // What leaves the mesh depends on the node's kube-proxy: it must have heard of the server, too.
+    // Unenrolled pods depend on the node's kube-proxy: it must know the server, too.
     let outside = mesh.space("outside");
     outside.client("client", Some("n1"));
     let url = format!("http://server.{}/", space.name());
     outside.until_get("client", &url, true);
     let load = Load::start_captured(&space);
-    // Connections that were opened through the mesh go on as long as their proxies drain, and so does
-    // the command: until the load ends.
+    // Connections that were opened through the mesh continue as long as their proxies drain, and so
+    // does the command: until the load ends.
     std::thread::scope(|scope| {
         let uninstall = scope.spawn(uninstall);
         space.until_captured("server", false);

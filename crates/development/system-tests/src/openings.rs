@@ -1,4 +1,4 @@
-//! A steady stream of new connections.
+//! A continuous series of new connections.
 
 use std::{
     net::SocketAddr,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::{Conversation, Mesh, is_closed, until};
 
-/// Connections of `shop/client` to `shop/server`, opened one after the other, all the while.
+/// Connections of `shop/client` to `shop/server`, opened one after the other until stopped.
 #[derive(Debug)]
 pub struct Openings<'a> {
     mesh: &'a Mesh,
@@ -21,7 +21,7 @@ pub struct Openings<'a> {
 }
 
 impl<'a> Openings<'a> {
-    /// None yet.
+    /// No connection yet.
     pub fn new(mesh: &'a Mesh) -> Self {
         Self {
             mesh,
@@ -32,18 +32,18 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// One more.
+    /// Opens one more.
     pub fn dial(&self) -> std::io::Result<Conversation> {
         self.mesh.dial("shop/client", self.server)
     }
 
-    /// Until told to stop. `refused_only`: a connection that stood may break.
+    /// Runs until stopped. `refused_only`: an established connection may break.
     pub fn run(&self, refused_only: bool) {
         while !self.stop.load(Ordering::Relaxed) {
             let said = match self.dial() {
                 Err(error) => Err(format!("not opened: {error}")),
                 Ok(mut connection) => match connection.say("hello") {
-                    // Neither a failure nor a success.
+                    // Counts neither as a failure nor as a success.
                     Err(error) if refused_only && is_closed(&error) => continue,
                     said => said.map_err(|error| format!("broken: {error}")),
                 },
@@ -55,7 +55,7 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens connections while `work` goes on, also if that panics.
+    /// Opens connections while `work` runs, also if that panics.
     pub fn during<T>(&self, refused_only: bool, work: impl FnOnce() -> T) -> T {
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -84,7 +84,7 @@ impl<'a> Openings<'a> {
         });
     }
 
-    /// None failed, and there were some.
+    /// Fails the test unless there were some and none failed.
     #[track_caller]
     pub fn assert_none_failed(&self) {
         let failures = self.failures.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Nodes whose clocks are wrong: by what certificates are backdated for, and by more.
+//! Nodes with wrong clocks: within the backdating of certificates, and beyond it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
@@ -7,12 +7,12 @@ use ambit_system_tests::{LogSource, Mesh, PAIR, assert_only_tls, binary, options
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// What the node proxies take for the time of day, each from a file. The processes are the real ones; what
-/// they measure durations with goes right.
+/// The time of day of the node proxies, each from a file. The processes are the real ones; their monotonic
+/// clocks are right.
 struct Clocks(tempfile::TempDir);
 
 impl Clocks {
-    /// Each so far from what it is, as `faketime` writes it.
+    /// Each with this offset, in the syntax of `faketime`.
     fn new(offsets: [&str; 2]) -> Self {
         let clocks = Self(tempfile::tempdir().unwrap());
         for (node, offset) in NODES.into_iter().zip(offsets) {
@@ -32,7 +32,7 @@ impl Clocks {
     }
 
     fn set(&self, node: &str, offset: &str) {
-        // Renamed into place: there is no moment without a time.
+        // Renamed into place: the file exists at every moment.
         let scratch = self.0.path().join("new");
         fs::write(&scratch, offset).unwrap();
         fs::rename(scratch, self.file(node)).unwrap();

@@ -1,4 +1,4 @@
-//! What captured pods are told when they ask for names, over UDP and TCP, by both families.
+//! The answers that captured pods get to DNS questions, over UDP and TCP, by both families.
 
 #![expect(
     clippy::expect_used,
@@ -45,7 +45,7 @@ spec:
   endpoints: [{address: 192.0.2.1}]
 "#;
 
-/// What `lab-tool resolve` prints in a pod.
+/// The output of `lab-tool resolve` in a pod.
 fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     let ambit = binary("ambit");
     let tool = ambit.to_str().expect("a path in UTF-8");
@@ -57,7 +57,7 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Asks until the mesh has the answer: it hears of objects a moment after they are made.
+/// Asks until the mesh has the answer: it receives objects a moment after they are made.
 #[track_caller]
 fn until_told(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut told = String::new();
@@ -79,7 +79,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
         let ask = |name: &str| ask(mesh, "shop/client", &with(name, transport));
         let of_mesh = |told: &str| told.contains(&format!(" 30 {kind} "));
 
-        // A Service, by its names. The lab's own DNS lets answers live five seconds.
+        // A Service, by its names. The lab's own DNS lets answers be cached for five seconds.
         for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
             let told = until_told(
                 mesh,
@@ -104,7 +104,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
             &with("db-0.db.shop.svc.cluster.local", transport),
             &format!(" 30 {kind} {server}"),
         );
-        // What the mesh does not know, the pod's own server is asked.
+        // What the mesh does not know is forwarded to the pod's own server.
         assert!(ask("nowhere.example").starts_with("NXDomain"));
         let mut srv = vec!["_sql._tcp.db.shop.svc.cluster.local", "--type", "SRV"];
         srv.extend(transport.iter().filter(|option| **option == "--tcp"));
@@ -144,7 +144,7 @@ fn captured_pods_are_told_names_of_the_mesh_and_all_others() {
     for arguments in [
         &["api.partner.example"][..],
         &["api.partner.example", "--tcp"],
-        // As the search list of the pod makes it.
+        // In the form that the search list of the pod produces.
         &["api.partner.example.shop.svc.cluster.local"],
     ] {
         until_told(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");

@@ -1,4 +1,4 @@
-//! Pods join and leave: new ones before their first packet, running ones under open connections.
+//! Pods are enrolled and unenrolled: new ones before their first packet, running ones under open connections.
 
 use std::net::SocketAddr;
 
@@ -76,7 +76,7 @@ spec:
     let ends = [mesh.ip("shop/with-init"), mesh.ip("shop/server")];
     let traffic = wire.finish();
     assert_only_tls(&traffic, &ends);
-    // It is this pod that was heard.
+    // The answer came from this pod.
     let reports = traffic.reports();
     let own = |report: &FlowReport| report.client == ends[0] && report.kind == FlowKind::Hbone;
     assert!(reports.iter().any(own), "{reports:#?}");
@@ -159,7 +159,7 @@ fn a_running_namespace_joins_and_leaves_without_breaking_a_connection() {
         "{reports:#?}"
     );
 
-    // Else what the client's proxy knows from before may pass for what it is to hear.
+    // Else the client's proxy might use what it knew before.
     mesh.until_known_as("node-1", "shop/server", "TCP");
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/client", true);
@@ -297,7 +297,7 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     }
 }
 
-/// What a NetworkPolicy engine does: it drops by pod address in the node's forward path.
+/// The effect of a NetworkPolicy engine: it drops by pod address in the node's forward path.
 fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
     nft("add table inet netpol");
@@ -306,7 +306,7 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
         "add rule inet netpol forward ip saddr {} drop",
         mesh.ip("shop/client")
     ));
-    // Openings are dropped; so is what the pooled tunnel sends.
+    // Openings are dropped; so are the packets of the pooled tunnel.
     let dropped = mesh.get("shop/client", url);
     assert_eq!(dropped.ending(), Ending::TimedOut, "{dropped:?}");
     nft("delete table inet netpol");
@@ -333,7 +333,7 @@ spec:
         &["stat", "-Lc", "%d:%i", "/proc/self/ns/net"],
     );
     let address = mesh.ip("shop/visitor").to_string();
-    // What there is of it: descriptors of its namespace in any process of the lab, its exemption for
+    // The traces of a pod: descriptors of its namespace in any process of the lab, its exemption for
     // probes, its proxy.
     let on_node = |command: &str| {
         let output = mesh

@@ -1,10 +1,10 @@
-//! Parts are killed while pods talk: nothing escapes, and everything works again by itself.
+//! Components are killed under traffic: nothing bypasses the mesh, and everything recovers by itself.
 
 use std::net::SocketAddr;
 
 use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, options, until};
 
-/// Who is killed, and on which node.
+/// The killed components, and on which node.
 const VICTIMS: [(&str, Option<&str>); 5] = [
     ("proxy", Some("node-1")),
     ("proxy", Some("node-2")),
@@ -26,7 +26,7 @@ fn whoever_is_killed_nothing_escapes_and_all_pods_work_again_untouched() {
     assert!(works(&mesh));
     for (name, node) in VICTIMS {
         mesh.kill(name, node);
-        // Calls go on all the while: each either fails or is encrypted.
+        // Calls continue: each either fails or is encrypted.
         until(
             &format!("calls work after {name} was killed on {node:?}"),
             || works(&mesh),
@@ -63,8 +63,8 @@ fn connections_do_not_need_agent_or_control_plane() {
     let mut open = mesh.dial("shop/client", echo).unwrap();
     open.say("hello").unwrap();
     let captured = [mesh.ip("shop/client"), server];
-    // A killed one is back at once, so that most of what follows would find it there. One that hangs keeps
-    // its sockets and answers nobody, for as long as this test wants.
+    // A killed one restarts at once, so that most of what follows would find it running. One that hangs
+    // keeps its sockets but does not answer, for as long as this test needs.
     let _away = [
         mesh.hang("agent", Some("node-1")),
         mesh.hang("agent", Some("node-2")),

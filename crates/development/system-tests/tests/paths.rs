@@ -1,4 +1,4 @@
-//! Who reaches whom, under which identity, over which path; and what policies change about it.
+//! Which pods reach which, under which identity, over which path; and the effect of policies.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ spec:
   - from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]
 ";
 
-/// How a proxy refuses whom no ALLOW policy allows.
+/// The proxy's denial when no ALLOW policy matches.
 const NONE_ALLOWED: Expected<'_> = Expected::Denial("allow policies exist, but none allowed");
 
 const STRICT: &str = "
@@ -88,7 +88,7 @@ fn a_captured_pod_reaches_pods_outside_in_clear() {
     let url = format!("http://{}:8080/", mesh.ip("legacy/server"));
     let answer = mesh.get("shop/client", &url);
     assert!(answer.ok().contains("legacy-server"), "{answer:?}");
-    // By its proxy, not past it.
+    // Through its proxy, not around it.
     until("the proxy has logged it", || {
         mesh.access_log().lines().any(|line| {
             let parts = [

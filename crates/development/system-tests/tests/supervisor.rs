@@ -1,4 +1,4 @@
-//! The node proxy dies or is replaced while pods open connections all the time: none is refused.
+//! The node proxy dies or is replaced while pods continuously open connections: none is refused.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -96,7 +96,8 @@ fn a_node_proxy_deleted_before_there_is_another_serves_on_until_there_is() {
     replaced(Replacement::OldFirst);
 }
 
-/// What a program of a pod sees that connects as it starts, in milliseconds: its first try must succeed.
+/// The time in milliseconds until a program of a pod that connects as it starts gets its answer: its first
+/// try must succeed.
 fn first_answer(mesh: &Mesh, name: &str) -> f64 {
     mesh.until("the pod has had its answer", |status| {
         find(status, name).is_some_and(|pod| pod.phase == "Succeeded")
@@ -177,7 +178,7 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         let clear = list()["clear"].clone();
         assert_eq!(clear.as_array().map(Vec::len), Some(1), "{clear}");
         assert_eq!(clear[0]["originalDst"], server.to_string());
-        // A new one is carried, and is not among them.
+        // A new one is carried by the proxy, and is not among them.
         let mut carried = mesh.dial("legacy/client", server).unwrap();
         carried.say("carried").unwrap();
         let now = list();

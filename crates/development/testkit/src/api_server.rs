@@ -1,9 +1,8 @@
 //! A Kubernetes API server in memory: objects of any kind, listed in pages, watched, created,
-//! replaced, patched and deleted, over HTTP on loopback. Its outages are the test's to order.
+//! replaced, patched and deleted, over HTTP on loopback. Tests control its outages.
 //!
-//! It knows no schemas and no access rights. Every kind is found by its plural in the path; label
-//! and field selectors understand equality and existence. It holds tens of thousands of objects as well
-//! as a few.
+//! It has no schemas and no access control. Every kind is found by its plural in the path; label and field
+//! selectors support equality and existence. It holds from a few to tens of thousands of objects.
 
 use std::{
     collections::HashMap,
@@ -29,7 +28,7 @@ mod store;
 use path::Target;
 use store::{Change, Store};
 
-/// A request the server has taken.
+/// A request the server has received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiRequest {
     /// Its method.
@@ -52,7 +51,7 @@ pub struct ApiServer {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Counts what every open connection must not survive.
+    /// A counter whose changes close every open connection.
     cut: watch::Sender<u32>,
 }
 
@@ -62,16 +61,16 @@ struct State {
     away: bool,
     /// Statuses that the next requests are answered with.
     failing: Vec<u16>,
-    /// The same for requests of one path each.
+    /// The same for the requests of one path each.
     failing_at: Vec<(String, u16)>,
-    /// What is answered at a path, whatever is there.
+    /// Fixed answers by path.
     fixed: HashMap<String, Value>,
     requests: Vec<ApiRequest>,
     watches: Vec<Watcher>,
     reviews: HashMap<String, Review>,
 }
 
-/// Answers posts of objects that are asked about rather than kept.
+/// Answers posts of objects that are reviewed rather than stored.
 struct Review(Box<dyn Fn(&Value) -> Value + Send>);
 
 impl fmt::Debug for Review {
@@ -92,7 +91,7 @@ impl ApiServer {
         Self::start_at(TcpListener::bind("127.0.0.1:0").expect("a free port"))
     }
 
-    /// At a socket that is bound already, maybe in another network namespace.
+    /// At a socket that is bound already, perhaps in another network namespace.
     pub fn start_at(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound listener");
         listener.set_nonblocking(true).expect("a usable listener");
@@ -135,7 +134,7 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Puts an object there, new or changed. `collection` is the path of all objects of the kind,
+    /// Stores an object, new or changed. `collection` is the path of all objects of the kind,
     /// for example `/api/v1/pods`.
     pub fn put(&self, collection: &str, object: Value) {
         let mut state = self.shared.state.lock();
@@ -143,13 +142,13 @@ impl ApiServer {
         state.tell(&change);
     }
 
-    /// Serves a kind of which there are no objects yet, so that discovery tells of it.
+    /// Serves a kind without objects, so that discovery lists it.
     pub fn serve(&self, collection: &str, kind: &str) {
         self.shared.state.lock().store.serve(collection, kind);
     }
 
-    /// What is posted to `collection` is answered by `review` rather than kept: TokenReviews and
-    /// their like.
+    /// Posts to `collection` are answered by `review` rather than stored, for TokenReviews and similar
+    /// kinds.
     pub fn answer_posts(
         &self,
         collection: &str,
@@ -160,7 +159,7 @@ impl ApiServer {
         state.reviews.insert(collection.to_owned(), review);
     }
 
-    /// Takes an object away. Returns whether there was one.
+    /// Removes an object. Returns whether there was one.
     pub fn delete(&self, collection: &str, namespace: &str, name: &str) -> bool {
         let mut state = self.shared.state.lock();
         let change = state.store.delete(collection, namespace, name);
@@ -170,7 +169,7 @@ impl ApiServer {
         change.is_some()
     }
 
-    /// An object as it is now.
+    /// The current form of an object.
     pub fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
         let state = self.shared.state.lock();
         let object = state.store.get(collection, namespace, name);
@@ -182,7 +181,7 @@ impl ApiServer {
         self.shared.state.lock().store.list(collection)
     }
 
-    /// From now on every connection is closed at once, or not any more.
+    /// Switches an outage on or off: every connection is closed at once.
     pub fn set_away(&self, away: bool) {
         self.shared.state.lock().away = away;
         if away {
@@ -190,18 +189,18 @@ impl ApiServer {
         }
     }
 
-    /// Cuts every connection; new ones are served.
+    /// Closes every connection; new ones are served.
     pub fn cut(&self) {
         self.shared.state.lock().watches.clear();
         self.shared.cut.send_modify(|count| *count += 1);
     }
 
-    /// Forgets what was: no watch can be resumed from a version given out so far.
+    /// Forgets the history: no watch can be resumed from an earlier version.
     pub fn compact(&self) {
         self.shared.state.lock().store.compact();
     }
 
-    /// Versions start again, as after the store came back from a backup.
+    /// Versions start again, as after the store was restored from a backup.
     pub fn restore(&self) {
         self.shared.state.lock().store.restart_versions();
     }
@@ -217,7 +216,7 @@ impl ApiServer {
         self.shared.state.lock().failing_at.extend(failures);
     }
 
-    /// From now on answers a path with this, whatever is there.
+    /// From now on answers a path with this, instead of its objects.
     pub fn answer(&self, path: &str, answer: Value) {
         let mut state = self.shared.state.lock();
         state.fixed.insert(path.to_owned(), answer);
@@ -258,7 +257,7 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
             .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
         ambit_rt::spawn("api server connection", async move {
             tokio::select! {
-                // Clients may go as they like.
+                // Clients may disconnect at any time.
                 ended = connection => drop(ended),
                 _ = cut.changed() => {}
             }
@@ -266,7 +265,7 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// A body that may go on: a first part, then what comes.
+/// A body that may be continued: a first part, then what follows.
 #[derive(Debug)]
 struct Answer {
     first: Option<Bytes>,

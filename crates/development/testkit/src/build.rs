@@ -1,4 +1,4 @@
-//! Mesh objects with little typing; everything not said has the value most tests want.
+//! Short builders of mesh objects; every other field has the value most tests need.
 
 use ambit_model::{
     Action, ArcStr, Authorization, Identity, Match, NamespacedHostname, NetworkAddress, Protocol,
@@ -94,7 +94,7 @@ pub fn from_principal(pattern: &str) -> Match {
     }
 }
 
-/// A match of whoever has no identity.
+/// A match of clients without an identity.
 pub fn from_nobody() -> Match {
     Match {
         not_principals: vec![StringMatch::Presence([])],

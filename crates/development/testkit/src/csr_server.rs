@@ -16,25 +16,25 @@ use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::Pki;
 
-/// What the server answers next; when nothing is scripted it issues what it is asked for.
+/// The server's next answer; when nothing is scripted it issues the requested certificate.
 #[derive(Clone, Debug)]
 pub enum CsrAnswer {
-    /// A certificate for somebody else.
+    /// A certificate for another identity.
     For(Identity),
-    /// This chain, whatever was asked.
+    /// This chain, for any request.
     Chain(Vec<String>),
     /// A gRPC error.
     Error(Status),
-    /// Nothing, ever.
+    /// No answer.
     Silence,
 }
 
-/// One call as it arrived.
+/// One received call.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
     /// PEM of the request.
     pub csr: String,
-    /// Seconds asked for.
+    /// Requested validity in seconds.
     pub validity: i64,
     /// `ImpersonatedIdentity` of the metadata field.
     pub impersonated: Option<String>,

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::Pki;
 
-/// Issues at once, unless told to hold or to fail. Clones share everything.
+/// Issues at once, unless set to hold or to fail. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct FakeCa {
     pki: Arc<Pki>,
@@ -50,7 +50,7 @@ impl FakeCa {
         self.state.lock().holding = true;
     }
 
-    /// Lets so many held fetches go on.
+    /// Releases so many held fetches.
     pub fn release(&self, fetches: usize) {
         self.gate.add_permits(fetches);
     }
@@ -79,12 +79,12 @@ impl FakeCa {
         self.state.lock().failures.clear();
     }
 
-    /// What was asked for, in order.
+    /// The requested identities, in order.
     pub fn asked(&self) -> Vec<Identity> {
         self.state.lock().asked.clone()
     }
 
-    /// The greatest number of fetches under way at once so far.
+    /// The greatest number of concurrent fetches so far.
     pub fn most_running(&self) -> usize {
         self.state.lock().most_running
     }

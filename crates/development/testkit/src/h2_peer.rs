@@ -1,12 +1,11 @@
-//! A scripted HTTP/2 server: it does what the test says, and panics on what the test does not
-//! expect.
+//! A scripted HTTP/2 server: does what the test says, and panics on anything unexpected.
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// The server's side of one connection.
+/// The server side of one connection.
 pub struct H2Peer<S> {
     connection: h2::server::Connection<S, Bytes>,
 }
@@ -37,7 +36,7 @@ pub struct OpenTunnel {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
-    /// Does the server's side of the opening, with so many streams allowed at once.
+    /// Does the server's part of the handshake, with so many concurrent streams allowed.
     pub async fn accept(io: S, max_streams: u32) -> Self {
         let connection = h2::server::Builder::new()
             .max_concurrent_streams(max_streams)
@@ -70,12 +69,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         })
     }
 
-    /// Sends GOAWAY and lets open streams end.
+    /// Sends GOAWAY; open streams continue to their ends.
     pub fn goaway(&mut self) {
         self.connection.graceful_shutdown();
     }
 
-    /// Ends the connection at once, saying why.
+    /// Ends the connection at once with a reason.
     pub async fn abort(mut self, reason: Reason) {
         self.connection.abrupt_shutdown(reason);
         while self.connection.accept().await.is_some() {}
@@ -141,7 +140,7 @@ impl Tunnel {
 }
 
 impl OpenTunnel {
-    /// Reads exactly `expected`, giving the window back.
+    /// Reads exactly `expected`, and returns the window credit.
     pub async fn expect_data(&mut self, expected: &[u8]) {
         let mut got = Vec::new();
         while got.len() < expected.len() {

@@ -7,8 +7,8 @@ use std::{
 
 const VERSION: &str = "v3.22.0";
 
-/// A command of real Helm, which sees no settings of the user's. It is built once, from its Go module, and
-/// kept beside the build's other artefacts.
+/// A command of real Helm, without the user's settings. It is built once, from its Go module, and kept
+/// beside the build's other artefacts.
 pub fn helm() -> Command {
     let helm = path();
     let nothing = helm.with_file_name("home");
@@ -19,8 +19,8 @@ pub fn helm() -> Command {
     command
 }
 
-/// Tests of one process share it; several processes build it under names of their own and put it in place
-/// whole.
+/// Tests of one process share it; several processes build it under separate names and rename it into
+/// place.
 fn path() -> &'static Path {
     static HELM: OnceLock<PathBuf> = OnceLock::new();
     HELM.get_or_init(|| {
@@ -39,7 +39,7 @@ fn path() -> &'static Path {
             .status()
             .expect("Go builds Helm: `cargo xtask test` installs it");
         assert!(built.success(), "Helm {VERSION} cannot be built");
-        // Another may have been faster.
+        // Another process may have been faster.
         drop(fs::rename(&building, place));
         drop(fs::remove_dir_all(&building));
         helm

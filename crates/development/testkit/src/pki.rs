@@ -1,4 +1,4 @@
-//! A mesh's certificates, made on the spot.
+//! A mesh's certificates, made for a test.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 pub struct Pki {
     root: Authority,
     signer: Authority,
-    /// What certificates made here are configured with.
+    /// The TLS settings of certificates made here.
     pub settings: TlsSettings,
 }
 
@@ -34,7 +34,7 @@ impl Pki {
 
     /// With other TLS settings.
     pub fn with_settings(settings: TlsSettings) -> Self {
-        // So old that expired certificates can be made too.
+        // Backdated so that expired certificates can be made too.
         let born = SystemTime::now() - 30 * DAY;
         let root = Authority::new_root("test", 365 * DAY, born).expect("a root");
         let signer = root
@@ -101,7 +101,7 @@ impl Pki {
             .expect("a valid certificate")
     }
 
-    /// What the CSR API answers to a request.
+    /// The CSR API's answer to a request.
     pub fn answer(&self, request_pem: &str, identity: &Identity, ttl: Duration) -> Vec<String> {
         self.signer
             .issue(request_pem, identity, ttl, SystemTime::now())
@@ -142,7 +142,7 @@ impl Pki {
         self.root.root_pem()
     }
 
-    /// The root, as clients of the control plane are told of it.
+    /// The root, in the form of clients' settings for the control plane.
     pub fn root_ca(&self) -> RootCa {
         RootCa::Pem(self.root_pem())
     }

@@ -1,5 +1,5 @@
-//! What requests to the API server need, held against roles: what the roles refuse, and what they grant that
-//! no request needs.
+//! Compares requests to the API server with roles: requests that the roles deny, and grants that no request
+//! needs.
 
 use std::collections::BTreeSet;
 
@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use crate::ApiRequest;
 
-/// One thing that a request asks to do.
+/// One permission that a request needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Need {
     verb: &'static str,
     group: String,
     /// With its subresource: `pods/status`.
     resource: String,
-    /// Empty for all, and for objects of the cluster.
+    /// Empty for all, and for cluster-scoped objects.
     namespace: String,
     /// Empty for all.
     name: String,
 }
 
-/// How roles differ from what was needed; texts such as `get core/secrets istio-ca-secret`.
+/// The differences between roles and needs; texts such as `get core/secrets istio-ca-secret`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Needed, and not granted.
@@ -29,7 +29,7 @@ pub struct Difference {
     pub unused: BTreeSet<String>,
 }
 
-/// Holds `requests` against the ClusterRoles and Roles among `objects` that have this name.
+/// Compares `requests` with the ClusterRoles and Roles among `objects` that have this name.
 pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> Difference {
     let grants: Vec<_> = objects
         .iter()
@@ -57,7 +57,7 @@ fn text(verb: &str, group: &str, resource: &str, name: &str) -> String {
 }
 
 impl Need {
-    /// What a request asks to do; nothing for questions about the API itself, which anybody may put.
+    /// The permissions that a request needs; none for discovery, which is open to all.
     fn of(request: &ApiRequest) -> Vec<Self> {
         let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
@@ -91,7 +91,7 @@ impl Need {
             ("POST", _) => &["create"],
             ("PUT", _) => &["update"],
             ("DELETE", _) => &["delete"],
-            // Server-side apply makes what is not there.
+            // Server-side apply creates missing objects.
             ("PATCH", _) if request.body["kind"].is_string() && !resource.contains('/') => {
                 &["patch", "create"]
             }
@@ -104,7 +104,7 @@ impl Need {
             resource: resource.clone(),
             namespace: namespace.to_owned(),
             name: match *verb {
-                // The name of what is made is not looked at.
+                // The name of a created object is not checked.
                 "create" => String::new(),
                 _ => selected.unwrap_or(name).to_owned(),
             },
@@ -125,7 +125,7 @@ struct Grant {
     resource: String,
     /// Empty: everywhere.
     namespace: String,
-    /// Empty: whatever its name.
+    /// Empty: any name.
     names: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What a pod may do to the control plane without proving who it is: nothing that others notice. Debug
-//! pages are not for it, and neither idle connections nor made up tokens keep a new pod from enrolling.
+//! What an unauthenticated pod can do to the control plane: nothing that affects others. It cannot read debug
+//! pages, and neither idle connections nor forged tokens keep a new pod from enrolling.
 
 use std::{
     io::ErrorKind,
@@ -15,14 +15,14 @@ use ambit_system_tests::{Client, Mesh, PAIR, Place, until};
 
 /// The control plane's address in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// What an attacker holds, if it is let: more than fit into the listener's queue beside those that shake hands.
+/// Threads of the attacker: its connections are more than fit into the listener's queue beside handshakes.
 const THREADS: usize = 8;
 const HELD_BY_EACH: usize = 200;
-/// It is in full swing when it has opened so many.
+/// It has reached its full rate when it has opened so many.
 const MANY: usize = 1000;
 
-/// Holds connections to the control plane on which nothing is ever said, from a pod, until this is dropped;
-/// one that is closed is followed by another.
+/// Holds idle connections to the control plane, from a pod, until this is dropped; a closed one is
+/// replaced by another.
 struct IdleConnections {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
@@ -96,7 +96,7 @@ fn debug_pages_are_not_for_pods() {
         }
         mesh.get(pod, "http://172.18.0.2:15014/metrics").ok();
     }
-    // Who may look into the control plane's own pod sees everything.
+    // Processes in the control plane's own pod can read everything.
     let inside = mesh
         .client()
         .dial(Place::Control, SocketAddr::from(([127, 0, 0, 1], 15014)))
@@ -121,7 +121,7 @@ fn idle_connections_do_not_keep_a_new_pod_from_enrolling() {
     until("the attack is in full swing", || {
         attack.opened.load(Ordering::Relaxed) >= MANY
     });
-    // A proxy that is replaced has to connect anew before it can ask for the new pod's certificate.
+    // A proxy that is replaced has to reconnect before it can request the new pod's certificate.
     mesh.kill("proxy", Some("node-1"));
     mesh.apply(
         "late",

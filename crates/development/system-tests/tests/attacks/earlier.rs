@@ -1,5 +1,5 @@
-//! A plaintext connection to a captured pod outlives the begin of STRICT only if it is kubelet's or stays
-//! within the pod. It may have been opened while that was still allowed, before the pod's capture.
+//! A plaintext connection to a captured pod survives the beginning of STRICT only if it is kubelet's or stays
+//! within the pod, even if it was opened while plaintext was allowed, before the pod's capture.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -23,7 +23,7 @@ fn from_node(mesh: &Mesh, server: SocketAddr) -> Conversation {
         .unwrap()
 }
 
-/// The policies of the server, as its node's proxy knows them.
+/// Whether the server's node proxy has the STRICT policy.
 fn is_strict(mesh: &Mesh) -> bool {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump["workloads"].as_array().cloned().unwrap_or_default();
@@ -86,7 +86,7 @@ fn what_was_plaintext_when_capture_began_under_strict_is_the_settings_affair() {
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/server", true);
     plaintext.say("kept, as it is by default").unwrap();
-    // Another policy of the pod changes nothing about that.
+    // Another policy of the pod does not change that.
     mesh.apply(
         "deny",
         "apiVersion: security.istio.io/v1

@@ -1,5 +1,5 @@
-//! A node agent that hangs (stopped, its socket open) holds up no pod of a namespace that it has recorded
-//! as outside the mesh. Pods of the mesh wait, and are captured before their first packet when it goes on.
+//! A node agent that hangs (stopped, its socket open) delays no pod of a namespace that it has recorded as
+//! outside the mesh. Pods of the mesh wait, and are captured before their first packet when it continues.
 
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ fn pods_outside_start_while_the_agent_hangs_and_pods_of_the_mesh_are_captured_af
     let agent = mesh.hang("agent", Some("node-1"));
     mesh.apply("inside", &caller("shop", "of-the-mesh"));
     mesh.apply("outside", &caller("legacy", "from-outside"));
-    // The agent says nothing until this pod has come and gone. If that took as long as the plugin waits
-    // for an answer, twenty seconds and more, the pod would have waited.
+    // The agent does not answer until this pod has come and gone. If that took as long as the plugin's
+    // timeout, twenty seconds and more, the pod would have waited.
     let asked = Instant::now();
     has_called(&mesh, "legacy/late");
     assert!(asked.elapsed() < Duration::from_secs(15));

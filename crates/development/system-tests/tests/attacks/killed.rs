@@ -1,5 +1,5 @@
-//! Whatever of the mesh is killed on a node but all that hold the pods' sockets at once: no connection is
-//! refused, no program waits for whoever started the mesh, and nothing travels in plaintext.
+//! Unless all processes that hold the pods' sockets on a node are killed at once: no connection is refused,
+//! no program waits for the process that started the mesh, and nothing travels in plaintext.
 
 use std::net::SocketAddr;
 
@@ -45,7 +45,7 @@ spec:
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// A node proxy's first process is killed and has no standby: the agent's first process has what that had.
+/// A node proxy's supervisor is killed and has no standby: the agent's supervisor holds its sockets too.
 #[test]
 fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
     let mesh = Mesh::up(PAIR);
@@ -104,7 +104,7 @@ metadata: {name: nobody, namespace: shop}
 spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
 ",
     );
-    // Whichever generation carries it, and with nothing said on it meanwhile.
+    // Whichever process carries it, and with no data on it meanwhile.
     for connection in &mut connections {
         connection.until_closed();
     }
@@ -115,7 +115,7 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     });
 }
 
-/// The agent talks to the new proxies alone: those that drain learn of it from its record.
+/// The agent sends to the new proxies only: those that drain read its record.
 #[test]
 fn a_pod_that_leaves_the_mesh_ends_its_connections_in_proxies_that_drain() {
     let mut options = options();

@@ -1,14 +1,14 @@
-//! Many pods that go at once cost the node's other pods nothing: what their proxies did is not undone in
-//! namespaces that are going, nobody walks the kernel's tables for each of them, nothing is left of them,
-//! and the agent has nothing to complain of.
+//! Many pods that end at once cost the node's other pods nothing: their proxies' rules are not removed in
+//! namespaces that are going, the kernel's tables are not dumped for each of them, nothing is left of them,
+//! and the agent logs no error.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, until};
 
 const PODS: u32 = 40;
 
-/// What the proxies may take for all of them, in hundredths of a second of CPU time: an unoptimised build
-/// takes six. A listing of all connections that the kernel tracks takes at least one for each pod, and
-/// ten where traffic goes on meanwhile.
+/// CPU time limit of the proxies for all of them, in hundredths of a second: an unoptimised build takes
+/// six. A listing of all connections that the kernel tracks takes at least one for each pod, and ten with
+/// traffic meanwhile.
 const TICKS: u64 = PODS as u64 / 2;
 
 fn crowd() -> String {
@@ -36,7 +36,7 @@ metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
 ";
 
-/// What a shell on the node prints, which sees all processes of the lab.
+/// The output of a shell on the node, which sees all processes of the lab.
 fn on_the_node(mesh: &Mesh, script: &str) -> String {
     mesh.run("legacy/on-the-node", &["sh", "-c", script])
 }
@@ -60,7 +60,7 @@ fn proxies_ticks(mesh: &Mesh) -> u64 {
     ticks.sum()
 }
 
-/// How many descriptors of network namespaces the agents and proxies have.
+/// The number of descriptors of network namespaces that the agents and proxies hold.
 fn namespaces_held(mesh: &Mesh) -> usize {
     let script = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in ambit-agent|ambit-node-prox) \
         ls -l $p/fd 2>/dev/null;; esac; done; true";

@@ -1,5 +1,5 @@
-//! What an adversary tries against a mesh in the lab, and what must not come of it. One module a
-//! property; each states it at its top.
+//! Attacks on a mesh in the lab, and what they must not achieve. One module a property, which its header
+//! states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,6 +1,6 @@
-//! What may be written into objects of the mesh, and must not open or divert anything: a policy holds in
-//! every form that Istio takes, one that cannot be read refuses everything in its scope from the moment
-//! it comes, and no entry draws traffic that is meant for other namespaces' pods and Services.
+//! Objects of the mesh that must not open or divert anything: a policy is enforced in every form that Istio
+//! accepts, one that cannot be read denies everything in its scope from the moment it exists, and no entry
+//! attracts traffic for other namespaces' pods and Services.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ metadata: {name: empty-selector, namespace: shop}
 spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
 ";
 
-/// Of no field that is known.
+/// With an unknown field.
 const UNREADABLE: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -28,7 +28,7 @@ metadata: {name: unreadable, namespace: shop}
 spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
-/// Claims a pod, a Service and every address there is, and one that is nobody's.
+/// Claims a pod, a Service, every existing address, and one that belongs to nothing.
 fn diversion(pod: &str, service: &str, own: &str) -> String {
     format!(
         "
@@ -50,7 +50,7 @@ spec: {{address: {pod}, serviceAccount: default}}
     )
 }
 
-/// Asks until `policy` refuses.
+/// Asks until `policy` denies.
 fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
     until(&format!("{policy} refuses"), || {
         !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)
@@ -73,13 +73,13 @@ fn a_policy_holds_however_it_is_written() {
     mesh.get("shop/client", &url).ok();
     mesh.remove("policy");
     mesh.until_get("legacy/client", &url, true);
-    // One that cannot be read, new while the mesh runs: nothing in its scope, all else as before.
+    // A new one that cannot be read: it denies everything in its scope, all else is unchanged.
     mesh.apply("policy", UNREADABLE);
     until_refused(&mesh, "shop/client", &url, "shop/unreadable");
     until_refused(&mesh, "legacy/client", &url, "shop/unreadable");
     let other = format!("http://{}:8080/", mesh.ip("legacy/server"));
     mesh.get("shop/client", &other).ok();
-    // It goes with its object.
+    // The denial ends when its object is deleted.
     mesh.remove("policy");
     mesh.until_get("legacy/client", &url, true);
 }
@@ -100,7 +100,7 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();
     mesh.apply("diversion", &diversion(&pod, &vip, &own));
-    // The entry is in force where it may be.
+    // The entry is in force where it is allowed.
     until("the entry is known", || {
         let answer = mesh.get("shop/client", "http://192.0.2.77:8080/");
         answer.body.contains("legacy-server")

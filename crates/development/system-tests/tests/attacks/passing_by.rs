@@ -1,8 +1,8 @@
-//! A neighbour that sends frames of its own gets past no proxy: not by packets before a connection, not
-//! by asking a pod for what is the pod's alone or another's, not by the address of kubelet's probes.
+//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not by
+//! asking a pod for its loopback or another pod's address, not by the address of kubelet's probes.
 //!
-//! The neighbour's own stack makes the connections; rules at its interface change what leaves it. (What
-//! the kernel makes of packets of all kinds is tried in `sys/tests/redirection`.)
+//! The neighbour's own stack makes the connections; rules at its interface change the packets it sends. (The
+//! kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)
 
 use std::net::IpAddr;
 
@@ -51,7 +51,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// The victim's addresses, each with one of nobody in the same network.
+    /// The victim's addresses, each with an unused one in the same network.
     fn addresses(&self) -> Vec<(IpAddr, &'static str)> {
         let addresses = self.mesh.pod(VICTIM).ips;
         assert_eq!(addresses.len(), 2);
@@ -92,7 +92,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// What leaves the neighbour for `from` leaves for `to`, at the victim's station.
+    /// Packets that leave the neighbour for `from` are sent to `to`, at the victim's station.
     fn rewrite(&self, from: &str, to: &str) {
         let (mac, ip) = (&self.mac, if from.contains(':') { "ip6" } else { "ip" });
         self.sh(
@@ -117,8 +117,8 @@ END
         self.sh(NEIGHBOUR, "nft delete table netdev w");
     }
 
-    /// The first opening leaves as a bare ACK with a signature in the place of its options: nothing
-    /// answers that. What is sent again a second later is the opening.
+    /// The first opening is sent as a bare ACK with a signature in place of its options: nothing answers
+    /// that. The retransmission a second later is the opening.
     fn begin_with_a_signed_ack(&self, victim: IpAddr) {
         let ip = if victim.is_ipv4() { "ip" } else { "ip6" };
         self.sh(
@@ -153,7 +153,7 @@ fn a_neighbours_frames_reach_nothing_but_the_proxy() {
     each_cni(|street| {
         for (victim, nobody) in street.addresses() {
             let v4 = victim.is_ipv4();
-            // The victim takes plaintext, so what is refused is so for its address.
+            // The victim accepts plaintext, so a refusal is due to the address.
             street.rewrite(nobody, &victim.to_string());
             assert!(street.get(nobody, v4).ok().contains("plain-marker"));
             let loopback = if v4 { "127.0.0.1" } else { "::ffff:127.0.0.1" };
@@ -177,7 +177,7 @@ fn a_neighbours_frames_reach_nothing_but_the_proxy() {
             street.get(victim, victim.is_ipv4()).refused();
             street.rewrite_nothing();
         }
-        // The mesh's own connections go on as ever.
+        // The mesh's own connections continue.
         street
             .mesh
             .get("shop/client", &format!("http://{victim}:8080/"))
@@ -216,13 +216,13 @@ fn pretend_to_be_kubelet(street: &Street) {
                  ip route replace {victim}/{length} dev eth0 src {probe}"
             ),
         );
-        // As after a neighbour has made the victim believe that it is the gateway.
+        // As after a neighbour has convinced the victim that it is the gateway.
         street.sh(
             VICTIM,
             &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
         );
         street.get(victim, v4).refused();
-        // Nothing else is in its way: not where the node lets it, or the victim's rules do.
+        // Nothing else prevents it where the node allows it, or the victim's rules do.
         let family = if v4 { "ip" } else { "ip6" };
         let (pod, opened) = match street.primary_cni {
             PrimaryCni::Macvlan => (
@@ -244,7 +244,7 @@ fn pretend_to_be_kubelet(street: &Street) {
         });
         street.sh(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
         street.sh(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
-        // The agent finds it.
+        // The agent repairs it.
         until("the rules stand again", || {
             let (pod, list) = match street.primary_cni {
                 PrimaryCni::Macvlan => (VICTIM, "nft list table inet ambit"),

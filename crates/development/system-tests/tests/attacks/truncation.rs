@@ -1,5 +1,5 @@
-//! What is cut off never looks complete: when a node proxy is killed in the middle of a connection, the
-//! application at the other end sees a reset, never an end of data.
+//! Truncated data never looks complete: when a node proxy is killed in the middle of a connection, the
+//! application at the other end gets a reset, never an end of data.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},

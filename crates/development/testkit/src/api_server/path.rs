@@ -1,11 +1,11 @@
-//! What a request is about.
+//! Parses the path and query of a request.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::store::{Change, ChangeKind};
 
-/// A collection or an object of it, and how it is to be shown.
+/// A collection or one of its objects, and the requested form.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Target {
     /// The path of all objects of the kind.
@@ -17,7 +17,7 @@ pub(super) struct Target {
     pub(super) watch: bool,
     pub(super) from_version: u64,
     pub(super) limit: usize,
-    /// Goes on with a list: its version, and namespace and name of the last object told.
+    /// The continuation of a list: its version, and namespace and name of the last listed object.
     pub(super) page: Option<(u64, (String, String))>,
     terms: Vec<Term>,
 }
@@ -27,9 +27,9 @@ pub(super) struct Target {
 struct Term {
     /// A dotted path.
     path: String,
-    /// The value; `None` asks only whether there is one.
+    /// The value; `None` only requires that there is one.
     value: Option<String>,
-    /// Whether it must not be so.
+    /// Whether the term is negated.
     negated: bool,
 }
 
@@ -123,7 +123,7 @@ impl Target {
         of_namespace && self.terms.iter().all(|term| term.holds(object))
     }
 
-    /// The object as asked for.
+    /// The object in the requested form.
     pub(super) fn shown(&self, object: &Value) -> Value {
         if self.metadata_only {
             json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -133,7 +133,7 @@ impl Target {
         }
     }
 
-    /// The line a watch of this gets for a change, if any.
+    /// The line of a change for a watch of this, if any.
     pub(super) fn event(&self, change: &Change) -> Option<Bytes> {
         if change.collection != self.collection || !self.matches(&change.object) {
             return None;

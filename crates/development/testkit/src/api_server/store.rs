@@ -1,4 +1,4 @@
-//! The objects, their versions, and what has changed.
+//! The objects, their versions, and the history of changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ pub(super) struct Change {
     pub(super) object: Arc<Value>,
 }
 
-/// Where definitions of kinds are.
+/// The collection of CRDs.
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 type Refused = (u16, &'static str);
@@ -37,7 +37,7 @@ pub(super) struct Store {
     compacted: u64,
     uids: u64,
     objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
-    /// Kinds that are served, by collection; others come with their first object.
+    /// Served kinds, by collection; others are added with their first object.
     kinds: BTreeMap<String, String>,
     history: Vec<Change>,
 }
@@ -48,8 +48,8 @@ impl Store {
         self.objects.get(collection)?.get(&key)
     }
 
-    /// An object that is asked for by name. Kinds of groups that are not Kubernetes' own have a
-    /// definition, unless one was put there.
+    /// An object requested by name. Kinds of groups other than Kubernetes' own have a CRD, unless one was
+    /// stored.
     pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
         put.cloned().or_else(|| {
@@ -82,8 +82,8 @@ impl Store {
             .collect()
     }
 
-    /// A page of a list. All pages of it tell the version of the first: a watch from there on misses
-    /// nothing that changed in between.
+    /// A page of a list. All its pages have the version of the first: a watch from that version misses no
+    /// change in between.
     pub(super) fn page(&self, target: &Target) -> Value {
         let (version, after) = match &target.page {
             Some((version, after)) => (*version, Bound::Excluded(after.clone())),
@@ -107,13 +107,13 @@ impl Store {
         json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items})
     }
 
-    /// From now on the kind is there, with or without objects.
+    /// From now on the kind is served, with or without objects.
     pub(super) fn serve(&mut self, collection: &str, kind: &str) {
         self.kinds.insert(collection.to_owned(), kind.to_owned());
     }
 
-    /// What discovery tells at a path: of the groups, or of the kinds of one version of one. `None` if
-    /// nothing of it is there.
+    /// The discovery answer at a path: the groups, or the kinds of one version of one group. `None` if there
+    /// are none.
     pub(super) fn discovery(&self, path: &str) -> Option<Value> {
         match path.trim_end_matches('/') {
             "/api" => Some(json!({"kind": "APIVersions", "versions": ["v1"]})),
@@ -262,7 +262,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// A merge patch; with `apply` the object is made if it is not there.
+    /// A merge patch; with `apply` the object is created if it is missing.
     pub(super) fn patch(
         &mut self,
         target: &Target,
@@ -287,7 +287,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// What has changed since; `None` if that is forgotten. A version still to come gets nothing.
+    /// The changes since a version; `None` if they are forgotten. A future version gets none.
     pub(super) fn since(&self, version: u64) -> Option<Vec<Change>> {
         (version >= self.compacted).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);

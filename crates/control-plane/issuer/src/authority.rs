@@ -82,7 +82,7 @@ pub enum IssueError {
     #[error("the certificate authority's own certificate expires before the requested one begins")]
     AuthorityExpired,
     /// A name is not valid in a certificate.
-    #[error("{name:?} cannot stand in a certificate")]
+    #[error("{name:?} is not allowed in a certificate")]
     Name {
         /// The name.
         name: String,

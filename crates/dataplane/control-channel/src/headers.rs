@@ -50,7 +50,7 @@ pub enum CallHeadersError {
     #[error("the token is empty ({})", .0.as_deref().unwrap_or("AUTH_TOKEN"))]
     EmptyToken(Option<String>),
     /// The token is not a valid header value.
-    #[error("the token holds characters that cannot stand in a header")]
+    #[error("the token has characters that are not allowed in a header")]
     BadToken,
     /// A header from the environment cannot be sent.
     #[error("header {name:?} from the environment cannot be sent as metadata")]

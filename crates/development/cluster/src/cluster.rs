@@ -424,7 +424,7 @@ fn lock(what: &Path) -> Result<File> {
     let busy = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
     if busy == Err(rustix::io::Errno::WOULDBLOCK) {
         eprintln!(
-            "==> waiting for another process to let go of {}",
+            "==> waiting for another process to release {}",
             path.display()
         );
         rustix::fs::flock(&file, FlockOperation::LockExclusive)

@@ -1,7 +1,7 @@
 //! A lab for a test: the real binaries over a directory of manifests that the test may change.
 //!
-//! Every method panics with what it waited for and what the mesh said instead: this crate is for tests
-//! alone.
+//! Every method panics with the condition it waited for and the state of the mesh: this crate is for tests
+//! only.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,
@@ -133,7 +133,7 @@ impl Mesh {
         fs::remove_file(self.manifests.path().join(format!("{file}.yaml"))).unwrap();
     }
 
-    /// Changes the label of a namespace that decides whether its pods are in the mesh.
+    /// Sets the label of a namespace that decides whether its pods are enrolled.
     pub fn label(&self, namespace: &str, mode: &str) {
         self.apply(
             &format!("label-{namespace}"),
@@ -183,7 +183,7 @@ impl Mesh {
             .expect("a running pod has an address")
     }
 
-    /// Runs a program in a pod, which must succeed; gives what it printed.
+    /// Runs a program in a pod, which must succeed; returns its output.
     pub fn run(&self, pod: &str, command: &[&str]) -> String {
         let output = self
             .client
@@ -208,7 +208,7 @@ impl Mesh {
     }
 
     /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
-    /// which the access log has to tell. No other failure counts.
+    /// which the access log must report. No other failure counts.
     #[track_caller]
     pub fn until_get<'a>(&self, pod: &str, url: &str, expected: impl Into<Expected<'a>>) -> Answer {
         let expected = expected.into();
@@ -222,7 +222,7 @@ impl Mesh {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let answer = self.get(pod, url);
-            // Logs are written behind the answer: the next one may have it.
+            // Logs are written after the answer: the next look may find it.
             if expected.permits(answer.ending()) && (before.is_none() || denials() > before) {
                 return answer;
             }
@@ -249,7 +249,7 @@ impl Mesh {
         Ok(Conversation(stream))
     }
 
-    /// Watches the wire between the nodes, looking for texts that must not be readable.
+    /// Captures the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
@@ -274,7 +274,7 @@ impl Mesh {
             .expect("a running process can be killed");
     }
 
-    /// Has a daemon hang (SIGSTOP) until the value is dropped: its sockets take connections, nobody answers.
+    /// Stops a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not answer.
     #[must_use]
     pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> Hanging<'_> {
         self.client
@@ -284,8 +284,8 @@ impl Mesh {
         Hanging { mesh, name, node }
     }
 
-    /// Waits until what pods newly say to each other is only TLS: capture is in force at once, but
-    /// every client's proxy must also have heard that the other end takes HBONE.
+    /// Waits until new connections of pods carry only TLS: capture is in force at once, but every client's
+    /// proxy must also have received that the server supports HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
         until(
             &format!("new connections from {from} to {address} are HBONE"),
@@ -300,7 +300,7 @@ impl Mesh {
         );
     }
 
-    /// What a node's proxy says of itself.
+    /// The configuration dump of a node's proxy.
     pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
         let answer = self.ask_proxy(node, 15000, "/config_dump");
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
@@ -323,7 +323,7 @@ impl Mesh {
         body.to_owned()
     }
 
-    /// Waits until a node's proxy has heard from the control plane by what protocol a pod takes connections.
+    /// Waits until a node's proxy has received from the control plane which protocol a pod supports.
     pub fn until_known_as(&self, node: &str, pod: &str, protocol: &str) {
         let (namespace, name) = pod.split_once('/').expect("namespace/name");
         until(&format!("{node}'s proxy knows {pod} by {protocol}"), || {
@@ -373,7 +373,7 @@ impl Mesh {
     }
 }
 
-/// A daemon that hangs for as long as this value lives.
+/// A daemon that hangs until this value is dropped.
 #[derive(Debug)]
 pub struct Hanging<'a> {
     mesh: &'a Mesh,
@@ -401,12 +401,12 @@ impl Drop for Mesh {
     }
 }
 
-/// What a `GET` gave.
+/// The result of a `GET`.
 #[derive(Debug)]
 pub struct Answer {
     /// 0, or curl's code for the failure.
     pub code: i32,
-    /// Whatever was printed.
+    /// The output.
     pub body: String,
 }
 
@@ -416,7 +416,7 @@ impl Answer {
         self.code == 0
     }
 
-    /// Fails the test unless it succeeded; gives the body.
+    /// Fails the test unless it succeeded; returns the body.
     #[track_caller]
     pub fn ok(&self) -> &str {
         assert!(self.succeeded(), "{self:?}");
@@ -429,15 +429,15 @@ impl Answer {
     }
 
     /// Fails the test unless the connection was refused, cut or ignored: a name without an address, an HTTP
-    /// error or a client that does not run is nobody's refusal.
+    /// error or a client that does not run is not a refusal.
     #[track_caller]
     pub fn refused(&self) {
         let refused = [Ending::Refused, Ending::TimedOut].contains(&self.ending());
         assert!(refused || self.ending().is_cut(), "{self:?}");
     }
 
-    /// Fails the test unless the connection stood and was then cut, as the mesh does with what is not
-    /// allowed.
+    /// Fails the test unless the connection was established and then cut, as the mesh does with denied
+    /// connections.
     #[track_caller]
     pub fn cut(&self) {
         assert!(self.ending().is_cut(), "{self:?}");
@@ -449,7 +449,7 @@ impl Answer {
 pub struct Conversation(TcpStream);
 
 impl Conversation {
-    /// Says a line and hears it again.
+    /// Sends a line and reads its echo.
     pub fn say(&mut self, text: &str) -> std::io::Result<()> {
         self.0.write_all(text.as_bytes())?;
         let mut heard = vec![0; text.len()];
@@ -461,8 +461,7 @@ impl Conversation {
         }
     }
 
-    /// Waits until the other side has closed or reset it. One that stands but says nothing any more fails
-    /// the test.
+    /// Waits until the other side has closed or reset it. One that stays open but silent fails the test.
     #[track_caller]
     pub fn until_closed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
@@ -476,7 +475,7 @@ impl Conversation {
     }
 }
 
-/// Whether a connection was closed, reset or destroyed; one that merely says nothing any more was not.
+/// Whether a connection was closed, reset or destroyed; one that is only silent was not.
 pub fn is_closed(error: &std::io::Error) -> bool {
     let kinds = [
         ErrorKind::UnexpectedEof,
@@ -487,7 +486,7 @@ pub fn is_closed(error: &std::io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// What of the wire between nodes must never be: clear bytes of captured pods, or readable markers.
+/// What the wire between nodes must never carry: plaintext of captured pods, or readable markers.
 #[track_caller]
 pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     let reports = traffic.reports();

@@ -1,10 +1,10 @@
-//! Waiting for a condition, with a deadline and without a fixed sleep.
+//! Waits for a condition, with a deadline and without a fixed sleep.
 
 use std::time::{Duration, Instant};
 
 /// How long a condition may take; far longer than any should, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.
@@ -45,7 +45,7 @@ pub fn until_some<T>(
     }
 }
 
-/// Lets virtual time pass, timer by timer, in a test whose clock is paused
+/// Advances virtual time, timer by timer, in a test whose clock is paused
 /// (`start_paused = true`). Costs no real time.
 pub async fn pass(duration: Duration) {
     let real = Instant::now();
@@ -62,7 +62,7 @@ pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
     until_within(DEADLINE, what, condition);
 }
 
-/// As [`until_blocking`], for what may take longer, or must not take as long.
+/// As [`until_blocking`], for conditions that need a longer or a shorter deadline.
 #[track_caller]
 pub fn until_within(patience: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + patience;

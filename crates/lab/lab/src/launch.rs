@@ -253,7 +253,7 @@ fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
 pub(crate) fn hand_over_stdout() -> Result<(), LaunchError> {
     let null = File::options().write(true).open("/dev/null");
     null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null.as_fd())?))
-        .map_err(io_failed("let go of the standard output"))
+        .map_err(io_failed("close the standard output"))
 }
 
 fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {

@@ -17,7 +17,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Keeps what it was given, and answers what the test has laid out: `RESULT.KIND` and `FAIL.KIND`.
+/// Records its input, and answers what the test has prepared: `RESULT.KIND` and `FAIL.KIND`.
 const SCRIPT: &str = r#"#!/bin/sh
 kind=$(basename "$0")
 dir=$(dirname "$0")/..
@@ -28,12 +28,12 @@ if [ -e "$dir/FAIL.$CNI_COMMAND.$kind" ]; then cat "$dir/FAIL.$CNI_COMMAND.$kind
 if [ "$CNI_COMMAND" = ADD ]; then cat "$dir/RESULT.$kind"; fi
 "#;
 
-/// A node: directories, plugins and what they were called with.
+/// A node: directories, plugins and the calls of plugins.
 struct Node {
     dir: tempfile::TempDir,
 }
 
-/// A call that a scripted plugin has seen.
+/// A recorded call of a scripted plugin.
 #[derive(Debug, PartialEq)]
 struct Seen {
     command: String,
@@ -132,7 +132,7 @@ impl Node {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What the plugins have seen since the last time.
+    /// The calls recorded since the last time.
     fn seen(&self) -> Vec<Seen> {
         let entries = fs::read_dir(self.path("calls")).unwrap();
         let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -218,10 +218,10 @@ fn a_pod_ends_with_the_plugins_it_began_with() {
         node.called(),
         ["CHECK bridge", "CHECK portmap", "DEL portmap", "DEL bridge"]
     );
-    // A pod of before the installation ends with what is there now.
+    // A pod from before the installation ends with the current plugins.
     node.succeeds("DEL", &config);
     assert_eq!(node.called(), ["DEL other"]);
-    // And with nothing there it just ends.
+    // And without any it just ends.
     fs::remove_file(node.path("net.d").join("05-new.conflist")).unwrap();
     node.succeeds("DEL", &config);
     assert_eq!(node.called(), [""; 0]);
@@ -240,10 +240,10 @@ fn the_primarys_own_error_is_what_the_runtime_gets() {
         (&json!(107), &json!("no more"), &json!("10/24"))
     );
     assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
-    // The runtime cleans up after it.
+    // The runtime cleans up afterwards.
     node.succeeds("DEL", &config);
     assert_eq!(node.called(), ["DEL portmap", "DEL bridge"]);
-    // A DEL that fails is tried again by the runtime: what is known must last.
+    // The runtime retries a failed DEL: the record must be kept.
     fs::remove_file(node.path("FAIL.ADD.portmap")).unwrap();
     node.succeeds("ADD", &config);
     fs::write(node.path("FAIL.DEL.bridge"), "no JSON").unwrap();
@@ -316,7 +316,7 @@ fn status_and_collection_reach_the_primary() {
         "the others all the same"
     );
     assert_eq!(node.remembered(), 0);
-    // Commands that the primary's version does not have reach nobody.
+    // Commands that the primary's version does not have call no plugin.
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
     node.primary("10-net.conflist", &list);
     node.succeeds("STATUS", &config);
@@ -386,7 +386,7 @@ fn pods_wait_for_the_agent_after_their_network_stands() {
     node.succeeds("ADD", &config);
 }
 
-/// Waits until the process sleeps in the kernel on its own account.
+/// Waits until the process sleeps in the kernel by itself.
 fn wait_until_asleep(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let file = Path::new("/proc").join(pid.to_string()).join("wchan");

@@ -1,4 +1,4 @@
-//! The real binary, run as a container runtime runs it, against scripted agents.
+//! The real binary, called as by a container runtime, against scripted agents.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -23,20 +23,20 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// A request as the agent saw it.
+/// A request as the agent received it.
 #[derive(Clone, Debug)]
 struct Seen {
     line: String,
     body: String,
 }
 
-/// What the agent does with a request.
+/// The agent's reaction to a request.
 #[derive(Clone, Debug)]
 enum Does {
     Answer(u16, &'static str),
-    /// Closes without a word, as when killed.
+    /// Closes without an answer, as when killed.
     HangUp,
-    /// Says a byte now and then, for ever.
+    /// Sends a byte now and then, for ever.
     Dribble,
 }
 
@@ -139,7 +139,7 @@ fn serve(mut stream: UnixStream, does: Does, seen: &Mutex<Vec<Seen>>) {
         Does::Dribble => {
             let pause = Duration::from_millis(50);
             stream.set_read_timeout(Some(pause)).unwrap();
-            // Until the plugin has had enough.
+            // Until the plugin gives up.
             while stream.write_all(b"H").is_ok() && stream.read(&mut [0]).is_err() {}
         }
     }
@@ -192,7 +192,7 @@ fn succeeds(child: Child) -> String {
     stdout
 }
 
-/// The error of a run that fails, as CNI has it.
+/// The error of a run that fails, in CNI's form.
 fn fails(child: Child) -> Value {
     let Output { status, stdout, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(1));
@@ -344,7 +344,7 @@ fn a_mesh_pod_waits_for_an_agent_that_is_away_and_starts_when_it_comes() {
     )
     .unwrap();
     let mut child = command("ADD", &agent.config("1.0.0"));
-    // It has started and not given up once it has slept its way through some tries.
+    // It has started and not given up once it has slept between some tries.
     wait_until_asleep(child.id());
     assert!(child.try_wait().unwrap().is_none());
     agent.come([member(), Does::Answer(200, "")]);
@@ -362,7 +362,7 @@ fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
         if let Some(text) = membership {
             fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         }
-        // A socket that nobody listens at any more, as after kill -9.
+        // A socket without a listener, as after kill -9.
         drop(UnixListener::bind(agent.socket()).unwrap());
         let mut config = agent.config("1.1.0");
         config["agent_wait_seconds"] = json!(0);
@@ -379,7 +379,7 @@ fn an_agent_that_never_comes_fails_the_pod_in_the_end() {
     }
 }
 
-/// Fills the queue of a socket that nobody accepts from.
+/// Fills the queue of a socket without accepting.
 fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
     let mut waiting = Vec::new();
     let full = loop {
@@ -400,13 +400,13 @@ fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
 #[test]
 fn an_agent_that_hangs_does_not_hold_the_plugin_beyond_its_time() {
     let agent = Agent::away();
-    // Nobody accepts, and the queue is full.
+    // The queue is full, and no connection is accepted.
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let waiting = fill(&agent);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(fails(command("ADD", &config))["code"], 11);
-    // With room in the queue it is the answer that does not come.
+    // With room in the queue, there is no answer.
     drop(waiting);
     let agent = Agent::away();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
@@ -433,7 +433,7 @@ fn passes_as_outside(agent: &Agent) {
 fn pods_known_to_be_outside_do_not_wait_whatever_state_the_agent_is_in() {
     // Away.
     passes_as_outside(&Agent::away());
-    // Stopped: connections are made, nobody takes them.
+    // Stopped: connections are queued, but not accepted.
     let agent = Agent::away();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     passes_as_outside(&agent);
@@ -591,7 +591,7 @@ fn missing_or_malformed_variables_are_named() {
     assert!(error["msg"].as_str().unwrap().contains("PAINT"));
 }
 
-/// Waits until the process sleeps in the kernel on its own account.
+/// Waits until the process sleeps in the kernel by itself.
 fn wait_until_asleep(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let file = Path::new("/proc").join(pid.to_string()).join("wchan");

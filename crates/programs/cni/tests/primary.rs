@@ -17,7 +17,7 @@ use std::{
 use ambit_netlab::Namespace;
 use serde_json::{Value, json};
 
-/// Where the distribution has them.
+/// The distribution's directory of plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
 struct Node {
@@ -39,7 +39,7 @@ impl Node {
         fs::write(self.dir.path().join("net.d").join(file), config.to_string()).unwrap();
     }
 
-    /// Calls the plugin as a runtime on the node does; what it printed.
+    /// Calls the plugin as a runtime on the node does; returns its output.
     fn call(&self, command: &str, pod: &Namespace, config: &Value) -> Output {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ambit-cni"));
         run.env("CNI_COMMAND", command)

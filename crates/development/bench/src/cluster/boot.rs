@@ -66,9 +66,9 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     Ok(Row {
         scenario: "node boots, primary CNI rewrote its configuration",
         existing: "plaintext for good (1,041-1,333 openings a pod)",
-        wanted: "0 packets in clear, pods start within 5 s of the agent",
+        wanted: "0 packets in plaintext, pods start within 5 s of the agent",
         measured: format!(
-            "{clear} packets in clear; agent {:.1} s after the boot, pods {:.1} s after the agent, worst {:.1}",
+            "{clear} packets in plaintext; agent {:.1} s after the boot, pods {:.1} s after the agent, worst {:.1}",
             agent - booted,
             starts.median(),
             starts.worst(),

@@ -52,10 +52,10 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     rig.remove_namespace("bench-label").await?;
     Ok(Row {
         scenario: "label, then unlabel, a running namespace under load",
-        existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in clear",
+        existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
         wanted: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
         measured: format!(
-            "label: {}; unlabel: {}; {broken} broken, {opened_in_clear} opened in clear; enrolled {:.2} s after the label",
+            "label: {}; unlabel: {}; {broken} broken, {opened_in_clear} opened in plaintext; enrolled {:.2} s after the label",
             report.told(labelled, unlabelled),
             report.told(unlabelled, f64::MAX),
             enrolled - labelled,

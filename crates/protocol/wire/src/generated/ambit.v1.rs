@@ -14,7 +14,7 @@ pub struct EndpointWaypoint {
 /// Named "ambit.io/session-affinity" on a Service: a client gets the same endpoint each time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SessionAffinity {
-    /// Clients are told from each other by their addresses.
+    /// Clients are distinguished by their addresses.
     #[prost(bool, tag = "1")]
     pub client_ip: bool,
 }

@@ -13,7 +13,7 @@ pub struct WorkloadInfo {
     #[prost(string, tag = "3")]
     pub service_account: ::prost::alloc::string::String,
     /// Ambit's own: the pod's addresses (4 or 16 bytes each), so that its first connection need not
-    /// wait for the control plane to hear of the pod. Other implementations skip the field.
+    /// wait until the control plane knows the pod. Other implementations ignore the field.
     #[prost(bytes = "bytes", repeated, tag = "1001")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }

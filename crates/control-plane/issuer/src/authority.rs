@@ -59,7 +59,7 @@ pub enum AuthorityError {
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
     /// The root's name cannot be reproduced exactly in a new certificate.
-    #[error("the root's name cannot be taken over into a new certificate; make a root by hand")]
+    #[error("the root's name cannot be copied to a new certificate; make a root by hand")]
     Name,
     /// A new authority could not be made.
     #[error("cannot make a certificate authority")]

@@ -74,7 +74,7 @@ pub async fn run(
             text,
         } = remark;
         if !budget.spend(Instant::now()) {
-            tracing::debug!(reason, text, "an event is left out: there are too many");
+            tracing::debug!(reason, text, "an event is dropped: there are too many");
             continue;
         }
         let event = Event {

@@ -134,7 +134,7 @@ pub async fn take_part(
         if !matches!(freed, Ok(Ok(()))) {
             tracing::info!(
                 lease = name,
-                "the lease is not given back; it runs out by itself"
+                "the lease is not released; it expires by itself"
             );
         }
     }

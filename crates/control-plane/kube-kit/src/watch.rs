@@ -230,7 +230,7 @@ where
             tracing::warn!(
                 what,
                 error = why,
-                "the Kubernetes API cannot be asked; going on with what is known"
+                "the Kubernetes API is unavailable; known objects are kept"
             );
             self.pending.push_back(WatchEvent::Away(why));
         }

@@ -166,7 +166,7 @@ impl Watch {
         });
         let watcher = watcher
             .inspect_err(
-                |error| tracing::warn!(%error, "no inotify; manifests are looked at regularly"),
+                |error| tracing::warn!(%error, "no inotify; manifests are scanned periodically"),
             )
             .ok();
         Self {

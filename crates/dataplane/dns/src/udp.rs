@@ -155,7 +155,7 @@ fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Optio
     match conntrack::original_destination(netns, client, at) {
         Ok(asked) => asked,
         Err(error) => {
-            tracing::debug!(%error, "cannot learn which DNS server was asked");
+            tracing::debug!(%error, "cannot determine which DNS server was asked");
             None
         }
     }

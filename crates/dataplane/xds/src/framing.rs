@@ -15,7 +15,7 @@ const PREFIX: usize = 5;
 /// Why a stream is unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FramingError {
-    #[error("a compressed message, which was not asked for")]
+    #[error("a compressed message, which was not requested")]
     Compressed,
     #[error("a message of {0} bytes; at most {1} are read")]
     TooLong(usize, usize),

@@ -151,7 +151,7 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     if let Some(stdout) = guard.stdout.take() {
         BufReader::new(stdout)
             .read_line(&mut line)
-            .map_err(io_failed("hear from the lab"))?;
+            .map_err(io_failed("read from the lab"))?;
     }
     if line.trim() == READY {
         return Ok(());
@@ -160,7 +160,7 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     let _ended = guard.wait();
     let last = log.lines().rev().find(|line| !line.trim().is_empty());
     Err(LaunchError::Failed(
-        last.unwrap_or("it died without a word").to_owned(),
+        last.unwrap_or("it died without a message").to_owned(),
     ))
 }
 

@@ -186,9 +186,9 @@ fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> R
         .replacing(name, node)
         .ok_or_else(|| format!("{name} cannot be replaced"))?;
     let (done, outcome) = tokio::sync::oneshot::channel();
-    let gone = |_| format!("{name} is not followed any more");
+    let gone = |_| format!("{name} is no longer supervised");
     ask.blocking_send(Replace { how, done })
-        .map_err(|_closed| format!("{name} is not followed any more"))?;
+        .map_err(|_closed| format!("{name} is no longer supervised"))?;
     outcome.blocking_recv().map_err(gone)?
 }
 

@@ -213,7 +213,7 @@ pub enum SpecError {
     #[error("{0:?} is not an interface name (1 to 15 of A-Z a-z 0-9 . _ - @)")]
     InterfaceName(String),
     /// The list is longer than the limit.
-    #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are taken")]
+    #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are allowed")]
     TooManyInterfaces(usize),
     /// Not one of the backends.
     #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]

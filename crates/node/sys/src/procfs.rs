@@ -219,7 +219,7 @@ impl Process {
                 match pod_of_cgroups(&String::from_utf8_lossy(&text)) {
                     Ok(uid) => uid,
                     Err(error) => {
-                        tracing::debug!(pid = self.pid, %error, "cannot tell the pod of a process");
+                        tracing::debug!(pid = self.pid, %error, "cannot find the pod of a process");
                         None
                     }
                 }

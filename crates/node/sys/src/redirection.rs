@@ -82,16 +82,16 @@ impl fmt::Display for Drift {
 #[derive(Debug, thiserror::Error)]
 pub enum RedirectionError {
     /// The specification is not sound.
-    #[error("the redirection asked for is not possible")]
+    #[error("the requested redirection is not possible")]
     Spec(#[from] SpecError),
     /// The namespace cannot be entered.
     #[error("cannot enter the network namespace")]
     Enter(#[source] io::Error),
     /// An nftables operation failed.
-    #[error("nftables did not take the rules")]
+    #[error("nftables refused the rules")]
     Nft(#[from] NftError),
     /// An iptables operation failed.
-    #[error("iptables did not take the rules")]
+    #[error("iptables refused the rules")]
     Iptables(#[from] IptablesError),
     /// The policy rule or the local route could not be changed.
     #[error("cannot change the {family} policy routing")]

@@ -219,7 +219,7 @@ impl<'a> Agent<'a> {
             Failed::ForGood(CniError::new(
                 code::AGENT_FAILURE,
                 format!(
-                    "cannot tell whether pod {}/{} belongs to the mesh",
+                    "cannot determine whether pod {}/{} belongs to the mesh",
                     pod.namespace, pod.name
                 ),
                 format!(

@@ -74,7 +74,7 @@ impl RedirectionBackend {
         for other in Self::present()?.into_iter().filter(|other| *other != self) {
             drift
                 .items
-                .push(format!("rules brought by {} are still there", other.0));
+                .push(format!("our rules in {} are still there", other.0));
         }
         Ok(drift)
     }
@@ -101,7 +101,7 @@ impl RedirectionBackend {
             drift.nothing_found = false;
             drift
                 .items
-                .push(format!("rules brought by {} were still there", other.0));
+                .push(format!("our rules in {} were still there", other.0));
         }
         Ok(drift)
     }

@@ -18,7 +18,7 @@ use tokio::{sync::watch, time::Instant};
 const DURATION: Duration = Duration::from_secs(15);
 /// A leader that could not renew for so long steps down.
 const STEP_DOWN: Duration = Duration::from_secs(10);
-/// How often the lease is renewed, or looked at.
+/// How often the lease is renewed, or read.
 const EVERY: Duration = Duration::from_secs(2);
 /// How long one request may take.
 const WITHIN: Duration = Duration::from_secs(3);

@@ -39,8 +39,8 @@ const RATE: u32 = 100;
 const CHURN: Duration = Duration::from_secs(30);
 /// Changes between a pod's creation and its removal.
 const LIFE: u32 = 200;
-/// New pods in a second, and on how many nodes, with and without an attack on the control plane; the
-/// numbers of the pods of each round.
+/// New pods in a second, with and without an attack on the control plane; and the distance between the
+/// pod numbers of two rounds.
 const NEWCOMERS: (u32, u32) = (50, 10_000);
 /// The number of policies, made one after the other.
 const POLICY_CHANGES: usize = 30;

@@ -30,19 +30,19 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bring it up
+    /// Start the cluster
     Up {
         #[command(flatten)]
         options: Options,
-        /// Stay until standard input ends, then take it down
+        /// Stay until standard input ends, then remove it
         #[arg(long)]
         hold: bool,
     },
-    /// End and remove everything of it
+    /// Stop and remove everything of it
     Down,
-    /// What runs
+    /// Show what runs
     Status,
-    /// Make images known to the nodes
+    /// Load images on the nodes
     Load {
         /// OCI archives
         archives: Vec<PathBuf>,
@@ -69,7 +69,7 @@ enum Command {
     StartNode {
         /// From 1
         number: u8,
-        /// The primary CNI writes its configuration anew
+        /// The primary CNI rewrites its configuration
         #[arg(long)]
         rewrite_cni: bool,
     },

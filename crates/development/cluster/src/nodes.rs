@@ -21,9 +21,9 @@ pub enum Boot {
     /// Its disk is as it was.
     #[default]
     Plain,
-    /// The primary CNI writes its configuration anew, without whatever others put into it.
+    /// The primary CNI rewrites its configuration, without the additions of others.
     CniRewritten,
-    /// As [`Self::CniRewritten`], and whatever else was in the directory of configurations is gone.
+    /// As [`Self::CniRewritten`], and all other files of the directory of configurations are gone.
     CniAlone,
 }
 

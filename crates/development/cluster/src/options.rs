@@ -24,7 +24,7 @@ pub enum PrimaryCni {
     Bridge,
     /// A veth pair and a route for each pod.
     Ptp,
-    /// An interface for each pod on the node's own link: pods of a node talk past its kernel.
+    /// An interface for each pod on the node's own link: pods of a node communicate past its kernel.
     Macvlan,
     /// Flannel: a bridge on each node, VXLAN between them.
     Flannel,

@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Runs a command in a container with the given standard streams; gives its exit code.
+    /// Runs a command in a container with the given standard streams; returns its exit code.
     ///
     /// # Errors
     /// When there is no such pod or the command cannot be started.

@@ -242,7 +242,7 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Set if the lab's root is root only of a user namespace.
+/// "1" if the lab's root is root only of a user namespace, else empty.
 pub(crate) const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {

@@ -240,7 +240,7 @@ struct Supervisor {
     problems: Vec<String>,
 }
 
-/// Objects that the lab itself keeps in the live directory, whatever the manifests say.
+/// Objects that the lab itself keeps in the live directory, independent of the manifests.
 struct LiveObjects {
     fixed: BTreeMap<ObjectKey, Value>,
 }

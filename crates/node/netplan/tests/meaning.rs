@@ -260,7 +260,7 @@ fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
     decisions.into_iter().next() == Some(&Action::Refuse)
 }
 
-/// What may pass the guards, whatever connection tracking made of the packet before.
+/// What may pass the guards, independent of the packet's connection tracking state.
 fn may_pass(spec: &RedirectionSpec, capturing: bool, kind: ChainKind, p: &Packet) -> bool {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
         return true;

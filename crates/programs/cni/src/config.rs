@@ -96,7 +96,7 @@ pub(crate) struct Delegate {
     pub(crate) primary: Option<String>,
 }
 
-/// Log levels, and the order of their severity.
+/// A log level, in the order of severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {

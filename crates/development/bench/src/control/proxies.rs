@@ -68,8 +68,8 @@ pub(super) struct Target {
     pub(super) server_name: ServerName<'static>,
 }
 
-/// The token of one proxy, in the form of Kubernetes' tokens. The simulated API server accepts any
-/// signature.
+/// The token of one proxy, in the form of Kubernetes' tokens. Its signature is the proxy's number, by
+/// which the simulated API server knows it.
 pub(super) fn token(proxy: u32) -> String {
     signed(&format!("proxy {proxy}"))
 }

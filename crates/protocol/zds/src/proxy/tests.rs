@@ -110,7 +110,7 @@ impl Pair {
     }
 }
 
-/// The generation of the one start asked for.
+/// The generation of the only requested start.
 fn started_by(effects: &Effects, in_netns: u32) -> Generation {
     let mut starts = effects.iter().filter_map(|effect| match effect {
         ProxyEffect::Start {

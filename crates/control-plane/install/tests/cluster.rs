@@ -323,14 +323,15 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
 #[tokio::test]
 async fn every_step_is_told_in_order() {
     let lab = Lab::new().await;
-    let told = RefCell::new(Vec::new());
-    let say = |text: &str| told.borrow_mut().push(text.to_owned());
+    let messages = RefCell::new(Vec::new());
+    let say = |text: &str| messages.borrow_mut().push(text.to_owned());
     apply::install(&lab.cluster, &plan(&[]), NO_WAIT, &say)
         .await
         .unwrap();
-    let told = told.into_inner();
+    let messages = messages.into_inner();
     let at = |wanted: &str| {
-        told.iter()
+        messages
+            .iter()
             .position(|text| text.starts_with(wanted))
             .unwrap()
     };
@@ -343,5 +344,5 @@ async fn every_step_is_told_in_order() {
         "Deployment istio-system/ambit-control",
         "DaemonSet istio-system/ambit-agent",
     ];
-    assert!(order.map(at).is_sorted(), "{told:?}");
+    assert!(order.map(at).is_sorted(), "{messages:?}");
 }

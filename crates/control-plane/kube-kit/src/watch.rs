@@ -150,8 +150,8 @@ where
             match tokio::time::timeout(limit, self.stream.next()).await {
                 Ok(Some(Ok(event))) => self.take(event),
                 Ok(Some(Err(error))) => self.failed(&error),
-                Ok(None) => self.begin_anew("the watch ended".to_owned()),
-                Err(_) => self.begin_anew(format!("no answer within {LIST_WITHIN:?}")),
+                Ok(None) => self.restart("the watch ended".to_owned()),
+                Err(_) => self.restart(format!("no answer within {LIST_WITHIN:?}")),
             }
         }
     }
@@ -211,7 +211,7 @@ where
             watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
             // The API server refuses: kube would repeat the same request again and again.
             watcher::Error::WatchFailed(kube::Error::Api(_)) => {
-                self.begin_anew(ErrorChain(error).to_string());
+                self.restart(ErrorChain(error).to_string());
             }
             // A broken connection: the watch resumes from its last version.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
@@ -220,11 +220,11 @@ where
             }
             // The store may have been restored from a backup, with versions older than ours: a watch from
             // our version would report nothing for long.
-            _ => self.begin_anew(ErrorChain(error).to_string()),
+            _ => self.restart(ErrorChain(error).to_string()),
         }
     }
 
-    fn begin_anew(&mut self, why: String) {
+    fn restart(&mut self, why: String) {
         if !std::mem::replace(&mut self.away, true) {
             let what = self.what;
             tracing::warn!(

@@ -340,8 +340,8 @@ fn a_denial_that_is_known_counts_before_what_is_missing() {
 
 #[test]
 fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
-    let stand_in = |scope, dry_run| {
-        Authorization::stand_in(key("odd"), scope, dry_run, "field 99 is unknown".into())
+    let substitute = |scope, dry_run| {
+        Authorization::substitute(key("odd"), scope, dry_run, "field 99 is unknown".into())
     };
     let decide =
         |policy, destination: &Workload| set(vec![policy]).evaluate(destination, &from("a"));
@@ -353,7 +353,7 @@ fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
         authorization_policies: vec!["ns/odd".into()],
         ..elsewhere.clone()
     };
-    let decision = decide(stand_in(Scope::Namespace, false), &destination());
+    let decision = decide(substitute(Scope::Namespace, false), &destination());
     assert_eq!(
         decision.why,
         Why::NotUnderstood("field 99 is unknown".into())
@@ -363,12 +363,12 @@ fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
         decision.to_string(),
         "denied: policy ns/odd is not understood (field 99 is unknown), so it denies everything it covers"
     );
-    assert!(decide(stand_in(Scope::Namespace, false), &elsewhere).allowed);
-    assert!(!decide(stand_in(Scope::Global, false), &elsewhere).allowed);
-    let selected = stand_in(Scope::WorkloadSelector, false);
+    assert!(decide(substitute(Scope::Namespace, false), &elsewhere).allowed);
+    assert!(!decide(substitute(Scope::Global, false), &elsewhere).allowed);
+    let selected = substitute(Scope::WorkloadSelector, false);
     assert!(decide(selected.clone(), &destination()).allowed);
     assert!(!decide(selected, &naming).allowed);
-    assert!(decide(stand_in(Scope::Global, true), &destination()).allowed);
+    assert!(decide(substitute(Scope::Global, true), &destination()).allowed);
 }
 
 #[test]

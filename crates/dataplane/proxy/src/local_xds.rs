@@ -49,7 +49,8 @@ impl LocalMesh {
                 for policy in &mut mesh.policies {
                     if policy.has_empty_clause() {
                         let (key, scope, dry_run) = (policy.key(), policy.scope, policy.dry_run);
-                        *policy = stand_in(key, scope, dry_run, "a clause without matches".into());
+                        *policy =
+                            substitute(key, scope, dry_run, "a clause without matches".into());
                     }
                 }
                 return Ok(mesh);
@@ -91,16 +92,16 @@ fn policy(from: Value) -> Authorization {
     let dry_run = from.get("dryRun").and_then(Value::as_bool) == Some(true);
     match Authorization::deserialize(from) {
         Ok(policy) if policy.has_empty_clause() => {
-            stand_in(key, scope, dry_run, "a clause without matches".into())
+            substitute(key, scope, dry_run, "a clause without matches".into())
         }
         Ok(policy) => policy,
-        Err(error) => stand_in(key, scope, dry_run, error.to_string().into()),
+        Err(error) => substitute(key, scope, dry_run, error.to_string().into()),
     }
 }
 
-fn stand_in(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Authorization {
+fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Authorization {
     tracing::error!(policy = %key, ?scope, dry_run, error = %why, "policy not understood");
-    Authorization::stand_in(key, scope, dry_run, why)
+    Authorization::substitute(key, scope, dry_run, why)
 }
 
 /// Why a file cannot be used.

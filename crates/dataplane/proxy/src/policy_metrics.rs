@@ -52,7 +52,8 @@ mod tests {
         };
         assert_eq!(count(), "ambit_policies_not_understood 0");
         let key = PolicyKey::of_record("ns/odd");
-        let odd = Authorization::stand_in(key, Scope::Global, false, "field 99 is unknown".into());
+        let odd =
+            Authorization::substitute(key, Scope::Global, false, "field 99 is unknown".into());
         state.apply(&mut vec![Update::Policy(odd)]);
         assert_eq!(count(), "ambit_policies_not_understood 1");
         let dump = config_dump(&state, &DumpExtras::default()).unwrap();

@@ -227,11 +227,11 @@ impl<'a, H: Handler> Batch<'a, H> {
             },
             Some(POLICIES) => match decode::policy(&name, &resource.value()) {
                 Ok(policy) => (Update::Policy(policy), None),
-                Err(NotUnderstood { error, stand_in }) => match self.not_understood {
+                Err(NotUnderstood { error, substitute }) => match self.not_understood {
                     NotUnderstoodPolicies::KeepLastGood => return self.rejected(&name, &error),
                     NotUnderstoodPolicies::Deny => {
-                        log_stand_in(&stand_in);
-                        (Update::Policy(*stand_in), Some(error))
+                        log_substitute(&substitute);
+                        (Update::Policy(*substitute), Some(error))
                     }
                 },
             },
@@ -303,7 +303,7 @@ impl<'a, H: Handler> Batch<'a, H> {
 }
 
 /// Logs the effect of a fail-closed substitute.
-fn log_stand_in(policy: &Authorization) {
+fn log_substitute(policy: &Authorization) {
     let (name, scope, error) = (policy.key(), policy.scope, policy.not_understood.as_deref());
     if policy.dry_run {
         tracing::error!(policy = %name, ?scope, error, "dry-run policy not understood, it denies nothing");

@@ -4,7 +4,7 @@
 mod attacks;
 mod board;
 mod frames;
-mod newcomers;
+mod new_pods;
 mod plane;
 mod population;
 mod proxies;
@@ -41,7 +41,7 @@ const CHURN: Duration = Duration::from_secs(30);
 const LIFE: u32 = 200;
 /// New pods in a second, with and without an attack on the control plane; and the distance between the
 /// pod numbers of two rounds.
-const NEWCOMERS: (u32, u32) = (50, 10_000);
+const NEW_PODS: (u32, u32) = (50, 10_000);
 /// The number of policies, made one after the other.
 const POLICY_CHANGES: usize = 30;
 /// Their numbers, beyond those of pods.
@@ -204,9 +204,9 @@ impl Bench {
         for (round, attack) in (0..).zip(Attack::ALL) {
             let under_way = attack.map(|attack| attack.start(&target, self.plane.monitoring()));
             let under_way = under_way.transpose()?;
-            let first = NEWCOMERS.1 * (round + 1);
+            let first = NEW_PODS.1 * (round + 1);
             let numbers = first..first + self.size.nodes;
-            let certificates = newcomers::certificates(&target, self.size, numbers, |number| {
+            let certificates = new_pods::certificates(&target, self.size, numbers, |number| {
                 self.bring(number, &board);
             })?;
             thread::sleep(Duration::from_secs(2));

@@ -51,7 +51,7 @@ impl Wire {
 /// Fails if a marker was readable anywhere, or if a connection was opened to one of the pods at one of
 /// the ports: captured clients use the tunnel.
 #[track_caller]
-pub fn assert_nothing_in_clear(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
+pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
     let addresses = addresses_of(servers);
     for report in reports {
         let opened = addresses.contains(&report.server.ip())

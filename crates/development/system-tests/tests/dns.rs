@@ -59,13 +59,13 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
 
 /// Asks until the mesh has the answer: it receives objects a moment after they are made.
 #[track_caller]
-fn until_told(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
-    let mut told = String::new();
+fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
+    let mut answer = String::new();
     until(&format!("{arguments:?} in {pod} gives {expected}"), || {
-        told = ask(mesh, pod, arguments);
-        told.contains(expected)
+        answer = ask(mesh, pod, arguments);
+        answer.contains(expected)
     });
-    told
+    answer
 }
 
 fn with<'a>(name: &'a str, options: &[&'a str]) -> Vec<&'a str> {
@@ -77,28 +77,28 @@ fn names(mesh: &Mesh, ipv6: bool) {
     let server = mesh.ip("shop/db-0");
     for transport in [&["--type", kind][..], &["--type", kind, "--tcp"]] {
         let ask = |name: &str| ask(mesh, "shop/client", &with(name, transport));
-        let of_mesh = |told: &str| told.contains(&format!(" 30 {kind} "));
+        let of_mesh = |answer: &str| answer.contains(&format!(" 30 {kind} "));
 
         // A Service, by its names. The lab's own DNS lets answers be cached for five seconds.
         for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
-            let told = until_told(
+            let answer = until_answer(
                 mesh,
                 "shop/client",
                 &with(name, transport),
                 &format!(" 30 {kind} "),
             );
-            assert!(told.starts_with("NoError"), "{told}");
+            assert!(answer.starts_with("NoError"), "{answer}");
         }
         // A headless Service is its pods, and a pod of a StatefulSet has its name.
         for name in ["db.shop", "db.shop.svc.cluster.local"] {
-            until_told(
+            until_answer(
                 mesh,
                 "shop/client",
                 &with(name, transport),
                 &server.to_string(),
             );
         }
-        until_told(
+        until_answer(
             mesh,
             "shop/client",
             &with("db-0.db.shop.svc.cluster.local", transport),
@@ -108,13 +108,13 @@ fn names(mesh: &Mesh, ipv6: bool) {
         assert!(ask("nowhere.example").starts_with("NXDomain"));
         let mut srv = vec!["_sql._tcp.db.shop.svc.cluster.local", "--type", "SRV"];
         srv.extend(transport.iter().filter(|option| **option == "--tcp"));
-        let told = until_told(
+        let answer = until_answer(
             mesh,
             "shop/client",
             &srv,
             "5432 db-0.db.shop.svc.cluster.local.",
         );
-        assert!(told.contains(" 5 SRV "), "{told}");
+        assert!(answer.contains(" 5 SRV "), "{answer}");
         // A known host without addresses of the other family is no error.
         let other = ["server.shop", "--type", if ipv6 { "A" } else { "AAAA" }];
         assert_eq!(self::ask(mesh, "shop/client", &other).trim(), "NoError");
@@ -147,16 +147,16 @@ fn captured_pods_are_told_names_of_the_mesh_and_all_others() {
         // In the form that the search list of the pod produces.
         &["api.partner.example.shop.svc.cluster.local"],
     ] {
-        until_told(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
+        until_answer(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
     }
     let opted_out = ask(&mesh, "shop/opted-out", &["api.partner.example"]);
     assert!(opted_out.starts_with("NXDomain"), "{opted_out}");
     // By the C library, with the pod's own resolv.conf.
-    let told = mesh.run(
+    let answer = mesh.run(
         "shop/client",
         &["getent", "ahostsv4", "api.partner.example"],
     );
-    assert!(told.contains("240.240.7.1"), "{told}");
+    assert!(answer.contains("240.240.7.1"), "{answer}");
 }
 
 #[test]
@@ -177,9 +177,9 @@ fn joining_and_leaving_loses_no_question() {
     let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let name = "server.shop.svc.cluster.local";
     let answered = |ttl: &str| {
-        let told = ask(&mesh, "shop/client", &[name]);
-        assert!(told.starts_with("NoError"), "{told}");
-        told.contains(ttl)
+        let answer = ask(&mesh, "shop/client", &[name]);
+        assert!(answer.starts_with("NoError"), "{answer}");
+        answer.contains(ttl)
     };
     for (mode, ttl) in [
         ("ambient", " 30 A "),
@@ -200,7 +200,7 @@ fn questions_are_counted_and_logged_on_demand() {
         .env
         .insert("RUST_LOG".into(), "info,dns=debug".into());
     let mesh = Mesh::up_with(PAIR, options);
-    until_told(&mesh, "shop/client", &["server.shop"], " 30 A ");
+    until_answer(&mesh, "shop/client", &["server.shop"], " 30 A ");
     assert!(ask(&mesh, "shop/client", &["nowhere.example"]).starts_with("NXDomain"));
     let log = || {
         let name = "proxy".into();

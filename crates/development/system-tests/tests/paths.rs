@@ -83,7 +83,7 @@ fn plaintext_from_outside_is_taken_until_a_policy_wants_an_identity() {
 }
 
 #[test]
-fn a_captured_pod_reaches_pods_outside_in_clear() {
+fn a_captured_pod_reaches_pods_outside_in_plaintext() {
     let mesh = Mesh::up(PAIR);
     let url = format!("http://{}:8080/", mesh.ip("legacy/server"));
     let answer = mesh.get("shop/client", &url);

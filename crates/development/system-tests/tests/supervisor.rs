@@ -113,7 +113,7 @@ fn first_answer(mesh: &Mesh, name: &str) -> f64 {
 }
 
 /// A pod that connects as it starts, under that service account.
-fn newcomer(name: &str, account: &str) -> String {
+fn new_pod(name: &str, account: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Pod
@@ -135,7 +135,7 @@ fn a_new_pods_first_connection_is_its_last_try() {
     for number in 0..5 {
         // A service account of its own: its certificate has never been asked for.
         let name = format!("new-{number}");
-        mesh.apply("new", &newcomer(&name, &name));
+        mesh.apply("new", &new_pod(&name, &name));
         spent.push(first_answer(&mesh, &format!("shop/{name}")));
     }
     println!("first answer of a new pod, ms: {spent:?}");
@@ -147,7 +147,7 @@ fn a_new_pods_first_connection_does_not_wait_until_the_control_plane_has_heard_o
     // The node's proxy knows the server and has a certificate for the account.
     mesh.until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));
     let _away = mesh.hang("control", None);
-    mesh.apply("new", &newcomer("new", "client"));
+    mesh.apply("new", &new_pod("new", "client"));
     first_answer(&mesh, "shop/new");
 }
 

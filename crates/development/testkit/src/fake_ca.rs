@@ -58,14 +58,14 @@ impl FakeCa {
     /// The next so many fetches fail.
     pub fn fail(&self, fetches: usize) {
         self.answer(fetches, || {
-            tonic::Status::unavailable("the fake CA is told to fail")
+            tonic::Status::unavailable("the fake CA is set to fail")
         });
     }
 
     /// The next fetches are refused.
     pub fn refuse(&self, fetches: usize) {
         self.answer(fetches, || {
-            tonic::Status::unauthenticated("the fake CA is told to refuse")
+            tonic::Status::unauthenticated("the fake CA is set to refuse")
         });
     }
 

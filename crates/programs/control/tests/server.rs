@@ -859,9 +859,9 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
 }
 
 /// What our own client hands to its node proxy, as texts.
-struct Told(std::sync::mpsc::Sender<String>);
+struct Published(std::sync::mpsc::Sender<String>);
 
-impl ambit_xds::Handler for Told {
+impl ambit_xds::Handler for Published {
     fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
         use ambit_xds::Update;
         for update in batch.drain(..) {
@@ -913,7 +913,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
         on_demand: false,
         not_understood: ambit_xds::NotUnderstoodPolicies::Deny,
     };
-    let client = ambit_xds::Client::new(options(&plane), Told(sender), None);
+    let client = ambit_xds::Client::new(options(&plane), Published(sender), None);
     let client = ambit_rt::spawn_abortable("client", client.run());
     wait(&format!("+{SERVICE}"));
     wait("ready");

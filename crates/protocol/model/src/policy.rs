@@ -82,7 +82,7 @@ pub struct Authorization {
 impl Authorization {
     /// The fail-closed substitute of a policy that is not understood in full: it refuses every connection
     /// in its scope, unless the original was a dry run.
-    pub fn stand_in(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Self {
+    pub fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Self {
         Self {
             name: key.name,
             namespace: key.namespace,

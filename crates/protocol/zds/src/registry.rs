@@ -403,7 +403,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                 }
             }
             // The error text of a delete changes nothing: the proxy has been sent it.
-            Request::Del { uid } => self.let_go(connection, Some(uid), effects),
+            Request::Del { uid } => self.delete(connection, Some(uid), effects),
             Request::Keep { uid } => {
                 if let Err(text) = ack {
                     effects.push(RegistryEffect::Refused(connection, uid.clone(), text));
@@ -414,7 +414,7 @@ impl<N: Clone + PartialEq> Registry<N> {
     }
 
     /// One connection has answered the deletes of `uid`, or (`None`) will answer none.
-    fn let_go(
+    fn delete(
         &mut self,
         connection: ConnectionId,
         uid: Option<&PodUid>,
@@ -457,7 +457,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         if self.links.remove(&connection).is_none() {
             return;
         }
-        self.let_go(connection, None, effects);
+        self.delete(connection, None, effects);
         if was_newest && let Some(newest) = self.newest() {
             self.catch_up(newest, now, effects);
         }

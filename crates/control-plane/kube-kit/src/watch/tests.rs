@@ -35,13 +35,13 @@ async fn next<K, V: ToString>(watch: &mut Watch<K, V>, count: usize) -> Vec<Stri
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     for _ in 0..count {
         let event = tokio::time::timeout(Duration::from_secs(20), watch.next());
         let Ok(event) = event.await else {
-            panic!("no event follows {told:?}");
+            panic!("no event follows {events:?}");
         };
-        told.push(match event {
+        events.push(match event {
             WatchEvent::Listing => "listing".to_owned(),
             WatchEvent::Object(id, value) => format!("{}={}", id.name, value.to_string()),
             WatchEvent::Gone(id) => format!("gone {}/{}", id.name, id.uid),
@@ -49,7 +49,7 @@ where
             WatchEvent::Away(_) => "away".to_owned(),
         });
     }
-    told
+    events
 }
 
 #[tokio::test]
@@ -89,14 +89,14 @@ async fn what_disappeared_during_an_outage_is_gone_after_it() {
     put(&server, "renewed", "4", Some("z"));
     assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
     server.set_away(false);
-    let mut told = next(&mut watch, 1).await;
+    let mut events = next(&mut watch, 1).await;
     // Failed listings start again.
-    while told.last().is_some_and(|last| last != "listed") {
-        told.extend(next(&mut watch, 1).await);
+    while events.last().is_some_and(|last| last != "listed") {
+        events.extend(next(&mut watch, 1).await);
     }
-    told.retain(|event| event != "listing");
+    events.retain(|event| event != "listing");
     assert_eq!(
-        told,
+        events,
         [
             "gone renewed/3",
             "renewed=z",
@@ -144,9 +144,9 @@ async fn a_store_that_comes_back_older_is_listed_anew() {
     server.restore();
     put(&server, "m", "1", Some("old"));
     server.set_away(false);
-    let mut told = next(&mut watch, 2).await;
-    told.retain(|event| event != "listing");
-    assert_eq!(told[0], "m=old");
+    let mut events = next(&mut watch, 2).await;
+    events.retain(|event| event != "listing");
+    assert_eq!(events[0], "m=old");
     put(&server, "m", "1", Some("new"));
     // Its versions are below those of before.
     while next(&mut watch, 1).await != ["m=new"] {}

@@ -120,7 +120,7 @@ async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds()
     assert_eq!(
         error.to_string(),
         "identity error: no certificate for spiffe://td/ns/ns/sa/a: \
-         the CA answered Unavailable: the fake CA is told to fail"
+         the CA answered Unavailable: the fake CA is set to fail"
     );
     let began = tokio::time::Instant::now();
     certificates.get(&id("a")).await.unwrap_err();
@@ -203,7 +203,7 @@ async fn the_dump_has_the_keys_istioctl_reads() {
     assert_eq!(dump[0]["identity"], "spiffe://td/ns/ns/sa/a");
     assert_eq!(
         dump[0]["state"],
-        "Unavailable: the CA answered Unavailable: the fake CA is told to fail"
+        "Unavailable: the CA answered Unavailable: the fake CA is set to fail"
     );
     assert_eq!(dump[1]["state"], "Available");
     assert_eq!(dump[1]["certChain"].as_array().unwrap().len(), 2);

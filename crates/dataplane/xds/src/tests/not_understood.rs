@@ -49,9 +49,9 @@ async fn a_policy_not_understood_is_replaced_by_a_deny_all_and_refused() {
         "{}",
         refusal.message
     );
-    let stand_in = last_policy(&recorder);
-    assert!(stand_in.not_understood.is_some());
-    assert_eq!(stand_in.scope, Scope::Namespace);
+    let substitute = last_policy(&recorder);
+    assert!(substitute.not_understood.is_some());
+    assert_eq!(substitute.scope, Scope::Namespace);
     // The substitute counts: the proxy is ready, and what is cached for the next worker is a substitute again.
     assert!(*recorder.0.ready.borrow());
     assert_eq!(

@@ -34,7 +34,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     pause(8.0).await;
     let report = load.end().await?;
     let packets = wire.packets();
-    let opened_in_clear = packets
+    let opened_in_plaintext = packets
         .iter()
         .filter(|packet| packet.port != 15008 && packet.bytes == 0)
         .filter(|packet| packet.unix > enrolled && packet.unix < unlabelled)
@@ -46,7 +46,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
         .filter(|packet| packet.port != 15008 && packet.unix < enrolled)
         .map(|packet| packet.from.as_str())
         .collect::<std::collections::BTreeSet<_>>();
-    let opened_in_clear = opened_in_clear.difference(&before).count();
+    let opened_in_plaintext = opened_in_plaintext.difference(&before).count();
     let failed = report.failed(labelled, f64::MAX);
     let broken = report.broken(labelled, f64::MAX);
     rig.remove_namespace("bench-label").await?;
@@ -55,13 +55,13 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
         existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
         wanted: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
         measured: format!(
-            "label: {}; unlabel: {}; {broken} broken, {opened_in_clear} opened in plaintext; enrolled {:.2} s after the label",
-            report.told(labelled, unlabelled),
-            report.told(unlabelled, f64::MAX),
+            "label: {}; unlabel: {}; {broken} broken, {opened_in_plaintext} opened in plaintext; enrolled {:.2} s after the label",
+            report.summary(labelled, unlabelled),
+            report.summary(unlabelled, f64::MAX),
             enrolled - labelled,
         ),
         times_better: None,
-        reached: failed == 0 && opened_in_clear == 0,
+        reached: failed == 0 && opened_in_plaintext == 0,
     }
     .tell())
 }

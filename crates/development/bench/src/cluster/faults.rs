@@ -38,8 +38,8 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
         wanted: "no opening refused, under 0.2 s, however often",
         measured: format!(
             "{KILLS} x client's node: {}; {KILLS} x server's: {}; {refused} refused, longest silence {:.2} s",
-            report.told(first, second),
-            report.told(second, f64::MAX),
+            report.summary(first, second),
+            report.summary(second, f64::MAX),
             report.longest_gap(),
         ),
         times_better: Some(18.3 / report.longest_gap()),
@@ -72,7 +72,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
         wanted: "no opening refused, under 0.2 s",
         measured: format!(
             "{KILLS} x each node: {}; {refused} refused, longest silence {:.2} s",
-            report.told(first, f64::MAX),
+            report.summary(first, f64::MAX),
             report.longest_gap()
         ),
         times_better: Some(0.83 / report.longest_gap()),
@@ -100,7 +100,7 @@ pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
         wanted: "none cut within the drain, no opening refused",
         measured: format!(
             "{}, done after {took:.0} s; longest silence {:.2} s",
-            report.told(began, f64::MAX),
+            report.summary(began, f64::MAX),
             report.longest_gap()
         ),
         times_better: None,
@@ -126,7 +126,7 @@ pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
         scenario: "agent and control plane replaced under load",
         existing: "(not measured)",
         wanted: "no effect on traffic",
-        measured: report.told(began, f64::MAX),
+        measured: report.summary(began, f64::MAX),
         times_better: None,
         reached: report.failed(began, f64::MAX) == 0,
     }

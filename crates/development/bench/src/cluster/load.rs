@@ -79,7 +79,7 @@ impl Report {
     }
 
     /// `new 5 (refused 4, reset 1), keep-alive 0, long 10 (reset 10)`.
-    pub(super) fn told(&self, from: f64, to: f64) -> String {
+    pub(super) fn summary(&self, from: f64, to: f64) -> String {
         ["new", "keep-alive", "long"]
             .map(|mode| {
                 let mut kinds = BTreeMap::<&str, u32>::new();
@@ -188,11 +188,11 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            report.told(100.5, 102.0),
+            report.summary(100.5, 102.0),
             "new 2 (refused 1, reset 1), keep-alive 0, long 1 (reset 1)"
         );
         assert_eq!(
-            report.told(101.15, 102.0),
+            report.summary(101.15, 102.0),
             "new 0, keep-alive 0, long 1 (reset 1)"
         );
         assert_eq!((report.broken(0.0, 1e9), report.failed(0.0, 1e9)), (1, 3));

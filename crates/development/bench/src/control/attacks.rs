@@ -16,7 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{newcomers, proxies, proxies::Target};
+use super::{new_pods, proxies, proxies::Target};
 
 /// The attacker's address.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
@@ -152,14 +152,14 @@ async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result
 /// Sends forged tokens on a connection until it is closed.
 async fn make_up(target: &Target, attacker: usize, ended: &AtomicBool) -> Result<()> {
     let (mut send, _driver) = target.connect(SOURCE.into(), |stream| stream).await?;
-    let request = newcomers::request(String::new(), None);
+    let request = new_pods::request(String::new(), None);
     let begin = Instant::now();
     for number in 0_u64.. {
         if ended.load(Ordering::Relaxed) {
             break;
         }
         let token = proxies::signed(&format!("{attacker} {number} {:?}", begin.elapsed()));
-        newcomers::ask(&mut send, &request, &token).await?;
+        new_pods::ask(&mut send, &request, &token).await?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Load, Mesh, Node, Part, assert_nothing_in_clear, throughout, until};
+use ambit_cluster_tests::{Load, Mesh, Node, Part, assert_nothing_in_plaintext, throughout, until};
 
 /// The process that carries the connections.
 const PROXY_WORKER: &str = "/ambit-node-proxy worker";
@@ -74,7 +74,7 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
     space.until_get("load", "http://server/", true);
     let outcome = load.finish();
     eprintln!("longest silence: {:?}", outcome.longest_silence);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     outcome.assert_all_opened();
     assert_eq!(
         restarts(&mesh),
@@ -98,7 +98,7 @@ fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
     }
     let outcome = load.finish();
     eprintln!("longest silence: {:?}", outcome.longest_silence);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     outcome.assert_all_opened();
     mesh.until_installed();
 }
@@ -142,6 +142,6 @@ fn when_all_are_dead_the_first_node_proxy_serves_the_pods_without_the_agent() {
         over.store(true, Ordering::Relaxed);
     });
     load.finish();
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     mesh.until_installed();
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_cluster_tests::{
-    Boot, Expected, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_clear,
+    Boot, Expected, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_plaintext,
     assert_only_tls, until,
 };
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -74,7 +74,7 @@ fn assert_at_home(mesh: &Mesh) -> Space<'_> {
     let service = both_families(mesh, &space);
     assert_tls_alone(mesh, &space, &server, &service);
     assert_starters_captured(mesh, &space, &server);
-    assert_probes_alone_in_clear(mesh, &space, &service);
+    assert_probes_alone_in_plaintext(mesh, &space, &service);
     space
 }
 
@@ -124,12 +124,12 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
         let event = first_answer(space, &pod);
         assert_eq!(event["retries"], 0, "{event}");
     }
-    assert_nothing_in_clear(&wire.finish(), &[server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
 }
 
 /// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not.
 #[track_caller]
-fn assert_probes_alone_in_clear(mesh: &Mesh, space: &Space<'_>, service: &BothFamilies) {
+fn assert_probes_alone_in_plaintext(mesh: &Mesh, space: &Space<'_>, service: &BothFamilies) {
     let outside = mesh.space("outside");
     let clients = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
         outside.client(name, Some(node));

@@ -1,6 +1,6 @@
 //! Pods that start in the mesh.
 
-use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_clear, assert_only_tls, until};
+use ambit_cluster_tests::{Mesh, Space, assert_nothing_in_plaintext, assert_only_tls, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn forty_pods_start_with_every_first_packet_captured() {
         worst = worst.max(event["first_answer_ms"].as_f64().unwrap());
     }
     eprintln!("slowest first answer of forty pods: {worst} ms");
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
 }
 
 #[test]
@@ -68,7 +68,7 @@ spec:
         "job/job",
         "--timeout=90s",
     ]);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
 }
 
 #[test]
@@ -198,6 +198,6 @@ spec:
         assert_eq!(event["retries"], 0, "{container}: {event}");
     }
     let reports = wire.finish();
-    assert_nothing_in_clear(&reports, &[&server], &[9000]);
+    assert_nothing_in_plaintext(&reports, &[&server], &[9000]);
     assert_only_tls(&reports, &[&pod, &server]);
 }

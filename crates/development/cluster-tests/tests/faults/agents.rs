@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_cluster_tests::{
-    Mesh, Node, Part, Space, Wire, assert_nothing_in_clear, throughout, until,
+    Mesh, Node, Part, Space, Wire, assert_nothing_in_plaintext, throughout, until,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -54,7 +54,7 @@ fn pods_that_wait_for_an_agent_that_dies_again_and_again_start_with_its_return()
     space.ready("starter", 3);
     eprintln!("pods ready {:.1?} after the agent's return", back.elapsed());
     assert_captured(&space, 3);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     mesh.until_installed();
 }
 
@@ -68,5 +68,5 @@ fn pods_start_while_their_agent_is_replaced() {
     space.ready("starter", 6);
     eprintln!("pods and agents ready after {:.1?}", begin.elapsed());
     assert_captured(&space, 6);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_clear, until};
+use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_plaintext, until};
 use kube::ResourceExt;
 
 use crate::{PROXY, WORKER};
@@ -51,7 +51,7 @@ fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed
     }
     mesh.until_installed();
     space.until_captured("starter", true);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     for node in mesh.cluster().nodes() {
         until("no namespace of a pod that has gone is held", || {
             held_namespaces(node).is_subset(&living_namespaces(node))

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_clear, is_ready, until};
+use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_plaintext, is_ready, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
@@ -14,7 +14,7 @@ fn pods_of_a_node_that_boots_are_captured_before_they_talk() {
 }
 
 #[test]
-fn a_primary_cni_that_rewrites_its_configuration_at_boot_lets_nothing_out_in_clear() {
+fn a_primary_cni_that_rewrites_its_configuration_at_boot_lets_nothing_out_in_plaintext() {
     reboot(Boot::CniRewritten);
 }
 
@@ -47,7 +47,7 @@ fn reboot(boot: Boot) {
         assert_eq!(restarts(&pod), 1, "it started once");
     }
     space.until_captured("starter", true);
-    assert_nothing_in_clear(&wire.finish(), &[&server], &[9000]);
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     mesh.until_installed();
 }
 

@@ -94,8 +94,8 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
     service.ok();
     let tool = binary("ambit");
     let resolve = [tool.to_str().unwrap(), "lab-tool", "resolve", "server.shop"];
-    let told = mesh.run("shop/client", &resolve);
-    let mut addresses = told
+    let output = mesh.run("shop/client", &resolve);
+    let mut addresses = output
         .split_whitespace()
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();

@@ -43,14 +43,14 @@ mod tests {
     fn a_quarrel_is_fought_ever_slower_and_forgotten_in_time() {
         let mut throttle = Throttle::default();
         let mut now = Instant::now();
-        let mut told = 0;
+        let mut reported = 0;
         let mut pauses = Vec::new();
         for _ in 0..12 {
             now = throttle.not_before().unwrap_or(now).max(now);
-            told += u32::from(throttle.changed(now));
+            reported += u32::from(throttle.changed(now));
             pauses.push(throttle.not_before().map_or(0, |at| (at - now).as_secs()));
         }
-        assert_eq!(told, 1);
+        assert_eq!(reported, 1);
         assert_eq!(pauses, [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30, 30]);
         now += Duration::from_secs(60);
         assert!(!throttle.changed(now));

@@ -128,7 +128,7 @@ async fn tunnels_carry_ipv6() {
 }
 
 #[tokio::test]
-async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_clear() {
+async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("outside", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -146,7 +146,7 @@ async fn a_client_outside_the_mesh_reaches_a_captured_pod_in_clear() {
 }
 
 #[tokio::test]
-async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_clear() {
+async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let unknown = mesh.pod("unknown", "10.9.0.2").await;

@@ -191,7 +191,7 @@ async fn a_policy_that_is_not_understood_ends_all_in_its_scope_until_a_good_one_
     let mut stream = client.connect(to).await.unwrap();
     line(&mut stream).await.unwrap();
     let (key, scope) = (good.key(), good.scope);
-    let odd = ambit_model::Authorization::stand_in(key, scope, false, "odd".into());
+    let odd = ambit_model::Authorization::substitute(key, scope, false, "odd".into());
     mesh.publish(Update::Policy(odd));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
     assert!(!is_served(&client, to).await);

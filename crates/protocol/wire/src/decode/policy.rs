@@ -16,8 +16,8 @@ use crate::security as wire;
 pub struct NotUnderstood {
     /// The field that is not understood.
     pub error: DecodeError,
-    /// A deny-all with the policy's name and scope, see [`model::Authorization::stand_in`].
-    pub stand_in: Box<model::Authorization>,
+    /// A deny-all with the policy's name and scope, see [`model::Authorization::substitute`].
+    pub substitute: Box<model::Authorization>,
 }
 
 /// Decodes the policy that was sent under a name (`namespace/name`).
@@ -34,7 +34,7 @@ pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnder
         )),
     });
     read.map_err(|error| NotUnderstood {
-        stand_in: Box::new(stand_in(key, bytes, error.to_string().into())),
+        substitute: Box::new(substitute(key, bytes, error.to_string().into())),
         error,
     })
 }
@@ -54,7 +54,7 @@ struct Outline {
 
 /// Where the scope cannot be read it is the namespace of the policy's name, and without a namespace the
 /// mesh. A record without even that name gives no scope.
-fn stand_in(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
+fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);
     let said = outline
@@ -65,7 +65,7 @@ fn stand_in(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authoriz
         scope => scope,
     };
     let dry_run = outline.is_some_and(|outline| outline.dry_run);
-    model::Authorization::stand_in(key, scope, dry_run, why)
+    model::Authorization::substitute(key, scope, dry_run, why)
 }
 
 impl TryFrom<wire::Authorization> for model::Authorization {

@@ -462,12 +462,12 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         scope,
         ..security::Authorization::default()
     };
-    let stand_in = |name: &str, bytes: &[u8]| {
-        let stand_in = policy(name, bytes).unwrap_err().stand_in;
-        assert_eq!(stand_in.action, model::Action::Deny);
-        assert_eq!(stand_in.rules, [model::Rule::new()]);
-        assert!(stand_in.not_understood.is_some());
-        *stand_in
+    let substitute = |name: &str, bytes: &[u8]| {
+        let substitute = policy(name, bytes).unwrap_err().substitute;
+        assert_eq!(substitute.action, model::Action::Deny);
+        assert_eq!(substitute.rules, [model::Rule::new()]);
+        assert!(substitute.not_understood.is_some());
+        *substitute
     };
     const UNKNOWN: &[u8] = &[0x9a, 0x06, 0];
     for (scope, expected) in [
@@ -475,9 +475,9 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         (1, model::Scope::Namespace),
         (2, model::Scope::WorkloadSelector),
     ] {
-        let stand_in = stand_in("ns/p", &sent(&of(scope), UNKNOWN));
-        assert_eq!((stand_in.scope, stand_in.dry_run), (expected, false));
-        assert_eq!(stand_in.key().to_string(), "ns/p");
+        let substitute = substitute("ns/p", &sent(&of(scope), UNKNOWN));
+        assert_eq!((substitute.scope, substitute.dry_run), (expected, false));
+        assert_eq!(substitute.key().to_string(), "ns/p");
     }
     // The scope cannot be read, or the record is none at all: an absent scope would be global.
     let unreadable = [
@@ -487,11 +487,11 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         Vec::new(),
     ];
     for bytes in unreadable {
-        assert_eq!(stand_in("ns/p", &bytes).scope, model::Scope::Namespace);
+        assert_eq!(substitute("ns/p", &bytes).scope, model::Scope::Namespace);
     }
-    assert_eq!(stand_in("p", b"\xff").scope, model::Scope::Global);
+    assert_eq!(substitute("p", b"\xff").scope, model::Scope::Global);
     // It is another policy's.
-    let other = stand_in("elsewhere/p", &sent(&of(0), &[]));
+    let other = substitute("elsewhere/p", &sent(&of(0), &[]));
     assert_eq!(other.key().to_string(), "elsewhere/p");
     assert_eq!(other.scope, model::Scope::Namespace);
     assert!(policy("ns/p", &sent(&of(1), &[])).is_ok());
@@ -499,7 +499,7 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         dry_run: true,
         ..of(1)
     };
-    assert!(stand_in("ns/p", &sent(&dry, UNKNOWN)).dry_run);
+    assert!(substitute("ns/p", &sent(&dry, UNKNOWN)).dry_run);
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn a_pod_that_is_labelled_while_it_runs_keeps_its_connections() {
 
 #[test]
 fn a_pod_that_is_labelled_while_it_starts_keeps_its_connections() {
-    // Its address may be told a while after it has begun to talk.
+    // Its address may be known a while after it has begun to talk.
     let mut world = World::started(&[], vec![pod("web", "")]);
     world.running.insert("web".into(), 7);
     world.namespace(AMBIENT);

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
-    NEWCOMERS,
+    NEW_PODS,
     population::Size,
     proxies::{self, Target},
 };
@@ -40,12 +40,12 @@ pub(super) fn certificates(
         let start = Instant::now();
         let mut asking = Vec::new();
         for (at, number) in (0..).zip(numbers) {
-            let due = Duration::from_secs(1) * at / NEWCOMERS.0;
+            let due = Duration::from_secs(1) * at / NEW_PODS.0;
             tokio::time::sleep(due.saturating_sub(start.elapsed())).await;
             bring(number);
             let (node, identity) = size.churning_identity(number);
             let (target, found) = (target.clone(), Arc::clone(&found));
-            asking.push(ambit_rt::spawn("newcomer", async move {
+            asking.push(ambit_rt::spawn("new pod", async move {
                 let begin = Instant::now();
                 while begin.elapsed() < WITHIN {
                     let attempt = certificate(&target, node, &identity);

@@ -7,7 +7,7 @@ use std::{
 
 use ambit_cluster_tests::{
     Boot, Expected, FlowKind, FlowReport, Mesh, Node, Space, assert_nothing_in_plaintext,
-    assert_only_tls, until,
+    assert_only_tls, is_ready, until,
 };
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
@@ -23,7 +23,7 @@ fn captured_pods_talk_tls_alone_over_ptp() {
         assert_eq!(plugins(node), ["ambit-cni"]);
         delay_loopback(node);
     }
-    assert_at_home(&mesh);
+    assert_at_home(&mesh, Probes::Exempt);
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn captured_pods_talk_tls_alone_over_macvlan() {
     for node in mesh.cluster().nodes() {
         assert_eq!(plugins(node), ["macvlan", "portmap", "ambit-cni"]);
     }
-    assert_at_home(&mesh);
+    assert_at_home(&mesh, Probes::AsAnyPlaintext);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     for node in mesh.cluster().nodes() {
         assert_eq!(plugins(node), chain);
     }
-    let space = assert_at_home(&mesh);
+    let space = assert_at_home(&mesh, Probes::Exempt);
 
     // Flannel rewrites its configuration at each boot of a node, and has no range until it is up.
     let node = mesh.cluster().node(1);
@@ -65,16 +65,29 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     mesh.until_installed();
 }
 
+/// What becomes of kubelet's probes where only mutual TLS is accepted.
+#[derive(Clone, Copy)]
+enum Probes {
+    Exempt,
+    /// The node does not see the pod's frames: a neighbour could pretend to be its kubelet.
+    AsAnyPlaintext,
+}
+
 /// The mesh must work the same with every primary CNI. Returns a namespace with STRICT mTLS, a server and
 /// its clients.
 #[track_caller]
-fn assert_at_home(mesh: &Mesh) -> Space<'_> {
+fn assert_at_home(mesh: &Mesh, probes: Probes) -> Space<'_> {
     let space = mesh.space("wired");
     let server = space.serve_captured();
     let service = both_families(mesh, &space);
     assert_tls_alone(mesh, &space, &server, &service);
     assert_starters_captured(mesh, &space, &server);
-    assert_probes_alone_in_plaintext(mesh, &space, &service);
+    let urls = match probes {
+        Probes::Exempt => service.cluster_ips.iter().map(|ip| url(ip, 80)).collect(),
+        // A server that is not ready is no endpoint of its Service.
+        Probes::AsAnyPlaintext => pod_ips(&server).iter().map(|ip| url(ip, 8080)).collect(),
+    };
+    assert_probes_alone_in_plaintext(mesh, &space, urls, probes);
     space
 }
 
@@ -127,9 +140,15 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
 }
 
-/// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not.
+/// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not where it can be
+/// known.
 #[track_caller]
-fn assert_probes_alone_in_plaintext(mesh: &Mesh, space: &Space<'_>, service: &BothFamilies) {
+fn assert_probes_alone_in_plaintext(
+    mesh: &Mesh,
+    space: &Space<'_>,
+    urls: Vec<String>,
+    probes: Probes,
+) {
     let outside = mesh.space("outside");
     let clients = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
         outside.client(name, Some(node));
@@ -137,8 +156,8 @@ fn assert_probes_alone_in_plaintext(mesh: &Mesh, space: &Space<'_>, service: &Bo
     });
     let until_all_come_to = |expected: Expected<'_>| {
         for client in clients {
-            for ip in &service.cluster_ips {
-                outside.until_get(client, &url(ip, 80), expected);
+            for url in &urls {
+                outside.until_get(client, url, expected);
             }
         }
     };
@@ -151,9 +170,26 @@ spec: {mtls: {mode: STRICT}}
 ",
     );
     until_all_come_to(Expected::Denial("istio_converted_static_strict"));
-    // The server's node knows the policy by now: there, another server becomes ready by kubelet's probes.
-    space.serve("probed", Some("n2"));
-    space.until_captured("probed", true);
+    match probes {
+        // The server's node knows the policy by now: another server there becomes ready by its probes.
+        Probes::Exempt => {
+            space.serve("probed", Some("n2"));
+            space.until_captured("probed", true);
+        }
+        Probes::AsAnyPlaintext => {
+            until("the server's probes are refused", || {
+                !space.pods("server").iter().any(is_ready)
+            });
+            space.apply(
+                "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: PERMISSIVE}}
+",
+            );
+            space.ready("server", 1);
+        }
+    }
 }
 
 /// The runtime calls the loopback plugin at the same time as all others: from now on that one is done

@@ -67,7 +67,7 @@ fn rollouts_of_the_node_proxy_one_while_the_other_drains_break_no_connection() {
         shown.contains("new node proxies serve every node"),
         "{shown}"
     );
-    assert!(shown.contains("old ones drain"), "{shown}");
+    assert!(shown.contains("\ndraining:\n"), "{shown}");
     // Twice as long as Kubernetes gives a pod by default: nothing cuts open connections.
     let while_open = Duration::from_secs(hold_seconds());
     throughout("connections are held", while_open, || true);

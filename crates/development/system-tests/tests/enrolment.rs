@@ -286,11 +286,10 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
         let source = mesh.ip("shop/client").to_string();
         let answer = mesh.get("shop/client", &url);
         assert!(answer.body.contains(&source), "{primary_cni:?}: {answer:?}");
-        let log = mesh.access_log();
-        assert!(
-            log.contains("spiffe://cluster.local/ns/shop/sa/client"),
-            "{primary_cni:?}: {log}"
-        );
+        let identity = "spiffe://cluster.local/ns/shop/sa/client";
+        until(&format!("{primary_cni:?}: {identity} is logged"), || {
+            mesh.access_log().contains(identity)
+        });
         if primary_cni == PrimaryCni::Ptp {
             filters_of_the_node_hold(&mesh, &url);
         }

@@ -9,7 +9,7 @@ fuzz_target!(|data: &[u8]| {
     AddressRecord::unknown_fields(data);
     // What is not understood always has something to stand in for it.
     if let Err(refused) = decode::policy("ns/name", data) {
-        assert!(refused.stand_in.not_understood.is_some());
-        assert_eq!(refused.stand_in.key().to_string(), "ns/name");
+        assert!(refused.substitute.not_understood.is_some());
+        assert_eq!(refused.substitute.key().to_string(), "ns/name");
     }
 });

@@ -29,7 +29,7 @@ pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, Mesh, Part};
 pub use space::{Space, address, is_captured, is_ready};
-pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls};
+pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);

@@ -65,6 +65,14 @@ pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], por
 /// exchanged nothing.
 #[track_caller]
 pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
+    if let Err(found) = only_tls(reports, captured) {
+        panic!("between captured pods: {found}\n{reports:#?}");
+    }
+}
+
+/// Whether captured pods exchanged something and all of it was TLS on the tunnel's port; or else what was
+/// found.
+pub fn only_tls(reports: &[FlowReport], captured: &[&Pod]) -> Result<(), String> {
     let addresses = addresses_of(captured);
     let between = reports.iter().filter(|report| {
         addresses.contains(&report.client) && addresses.contains(&report.server.ip())
@@ -77,13 +85,16 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
             FlowKind::Empty => report.server.port() == TUNNEL,
             _ => false,
         };
-        assert!(
-            tunnel && report.clear_bytes == 0 && report.markers == 0,
-            "in clear between captured pods: {report:?}\n{reports:#?}"
-        );
+        if !tunnel || report.clear_bytes > 0 || report.markers > 0 {
+            return Err(format!("in clear: {report:?}"));
+        }
         tunnelled += report.bytes;
     }
-    assert!(tunnelled > 0, "nothing between the pods: {reports:#?}");
+    if tunnelled > 0 {
+        Ok(())
+    } else {
+        Err("nothing".to_owned())
+    }
 }
 
 fn addresses_of(pods: &[&Pod]) -> Vec<IpAddr> {

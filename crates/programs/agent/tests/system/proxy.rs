@@ -135,10 +135,11 @@ async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, seen: &Mutex<
                     ProxyEffect::Stop { uid, .. } => drop(seen.serves.remove(&*uid)),
                     ProxyEffect::Reply(ack) => {
                         drop(seen);
-                        connection
-                            .send(&zds_codec::encode_ack(&ack), None)
-                            .await
-                            .unwrap();
+                        let ack = zds_codec::encode_ack(&ack);
+                        // The agent may have been killed meanwhile: the next one is dialled.
+                        if connection.send(&ack, None).await.is_err() {
+                            return;
+                        }
                     }
                     ProxyEffect::Disconnect => panic!("the agent broke the contract"),
                 }

@@ -119,24 +119,32 @@ impl Dialer {
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// What sockets of proxies' own connections to `destination` need.
+    /// What sockets of proxies' own connections to `destination` need. On this node, their other end is
+    /// handed to the worker that opens them.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
+        let near = self.is_near(destination);
         OutboundSpec {
             mark: self.mark,
-            source: None,
             tuning: Tuning {
-                near: self.is_near(destination),
+                near,
                 ..self.tuning
             },
-            worker: None,
+            worker: workers::current().filter(|_| near),
+            ..OutboundSpec::default()
         }
     }
 
     /// What sockets of the application's own connections to `destination` need.
     fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
-        let mut spec = self.tunnel_spec(destination);
-        spec.tuning.resets = true;
-        spec
+        OutboundSpec {
+            mark: self.mark,
+            tuning: Tuning {
+                near: self.is_near(destination),
+                resets: true,
+                ..self.tuning
+            },
+            ..OutboundSpec::default()
+        }
     }
 
     /// Connects as the application would have.
@@ -185,8 +193,7 @@ impl Dialer {
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;
-        let mut spec = self.tunnel_spec(addr.ip());
-        spec.worker = workers::current().filter(|_| spec.tuning.near);
+        let spec = self.tunnel_spec(addr.ip());
         let socket = socket::outbound(self.netns.as_ref(), addr, &spec).map_err(|error| {
             DialError::Prepare {
                 text: "cannot make a socket in the pod",

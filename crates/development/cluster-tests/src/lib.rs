@@ -26,6 +26,7 @@ use std::{
 
 pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
 pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
+pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, Mesh, Part};
 pub use space::{Space, address, is_captured, is_ready};
@@ -33,31 +34,6 @@ pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);
-
-/// Cargo's target directory: tests are in `target/<profile>/deps`.
-pub fn target() -> PathBuf {
-    let me = std::env::current_exe().expect("a running test has a path");
-    me.ancestors()
-        .nth(3)
-        .expect("tests are in target/<profile>/deps")
-        .to_path_buf()
-}
-
-/// A binary of the workspace.
-pub fn binary(name: &str) -> PathBuf {
-    let me = std::env::current_exe().expect("a running test has a path");
-    let path = me
-        .ancestors()
-        .nth(2)
-        .expect("tests are in target/<profile>/deps")
-        .join(name);
-    assert!(
-        path.exists(),
-        "{} is not built: use `cargo xtask test`",
-        path.display()
-    );
-    path
-}
 
 /// The repository's `build` directory.
 pub fn sources() -> PathBuf {

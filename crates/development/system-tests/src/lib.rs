@@ -27,6 +27,7 @@ pub use ambit_lab::{
     Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LogSource, Options, Place,
     PodStatus, PrimaryCni, Replacement, Status, Traffic,
 };
+pub use ambit_testkit::binary;
 
 pub use openings::Openings;
 
@@ -67,22 +68,6 @@ pub fn options() -> Options {
         user_namespace: false,
         env: Default::default(),
     }
-}
-
-/// A binary of the workspace. The tests' own are in `target/<profile>/deps`, the others one above.
-pub fn binary(name: &str) -> PathBuf {
-    let me = std::env::current_exe().expect("a running test has a path");
-    let path = me
-        .ancestors()
-        .nth(2)
-        .expect("tests are in target/<profile>/deps")
-        .join(name);
-    assert!(
-        path.exists(),
-        "{} is not built: use `cargo xtask test`",
-        path.display()
-    );
-    path
 }
 
 impl Mesh {

@@ -19,6 +19,7 @@ mod helm;
 mod pki;
 pub mod roles;
 mod until;
+mod workspace;
 
 pub use api_server::{ApiRequest, ApiServer};
 pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
@@ -26,3 +27,4 @@ pub use fake_ca::FakeCa;
 pub use helm::helm;
 pub use pki::Pki;
 pub use until::{pass, until, until_blocking, until_some, until_within};
+pub use workspace::{binary, target};

@@ -94,19 +94,11 @@ fn is(error: &io::Error, errno: Errno) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::new_for_test;
 
     #[test]
     fn a_family_that_loopback_has_no_address_of_is_none() {
-        let without_loopback = std::thread::spawn(|| {
-            #[expect(
-                deprecated,
-                reason = "its successor is unsafe only for descriptor tables"
-            )]
-            rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
-            Netns::current().unwrap()
-        })
-        .join()
-        .unwrap();
+        let without_loopback = new_for_test();
         // Loopback is down in a fresh namespace: it has no address of either family.
         let is_there = |ipv6| {
             let listening = listen(Some(&without_loopback), ipv6, 15053, None, false);

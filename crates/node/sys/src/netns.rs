@@ -163,6 +163,20 @@ impl Drop for ComeBack {
     }
 }
 
+/// A network namespace of its own for a test, made by a thread that ends at once.
+#[cfg(test)]
+pub(crate) fn new_for_test() -> Netns {
+    let make = || {
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe only for descriptor tables"
+        )]
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
+        Netns::current().unwrap()
+    };
+    std::thread::spawn(make).join().unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,17 +192,7 @@ mod tests {
         std::thread::spawn(|| {
             Netns::stay_at_home().unwrap();
             let home = Netns::current().unwrap();
-            let [outer, inner] = [(); 2].map(|()| {
-                let apart = || {
-                    #[expect(
-                        deprecated,
-                        reason = "its successor is unsafe only for descriptor tables"
-                    )]
-                    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
-                    Netns::current().unwrap()
-                };
-                std::thread::spawn(apart).join().unwrap()
-            });
+            let [outer, inner] = [(); 2].map(|()| new_for_test());
             for _ in 0..2 {
                 let seen = outer.run(|| {
                     let within = inner.run(|| Netns::current().unwrap()).unwrap();

@@ -401,26 +401,13 @@ fn bind_foreign(socket: &Socket, domain: Domain, source: IpAddr) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::new_for_test;
 
     fn spec() -> ListenSpec {
         ListenSpec {
             transparent: Transparent::Off,
             ..ListenSpec::of_pod(0, None)
         }
-    }
-
-    fn netns() -> Netns {
-        // A namespace of its own for the test, entered by a thread that ends at once.
-        std::thread::spawn(|| {
-            #[expect(
-                deprecated,
-                reason = "its successor is unsafe only for descriptor tables"
-            )]
-            rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
-            Netns::current().unwrap()
-        })
-        .join()
-        .unwrap()
     }
 
     #[tokio::test]
@@ -500,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_listener_lives_in_the_namespace_it_was_made_for() {
-        let ns = netns();
+        let ns = new_for_test();
         let first = listen(
             Some(&ns),
             &ListenSpec {
@@ -511,7 +498,7 @@ mod tests {
         .unwrap();
         assert!(first.listener.local_addr().unwrap().port() == 15001);
         // The same port, unshared, is free here and in any other namespace.
-        let other = netns();
+        let other = new_for_test();
         let alone = ListenSpec {
             port: 15001,
             reuse_port: false,
@@ -526,7 +513,7 @@ mod tests {
 
     #[test]
     fn marks_and_foreign_sources_are_set() {
-        let ns = netns();
+        let ns = new_for_test();
         let marked = ListenSpec {
             mark: Some(0x539),
             transparent: Transparent::Required,

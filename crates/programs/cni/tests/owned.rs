@@ -5,17 +5,19 @@
     reason = "clippy knows helpers of unit tests only"
 )]
 
+mod common;
+
 use std::{
     fs,
     io::Write as _,
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+
+use common::wait_until_asleep;
 
 /// Records its input, and answers what the test has prepared: `RESULT.KIND` and `FAIL.KIND`.
 const SCRIPT: &str = r#"#!/bin/sh
@@ -384,14 +386,4 @@ fn pods_wait_for_the_agent_after_their_network_stands() {
     fs::write(&copy, r#"{"version":1,"namespaces":{"kube-system":false}}"#).unwrap();
     config["membership"] = json!(copy);
     node.succeeds("ADD", &config);
-}
-
-/// Waits until the process sleeps in the kernel by itself.
-fn wait_until_asleep(pid: u32) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let file = Path::new("/proc").join(pid.to_string()).join("wchan");
-    while !fs::read_to_string(&file).is_ok_and(|at| at.contains("nanosleep")) {
-        assert!(Instant::now() < deadline, "the plugin does not wait");
-        thread::yield_now();
-    }
 }

@@ -5,12 +5,14 @@
     reason = "clippy knows helpers of unit tests only"
 )]
 
+mod common;
+
 use std::{
     collections::VecDeque,
     fs,
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -18,6 +20,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
+
+use common::wait_until_asleep;
 
 const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
@@ -589,14 +593,4 @@ fn missing_or_malformed_variables_are_named() {
     }
     let error = fails(start("PAINT", config.as_bytes(), "", |_| {}));
     assert!(error["msg"].as_str().unwrap().contains("PAINT"));
-}
-
-/// Waits until the process sleeps in the kernel by itself.
-fn wait_until_asleep(pid: u32) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let file = Path::new("/proc").join(pid.to_string()).join("wchan");
-    while !fs::read_to_string(&file).is_ok_and(|at| at.contains("nanosleep")) {
-        assert!(Instant::now() < deadline, "the plugin does not wait");
-        thread::yield_now();
-    }
 }

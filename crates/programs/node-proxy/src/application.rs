@@ -50,7 +50,7 @@ pub(crate) async fn connect(
             resets: true,
             ..Tuning::default()
         },
-        worker: None,
+        ..OutboundSpec::default()
     };
     let socket = socket::outbound(Some(&pod.netns), addr, &spec)?;
     match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {

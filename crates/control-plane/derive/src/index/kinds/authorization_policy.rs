@@ -7,7 +7,7 @@ use ambit_k8s_api::{
     istio::{AuthorizationPolicySpec, PolicyAction, selected_labels},
     labels,
 };
-use ambit_model::{Action, ArcStr, Authorization, Scope};
+use ambit_model::{Action, ArcStr, Authorization, Rule, Scope};
 use serde_json::Value;
 
 use super::{Objects, peer_authentication};
@@ -146,12 +146,7 @@ impl PolicyInput {
     ) -> Result<(Self, Vec<Note>), FieldError> {
         let mut notes = Vec::new();
         let spec = &policy.spec;
-        let namespace: ArcStr = policy
-            .metadata
-            .namespace
-            .as_deref()
-            .unwrap_or("default")
-            .into();
+        let namespace = namespace_of(policy);
         let selector = selected_labels(spec.selector.as_ref()).cloned();
         let nothing = |note: Note| {
             Ok((
@@ -204,6 +199,33 @@ impl PolicyInput {
                 "dry-run policies are not sent to node proxies unless --dry-run-policies is set",
             ));
         }
+        let mut input = Self::sent(policy, config, action, rules);
+        if let Some(sent) = &mut input.sent {
+            sent.dry_run = dry_run;
+        }
+        Ok((input, notes))
+    }
+
+    /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
+    /// be enforced here anyway.
+    fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
+        if policy.spec.is_attached() || is_dry_run(policy) == Ok(true) {
+            return None;
+        }
+        // A rule without clauses matches everything.
+        let everything = vec![Vec::new()];
+        Some(Self::sent(policy, config, Action::Deny, everything))
+    }
+
+    /// What node proxies enforce: these rules, in the scope that the policy's selector and namespace tell.
+    fn sent(
+        policy: &AuthorizationPolicy,
+        config: &MeshConfig,
+        action: Action,
+        rules: Vec<Rule>,
+    ) -> Self {
+        let namespace = namespace_of(policy);
+        let selector = selected_labels(policy.spec.selector.as_ref()).cloned();
         let scope = match &selector {
             Some(_) => Scope::WorkloadSelector,
             None if namespace == config.root_namespace => Scope::Global,
@@ -215,52 +237,19 @@ impl PolicyInput {
             scope,
             action,
             rules,
-            dry_run,
-            not_understood: None,
-        };
-        Ok((
-            Self {
-                sent: Some(sent),
-                selector,
-            },
-            notes,
-        ))
-    }
-
-    /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
-    /// be enforced here anyway.
-    fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
-        let spec = &policy.spec;
-        if spec.is_attached() || is_dry_run(policy) == Ok(true) {
-            return None;
-        }
-        let namespace: ArcStr = policy
-            .metadata
-            .namespace
-            .as_deref()
-            .unwrap_or("default")
-            .into();
-        let selector = selected_labels(spec.selector.as_ref()).cloned();
-        let scope = match &selector {
-            Some(_) => Scope::WorkloadSelector,
-            None if namespace == config.root_namespace => Scope::Global,
-            None => Scope::Namespace,
-        };
-        let sent = Authorization {
-            name: policy.metadata.name.as_deref().unwrap_or_default().into(),
-            namespace,
-            scope,
-            action: Action::Deny,
-            // A rule without clauses matches everything.
-            rules: vec![Vec::new()],
             dry_run: false,
             not_understood: None,
         };
-        Some(Self {
+        Self {
             sent: Some(sent),
             selector,
-        })
+        }
     }
+}
+
+fn namespace_of(policy: &AuthorizationPolicy) -> ArcStr {
+    let namespace = policy.metadata.namespace.as_deref();
+    namespace.unwrap_or("default").into()
 }
 
 /// Whether the policy is to be logged only.

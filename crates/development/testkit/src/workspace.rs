@@ -1,0 +1,25 @@
+//! Where cargo has put what tests run.
+
+use std::path::{Path, PathBuf};
+
+/// Cargo's target directory.
+pub fn target() -> PathBuf {
+    above(3)
+}
+
+/// A binary of the workspace. The tests' own are in `target/<profile>/deps`, the others one above.
+pub fn binary(name: &str) -> PathBuf {
+    let path = above(2).join(name);
+    assert!(
+        path.exists(),
+        "{} is not built: use `cargo xtask test`",
+        path.display()
+    );
+    path
+}
+
+fn above(levels: usize) -> PathBuf {
+    let me = std::env::current_exe().expect("a running test has a path");
+    let directory = me.ancestors().nth(levels).map(Path::to_path_buf);
+    directory.expect("tests are in target/<profile>/deps")
+}

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     plan::admits_unknown,
-    ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
+    ruleset::{Action, ChainKind, Family, InboundGuard, Match, Rule, Ruleset},
     spec::{HostMember, HostSpec, marks},
 };
 
@@ -82,12 +82,17 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     state
 }
 
-/// Whether the inbound guard is missing, or accepts packets of unknown connections.
-pub fn guard_admits_unknown(state: &State) -> bool {
+/// The inbound guard of one family.
+pub fn inbound_guard(state: &State) -> InboundGuard {
     let (table, _, ours) = place(ChainKind::GuardInput);
-    let guard = state.chains.get(&(table, ours.to_owned()));
     let unknown = render_rule(&admits_unknown());
-    guard.is_none_or(|rules| rules.iter().any(|rule| unknown.contains(rule)))
+    match state.chains.get(&(table, ours.to_owned())) {
+        None => InboundGuard::Missing,
+        Some(rules) if rules.iter().any(|rule| unknown.contains(rule)) => {
+            InboundGuard::AdmitsUnknown
+        }
+        Some(_) => InboundGuard::KnownOnly,
+    }
 }
 
 /// The desired state on the node: one rule a member, since sets would need another tool.

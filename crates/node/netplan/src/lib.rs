@@ -17,7 +17,8 @@ mod spec;
 
 pub use plan::{host_ruleset, plan, plan_capturing, plan_released};
 pub use ruleset::{
-    Action, Chain, ChainKind, Family, Match, PolicyRouting, Rule, Ruleset, policy_routing,
+    Action, Chain, ChainKind, Family, InboundGuard, Match, PolicyRouting, Rule, Ruleset,
+    policy_routing,
 };
 pub use spec::{
     Backend, HostMember, HostSpec, RedirectionSpec, SpecError, is_interface_name, marks, probes,

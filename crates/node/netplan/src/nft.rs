@@ -9,9 +9,7 @@ mod lower;
 use std::{collections::BTreeMap, net::IpAddr};
 
 pub use diff::{Change, apply, diff, steps};
-pub use lower::{
-    HOST_TABLE, POD_TABLE, bridge_table, guard_admits_unknown, host_table, lower, set_name,
-};
+pub use lower::{HOST_TABLE, POD_TABLE, bridge_table, host_table, inbound_guard, lower, set_name};
 
 use crate::ruleset::Family;
 

@@ -14,7 +14,8 @@
 //! lately overflowed. The secret of cookies is the kernel's, so anyone who can make namespaces on the
 //! node can make valid cookies for any address. Therefore such packets pass only if connection tracking
 //! knows their connection in both directions. Pre-capture connections are made known to it as capture
-//! begins (`sys/src/conntrack/pre_capture.rs`), between [`plan_capturing`] and [`plan`].
+//! begins (`sys/src/conntrack/pre_capture.rs`): when new ones are redirected, and before the guards of
+//! [`plan`] are there.
 //!
 //! Tried and left out, because it gained nothing that could be measured: keeping the proxy's tunnels
 //! out of connection tracking. Looking at each packet to find them costs what tracking them does.
@@ -36,9 +37,9 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::Known)
 }
 
-/// The rules of a pod while its capture begins: as [`plan`], but packets without SYN are accepted
-/// without a known connection. New connections are redirected from here on; pre-capture connections can
-/// now be listed and made known.
+/// The rules of a pod whose pre-capture connections are not made known yet, because an earlier agent did
+/// not, or because it failed: as [`plan`], but packets without SYN are accepted without a known
+/// connection.
 ///
 /// # Errors
 /// When the specification itself is not sound.

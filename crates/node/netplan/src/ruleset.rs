@@ -161,6 +161,34 @@ pub struct Ruleset {
     pub policy_routing: bool,
 }
 
+impl Ruleset {
+    /// The same redirection without the chains that refuse what goes past it.
+    #[must_use]
+    pub fn without_guards(&self) -> Self {
+        let is_guard = |kind| {
+            matches!(
+                kind,
+                ChainKind::GuardInput | ChainKind::GuardForward | ChainKind::GuardOutput
+            )
+        };
+        let mut without = self.clone();
+        without.chains.retain(|chain| !is_guard(chain.kind));
+        without
+    }
+}
+
+/// What of the inbound guard was found in a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InboundGuard {
+    /// None.
+    Missing,
+    /// It accepts packets of connections that connection tracking does not know: that of
+    /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.
+    AdmitsUnknown,
+    /// It accepts packets of known connections only.
+    KnownOnly,
+}
+
 /// The policy rule and the local route that bring replies to spoofed sources back to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyRouting {

@@ -12,8 +12,8 @@ mod settings;
 use std::{fmt, io};
 
 use ambit_netplan::{
-    Backend, Family, RedirectionSpec, Ruleset, SpecError, plan, plan_capturing, plan_released,
-    policy_routing,
+    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, SpecError, plan, plan_capturing,
+    plan_released, policy_routing,
 };
 use ambit_rt::ErrorChain;
 
@@ -164,20 +164,30 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 }
 
 /// Where no guard with the connection check is in place yet: redirects new connections, and makes open
-/// ones known to connection tracking. Not again once that guard is in place: a connection it has let in
+/// ones known to connection tracking; the guards follow. Not again once that guard is in place: a connection it has let in
 /// must not be taken for a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
     captured: &Ruleset,
 ) -> Result<Option<Drift>, RedirectionError> {
-    if capturing == captured || !backend.admits_unknown()? {
+    if capturing == captured {
         return Ok(None);
     }
-    let drift = backend.apply(capturing)?;
+    let guard = backend.inbound_guard()?;
+    let drift = match guard {
+        InboundGuard::KnownOnly => return Ok(None),
+        InboundGuard::AdmitsUnknown => backend.apply(capturing)?,
+        // Guards are only added afterwards. To replace a rule, as of the guard for the time being, takes
+        // the kernel some 15 ms (RCU grace periods), for which a pod's start would wait.
+        InboundGuard::Missing => backend.apply(&captured.without_guards())?,
+    };
     // So that tracking does not pick up a connection in a way that contradicts what is made known.
     track_for_the_guards(true);
-    pre_capture::make_known().map_err(RedirectionError::Connections)?;
+    if let Err(error) = pre_capture::make_known() {
+        backend.apply(capturing)?;
+        return Err(RedirectionError::Connections(error));
+    }
     Ok(Some(drift))
 }
 

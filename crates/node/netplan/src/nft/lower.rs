@@ -8,7 +8,7 @@ use std::{
 use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, Table, TableChain};
 use crate::{
     plan::{admits_unknown, host_ruleset},
-    ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
+    ruleset::{Action, ChainKind, Family, InboundGuard, Match, Rule, Ruleset},
     spec::{HostSpec, marks},
 };
 
@@ -61,11 +61,15 @@ pub fn lower(ruleset: &Ruleset) -> Table {
     }
 }
 
-/// Whether the pod's table lacks the inbound guard, or has one that accepts packets of unknown
-/// connections.
-pub fn guard_admits_unknown(table: Option<&Table>) -> bool {
-    let guard = table.and_then(|table| table.chains.get(GUARD_INPUT));
-    guard.is_none_or(|chain| chain.rules.contains(&lower_rule(&admits_unknown())))
+/// The inbound guard in the pod's table.
+pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
+    match table.and_then(|table| table.chains.get(GUARD_INPUT)) {
+        None => InboundGuard::Missing,
+        Some(chain) if chain.rules.contains(&lower_rule(&admits_unknown())) => {
+            InboundGuard::AdmitsUnknown
+        }
+        Some(_) => InboundGuard::KnownOnly,
+    }
 }
 
 /// The node's table with its sets, still empty.

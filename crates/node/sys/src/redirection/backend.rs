@@ -2,7 +2,7 @@
 //! The rules and their behaviour are the same.
 
 use ambit_netplan::{
-    Backend, Family, Ruleset,
+    Backend, Family, InboundGuard, Ruleset,
     iptables::{self, PREFIX, State},
     nft::{self, Change, POD_TABLE, Table},
 };
@@ -79,17 +79,24 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Whether the current rules accept packets of connections that connection tracking does not know.
-    pub(super) fn admits_unknown(self) -> Result<bool, RedirectionError> {
+    /// The inbound guard as it is. Of iptables' two, the one that admits more.
+    pub(super) fn inbound_guard(self) -> Result<InboundGuard, RedirectionError> {
         if self.0 == Backend::Nftables {
-            return Ok(nft::guard_admits_unknown(
-                Nft::open()?.read(POD_TABLE)?.as_ref(),
-            ));
+            return Ok(nft::inbound_guard(Nft::open()?.read(POD_TABLE)?.as_ref()));
         }
         let both = self.read_both()?;
-        Ok(both
+        let guards: Vec<_> = both
             .iter()
-            .any(|(_, state)| iptables::guard_admits_unknown(state)))
+            .map(|(_, state)| iptables::inbound_guard(state))
+            .collect();
+        let all = |one| guards.iter().all(|guard| *guard == one);
+        Ok(if all(InboundGuard::KnownOnly) {
+            InboundGuard::KnownOnly
+        } else if all(InboundGuard::Missing) {
+            InboundGuard::Missing
+        } else {
+            InboundGuard::AdmitsUnknown
+        })
     }
 
     /// Writes the rules, removes those that another backend wrote, and returns what differed.

@@ -59,7 +59,7 @@ pub enum LoggingError {
 
 const DEFAULT_FILTER: &str = "info";
 /// Parts whose own logs say nothing to an operator, or say at each attempt what we say once.
-const QUIET: &str = "hickory_server::server=off,hyper=info,h2=info,kube_client::client::builder=off,\
+const DEPENDENCY_LEVELS: &str = "hyper=info,h2=info,kube_client::client::builder=off,\
      rustls=info,tonic=info,tower=info";
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();
@@ -132,7 +132,7 @@ fn subscriber(
 fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
     // What is asked for comes last and so overrides what is quiet by default.
     EnvFilter::builder()
-        .parse(format!("{QUIET},{filter}"))
+        .parse(format!("{DEPENDENCY_LEVELS},{filter}"))
         .map_err(|source| LoggingError::Filter {
             filter: filter.to_owned(),
             source,

@@ -11,13 +11,21 @@ use crate::ErrorChain;
 const MAX_VALUE: usize = 4096;
 
 /// Collects fields as `key=value`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct TextFields {
     pub(super) message: String,
     pub(super) fields: String,
 }
 
 impl TextFields {
+    /// None yet, with room for those of a connection, of which there are thousands a second.
+    pub(super) fn new() -> Self {
+        Self {
+            message: String::with_capacity(64),
+            fields: String::with_capacity(512),
+        }
+    }
+
     fn key(&mut self, field: &Field) {
         if !self.fields.is_empty() {
             self.fields.push(' ');
@@ -139,18 +147,22 @@ fn push_escaped(line: &mut String, value: fmt::Arguments<'_>) {
     }
     impl fmt::Write for Escaping<'_> {
         fn write_str(&mut self, text: &str) -> fmt::Result {
-            for c in text.chars() {
-                if self.left < c.len_utf8() {
-                    self.left = 0;
-                    return Ok(());
-                }
-                self.left -= c.len_utf8();
-                if c.is_control() {
-                    self.line.extend(c.escape_default());
-                } else {
-                    self.line.push(c);
-                }
+            let fitting = text.get(..text.floor_char_boundary(self.left));
+            let mut rest = fitting.unwrap_or_default();
+            self.left = if rest.len() < text.len() {
+                0
+            } else {
+                self.left - rest.len()
+            };
+            while let Some(at) = rest.find(char::is_control) {
+                let (plain, from) = rest.split_at(at);
+                self.line.push_str(plain);
+                let mut chars = from.chars();
+                self.line
+                    .extend(chars.next().into_iter().flat_map(char::escape_default));
+                rest = chars.as_str();
             }
+            self.line.push_str(rest);
             Ok(())
         }
     }

@@ -22,7 +22,7 @@ impl<'writer> FormatFields<'writer> for LogFormat {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, of: R) -> fmt::Result {
         match self {
             Self::Text => {
-                let mut fields = TextFields::default();
+                let mut fields = TextFields::new();
                 of.record(&mut fields);
                 writer.write_str(&fields.fields)
             }
@@ -87,10 +87,14 @@ where
             write!(line, "{{{fields}}}")?;
         }
     }
-    let mut fields = TextFields::default();
+    let mut fields = TextFields::new();
     event.record(&mut fields);
     let TextFields { message, fields } = fields;
-    writeln!(line, "{}", format!("\t{message}\t{fields}").trim_end())
+    match (message.as_str(), fields.trim_end()) {
+        ("", "") => writeln!(line),
+        (message, "") => writeln!(line, "\t{}", message.trim_end()),
+        (message, fields) => writeln!(line, "\t{message}\t{fields}"),
+    }
 }
 
 fn json_line<S>(

@@ -9,18 +9,23 @@ use std::{
     time::Duration,
 };
 
-use hickory_proto::{
-    op::{Message, MessageType, OpCode, ResponseCode},
-    rr::{
-        Name, RData, Record, RecordType,
-        rdata::{A, AAAA, SRV},
+use async_trait::async_trait;
+use hickory_server::{
+    Server,
+    net::runtime::Time,
+    proto::{
+        op::{Header, HeaderCounts, Metadata, OpCode, ResponseCode},
+        rr::{
+            Name, RData, Record, RecordType,
+            rdata::{A, AAAA, SRV},
+        },
     },
+    server::{Request, RequestHandler, ResponseHandler, ResponseInfo},
+    zone_handler::MessageResponseBuilder,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpListener, UdpSocket},
     sync::watch,
-    time::timeout,
 };
 
 use crate::{cluster::ServiceView, fabric::Node};
@@ -29,10 +34,10 @@ use crate::{cluster::ServiceView, fabric::Node};
 pub(crate) const DOMAIN: &str = "cluster.local";
 /// Seconds that answers may be cached.
 const TTL: u32 = 5;
-/// The largest answer over UDP to a client that did not say more.
-const UDP_PAYLOAD: usize = 1232;
 /// How long a client may hold a TCP connection without a question.
 const IDLE: Duration = Duration::from_secs(10);
+/// Answers that may wait to be sent over a TCP connection.
+const WAITING: usize = 16;
 
 /// Every name, lower case and without the final dot, with its addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,53 +82,72 @@ impl Zone {
         Self { names, ports }
     }
 
-    /// The answer to a question in wire form; `None` if it is not a question.
-    pub(crate) fn answer(&self, question: &[u8]) -> Option<Message> {
-        let question = Message::from_vec(question).ok()?;
-        if question.metadata.message_type != MessageType::Query {
-            return None;
+    /// The records of a kind that a name has, maybe none; or why there is no such name.
+    fn look_up(&self, name: &Name, kind: RecordType) -> Result<Vec<Record>, ResponseCode> {
+        let text = name.to_ascii().to_lowercase();
+        let text = text.trim_end_matches('.');
+        let record = |data| Record::from_rdata(name.clone(), TTL, data);
+        if let Some(targets) = self.ports.get(text) {
+            let targets = targets.iter().filter(|_| kind == RecordType::SRV);
+            let data = |(port, host): &(u16, Name)| SRV::new(0, 100, *port, host.clone());
+            return Ok(targets
+                .map(|target| record(RData::SRV(data(target))))
+                .collect());
         }
-        let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
-        answer.metadata.recursion_desired = question.metadata.recursion_desired;
-        answer.metadata.recursion_available = true;
-        answer.metadata.authoritative = true;
-        if question.metadata.op_code != OpCode::Query {
-            answer.metadata.response_code = ResponseCode::NotImp;
-            return Some(answer);
-        }
-        for query in &question.queries {
-            answer.add_query(query.clone());
-            let text = query.name().to_ascii().to_lowercase();
-            let text = text.trim_end_matches('.');
-            if let Some(targets) = self.ports.get(text) {
-                let targets = targets
-                    .iter()
-                    .filter(|_| query.query_type() == RecordType::SRV);
-                answer.add_answers(targets.map(|(port, host)| {
-                    let data = RData::SRV(SRV::new(0, 100, *port, host.clone()));
-                    Record::from_rdata(query.name().clone(), TTL, data)
-                }));
-                continue;
-            }
-            let Some(addresses) = self.names.get(text) else {
-                answer.metadata.response_code = ResponseCode::NXDomain;
-                continue;
-            };
-            for ip in addresses {
-                let data = match (query.query_type(), ip) {
-                    (RecordType::A, IpAddr::V4(ip)) => RData::A(A(*ip)),
-                    (RecordType::AAAA, IpAddr::V6(ip)) => RData::AAAA(AAAA(*ip)),
-                    _ => continue,
-                };
-                answer.add_answer(Record::from_rdata(query.name().clone(), TTL, data));
-            }
-        }
-        Some(answer)
+        let addresses = self.names.get(text).ok_or(ResponseCode::NXDomain)?;
+        let data = |ip: &IpAddr| match (kind, ip) {
+            (RecordType::A, IpAddr::V4(ip)) => Some(RData::A(A(*ip))),
+            (RecordType::AAAA, IpAddr::V6(ip)) => Some(RData::AAAA(AAAA(*ip))),
+            _ => None,
+        };
+        Ok(addresses.iter().filter_map(data).map(record).collect())
+    }
+}
+
+/// Answers from the zone as it is at the moment.
+struct Answers(watch::Receiver<Arc<Zone>>);
+
+#[async_trait]
+impl RequestHandler for Answers {
+    async fn handle_request<R: ResponseHandler, T: Time>(
+        &self,
+        request: &Request,
+        mut response_handle: R,
+    ) -> ResponseInfo {
+        let zone = Arc::clone(&self.0.borrow());
+        let mut metadata = Metadata::response_from_request(&request.metadata);
+        metadata.authoritative = true;
+        metadata.recursion_available = true;
+        let found = match request.request_info() {
+            Ok(_) if request.metadata.op_code != OpCode::Query => Err(ResponseCode::NotImp),
+            Ok(info) => zone.look_up(info.query.original().name(), info.query.query_type()),
+            Err(_) => Err(ResponseCode::FormErr),
+        };
+        let records = found.unwrap_or_else(|code| {
+            metadata.response_code = code;
+            Vec::new()
+        });
+        let answer = MessageResponseBuilder::from_message_request(request).build(
+            metadata,
+            &records,
+            [],
+            [],
+            [],
+        );
+        let sent = response_handle.send_response(answer).await;
+        sent.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a DNS answer could not be sent");
+            ResponseInfo::from(Header {
+                metadata,
+                counts: HeaderCounts::default(),
+            })
+        })
     }
 }
 
 /// Serves the zone on a node's addresses until the lab ends.
 pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Result<()> {
+    let mut server = Server::new(Answers(zone.clone()));
     for ip in &node.ips {
         let address = SocketAddr::new(*ip, 53);
         let (udp, tcp) = node.host.run(|| {
@@ -133,73 +157,15 @@ pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Resul
             tcp.set_nonblocking(true)?;
             Ok::<_, io::Error>((udp, tcp))
         })??;
-        let (udp, tcp) = (UdpSocket::from_std(udp)?, TcpListener::from_std(tcp)?);
-        drop(ambit_rt::spawn(
-            "dns over udp",
-            serve_udp(udp, zone.clone()),
-        ));
-        drop(ambit_rt::spawn(
-            "dns over tcp",
-            serve_tcp(tcp, zone.clone()),
-        ));
+        server.register_socket(UdpSocket::from_std(udp)?);
+        server.register_listener(TcpListener::from_std(tcp)?, IDLE, WAITING);
     }
+    drop(ambit_rt::spawn("DNS of a node", async move {
+        if let Err(error) = server.block_until_done().await {
+            tracing::error!(%error, "a node's DNS server has ended");
+        }
+    }));
     Ok(())
-}
-
-async fn serve_udp(socket: UdpSocket, zone: watch::Receiver<Arc<Zone>>) {
-    let mut buffer = [0_u8; 4096];
-    loop {
-        let Ok((length, client)) = socket.recv_from(&mut buffer).await else {
-            continue;
-        };
-        let question = buffer.get(..length).unwrap_or_default();
-        let answer = zone.borrow().answer(question);
-        let Some(answer) = answer else { continue };
-        let Ok(mut bytes) = answer.to_vec() else {
-            continue;
-        };
-        if bytes.len() > UDP_PAYLOAD {
-            let Ok(short) = answer.truncate().to_vec() else {
-                continue;
-            };
-            bytes = short;
-        }
-        let _client_is_gone = socket.send_to(&bytes, client).await;
-    }
-}
-
-async fn serve_tcp(listener: TcpListener, zone: watch::Receiver<Arc<Zone>>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                drop(ambit_rt::spawn(
-                    "dns connection",
-                    serve_stream(stream, zone.clone()),
-                ));
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-}
-
-async fn serve_stream(mut stream: TcpStream, zone: watch::Receiver<Arc<Zone>>) {
-    while let Ok(Ok(length)) = timeout(IDLE, stream.read_u16()).await {
-        let mut question = vec![0; length.into()];
-        let Ok(Ok(_)) = timeout(IDLE, stream.read_exact(&mut question)).await else {
-            return;
-        };
-        let answer = zone.borrow().answer(&question);
-        let Some(bytes) = answer.and_then(|answer| answer.to_vec().ok()) else {
-            return;
-        };
-        let Ok(length) = u16::try_from(bytes.len()) else {
-            return;
-        };
-        let framed = [&length.to_be_bytes()[..], &bytes].concat();
-        if stream.write_all(&framed).await.is_err() {
-            return;
-        }
-    }
 }
 
 /// `/etc/resolv.conf` of a pod in `namespace`, or of a node's processes.
@@ -217,20 +183,16 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::{op::Query, rr::Name};
-
     use super::*;
 
     fn ask(zone: &Zone, name: &str, kind: RecordType) -> (ResponseCode, Vec<String>) {
-        let mut question = Message::query();
-        question.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
-        let answer = zone.answer(&question.to_vec().unwrap()).unwrap();
-        let texts = answer
-            .answers
-            .iter()
-            .map(|record| record.data.to_string())
-            .collect();
-        (answer.metadata.response_code, texts)
+        match zone.look_up(&Name::from_ascii(name).unwrap(), kind) {
+            Ok(records) => {
+                let texts = records.iter().map(|record| record.data.to_string());
+                (ResponseCode::NoError, texts.collect())
+            }
+            Err(code) => (code, Vec::new()),
+        }
     }
 
     #[test]
@@ -322,14 +284,5 @@ mod tests {
                 "{name}"
             );
         }
-    }
-
-    #[test]
-    fn what_is_no_question_gets_no_answer() {
-        let zone = Zone::default();
-        assert!(zone.answer(b"").is_none());
-        assert!(zone.answer(&[0xff; 30]).is_none());
-        let reply = Message::response(1, OpCode::Query).to_vec().unwrap();
-        assert!(zone.answer(&reply).is_none());
     }
 }

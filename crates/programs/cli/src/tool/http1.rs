@@ -7,8 +7,10 @@ use std::{
     time::Duration,
 };
 
-/// The largest line of a request or answer.
+/// The largest head of a request or answer.
 pub(super) const MAX_HEAD: u64 = 16 * 1024;
+/// The most headers of an answer.
+const MAX_HEADERS: usize = 64;
 /// The largest body that is read.
 const MAX_BODY: u64 = 1 << 20;
 
@@ -85,24 +87,7 @@ impl Connection {
 }
 
 fn read_answer(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
-    let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
-    let status = line(reader)?
-        .split_ascii_whitespace()
-        .nth(1)
-        .and_then(|code| code.parse().ok())
-        .ok_or_else(no_http)?;
-    let mut length = 0;
-    loop {
-        let header = line(reader)?;
-        if header.is_empty() {
-            break;
-        }
-        if let Some((name, value)) = header.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            length = value.trim().parse().map_err(|_| no_http())?;
-        }
-    }
+    let (status, length) = read_head(reader)?;
     let mut body = String::new();
     let read = reader
         .take(length.min(MAX_BODY))
@@ -113,14 +98,32 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
     }
 }
 
-fn line(reader: &mut impl BufRead) -> io::Result<String> {
-    let mut line = String::new();
-    reader.take(MAX_HEAD).read_line(&mut line)?;
-    if !line.ends_with('\n') {
-        return Err(closed_early());
+/// Status and length of the body. Line by line, so that nothing of what follows is taken.
+fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, u64)> {
+    let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
+    let mut head = Vec::new();
+    let mut reader = reader.take(MAX_HEAD);
+    loop {
+        let read = reader.read_until(b'\n', &mut head)?;
+        if read == 0 || !head.ends_with(b"\n") {
+            return Err(closed_early());
+        }
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut answer = httparse::Response::new(&mut headers);
+        let parsed = answer.parse(&head).map_err(|_| no_http())?;
+        let Some(status) = answer.code.filter(|_| parsed.is_complete()) else {
+            continue;
+        };
+        let mut lengths = answer
+            .headers
+            .iter()
+            .filter(|header| header.name.eq_ignore_ascii_case("content-length"));
+        let Some(length) = lengths.next() else {
+            return Ok((status, 0));
+        };
+        let length = std::str::from_utf8(length.value).map_err(|_| no_http())?;
+        return Ok((status, length.trim().parse().map_err(|_| no_http())?));
     }
-    line.truncate(line.trim_end().len());
-    Ok(line)
 }
 
 fn closed_early() -> io::Error {

@@ -15,7 +15,7 @@ use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const QUIET: &dyn Fn(&str) = &|_| {};
+const NO_PROGRESS: &dyn Fn(&str) = &|_| {};
 const NO_WAIT: Options = Options {
     wait: None,
     force: false,
@@ -39,7 +39,7 @@ impl Lab {
     }
 
     async fn install(&self, settings: &[&str], options: Options) -> Result<(), InstallError> {
-        apply::install(&self.cluster, &plan(settings), options, QUIET).await
+        apply::install(&self.cluster, &plan(settings), options, NO_PROGRESS).await
     }
 
     /// Everything in the cluster that the plan of the defaults makes.
@@ -108,13 +108,13 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.there().await, Vec::<String>::new());
     assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
-    let again = remove::uninstall(&lab.cluster, "istio-system", all, QUIET).await;
+    let again = remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS).await;
     assert!(matches!(again, Err(InstallError::Absent(_))));
 }
 
@@ -159,8 +159,9 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
         lab.server.put("/api/v1/pods", agent);
     };
     agents("1");
-    let release =
-        async |patience| remove::unenrol_all(&lab.cluster, "istio-system", patience, QUIET).await;
+    let release = async |patience| {
+        remove::unenrol_all(&lab.cluster, "istio-system", patience, NO_PROGRESS).await
+    };
     let first = release(Duration::ZERO).await;
     assert!(
         matches!(first, Err(InstallError::NotReady(..))),
@@ -192,7 +193,7 @@ async fn definitions_of_others_are_neither_changed_nor_taken_away() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
@@ -237,7 +238,7 @@ async fn a_namespace_that_was_there_stays() {
         root: true,
         namespace: true,
     };
-    remove::uninstall(&lab.cluster, "istio-system", all, QUIET)
+    remove::uninstall(&lab.cluster, "istio-system", all, NO_PROGRESS)
         .await
         .unwrap();
     assert_eq!(lab.server.list("/api/v1/namespaces").len(), 1);
@@ -268,7 +269,7 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
     );
     assert!(!lab.there().await.is_empty());
     let none = Removal::default();
-    remove::uninstall(&lab.cluster, "istio-system", none, QUIET)
+    remove::uninstall(&lab.cluster, "istio-system", none, NO_PROGRESS)
         .await
         .unwrap();
     let left = lab.there().await;

@@ -176,7 +176,7 @@ fn rules_or_clauses_and_matches_or_fields_and_values_or() {
 
 #[test]
 fn without_an_identity_positive_fields_fail_and_negative_ones_hold() {
-    let any = vec![StringMatch::Presence([])];
+    let any = vec![StringMatch::Presence];
     let account = ServiceAccountMatch {
         namespace: "n".into(),
         service_account: "s".into(),
@@ -237,7 +237,7 @@ fn without_an_identity_positive_fields_fail_and_negative_ones_hold() {
 #[test]
 fn strict_mutual_tls_denies_plaintext_only() {
     let m = Match {
-        not_principals: vec![StringMatch::Presence([])],
+        not_principals: vec![StringMatch::Presence],
         ..Match::default()
     };
     let set = set(vec![policy("strict", Action::Deny, when(m))]);
@@ -261,7 +261,7 @@ fn texts_compare_exactly_by_prefix_by_suffix_and_by_presence() {
     assert!(matches(StringMatch::Prefix("td/ns/clients/".into())));
     assert!(matches(StringMatch::Suffix("/sa/a".into())));
     assert!(!matches(StringMatch::Suffix("/sa".into())));
-    assert!(matches(StringMatch::Presence([])));
+    assert!(matches(StringMatch::Presence));
 }
 
 #[test]
@@ -487,7 +487,7 @@ fn matcher(text: impl Strategy<Value = String>) -> impl Strategy<Value = StringM
     (text, 0..4usize).prop_map(|(text, kind)| match kind {
         0 => StringMatch::Prefix(text.into()),
         1 => StringMatch::Suffix(text.into()),
-        2 => StringMatch::Presence([]),
+        2 => StringMatch::Presence,
         _ => StringMatch::Exact(text.into()),
     })
 }
@@ -605,7 +605,7 @@ fn naive_policy(policy: &Authorization, c: &Connection) -> bool {
             StringMatch::Exact(text) => actual == text.as_str(),
             StringMatch::Prefix(text) => actual.starts_with(text.as_str()),
             StringMatch::Suffix(text) => actual.ends_with(text.as_str()),
-            StringMatch::Presence([]) => !actual.is_empty(),
+            StringMatch::Presence => !actual.is_empty(),
         }),
         None => false,
     };

@@ -13,8 +13,8 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateDump {
-    /// The identity.
-    pub identity: Identity,
+    /// The SPIFFE id.
+    pub identity: String,
     /// `Initializing`, `Available`, or `Unavailable: why`.
     pub state: String,
     /// Leaf and intermediates.
@@ -39,14 +39,14 @@ pub struct CertificateEntry {
 
 impl CertificateDump {
     /// An identity with its certificate, if it has one.
-    pub fn new(identity: Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
+    pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()
                 .filter_map(|der| CertificateEntry::read(der))
                 .collect()
         };
         Self {
-            identity,
+            identity: identity.to_string(),
             state,
             cert_chain: cert.map(|cert| entries(cert.chain())).unwrap_or_default(),
             root_certs: cert.map(|cert| entries(cert.roots())).unwrap_or_default(),

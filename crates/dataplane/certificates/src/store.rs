@@ -226,7 +226,7 @@ impl Certificates {
                     }
                     Slot::Forgotten => ("Forgotten".to_owned(), None),
                 };
-                CertificateDump::new(identity.clone(), state, cert.as_deref())
+                CertificateDump::new(identity, state, cert.as_deref())
             })
             .collect();
         drop(entries);

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use ambit_mesh_json::Json;
 use ambit_model::{Authorization, Service, WorkloadStatus, WorkloadUid};
 use ambit_route::{EndpointView, WorkloadRef};
 use serde::{
@@ -47,7 +48,9 @@ impl Serialize for Dump<'_> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("workloads", &Workloads(state))?;
         map.serialize_entry("services", &Services(state))?;
-        map.serialize_entry("policies", &policies(state))?;
+        let policies = policies(state);
+        let policies: Vec<_> = policies.iter().map(|policy| Json(&**policy)).collect();
+        map.serialize_entry("policies", &policies)?;
         map.serialize_entry("stagedServices", &staged(state))?;
         map.serialize_entry("staticConfig", &or_empty(&extras.static_config))?;
         map.serialize_entry("version", &extras.version)?;
@@ -73,7 +76,7 @@ impl Serialize for Workloads<'_> {
         workloads.sort_by(|a, b| a.uid().cmp(b.uid()));
         let mut list = serializer.serialize_seq(Some(workloads.len()))?;
         for workload in workloads {
-            list.serialize_element(&workload.to_model())?;
+            list.serialize_element(&Json(workload.to_model()))?;
         }
         list.end()
     }
@@ -89,7 +92,7 @@ impl Serialize for Services<'_> {
         for service in services {
             let endpoints = by_uid(self.0.table().endpoints(&service));
             list.serialize_element(&ServiceDump {
-                service: &service,
+                service: Json(&service),
                 endpoints,
             })?;
         }
@@ -100,7 +103,7 @@ impl Serialize for Services<'_> {
 #[derive(Serialize)]
 struct ServiceDump<'a> {
     #[serde(flatten)]
-    service: &'a Service,
+    service: Json<&'a Service>,
     endpoints: BTreeMap<WorkloadUid, EndpointDump>,
 }
 
@@ -109,7 +112,7 @@ struct ServiceDump<'a> {
 struct EndpointDump {
     workload_uid: WorkloadUid,
     port: BTreeMap<u16, u16>,
-    status: WorkloadStatus,
+    status: Json<WorkloadStatus>,
 }
 
 fn by_uid(endpoints: Vec<EndpointView>) -> BTreeMap<WorkloadUid, EndpointDump> {
@@ -119,7 +122,7 @@ fn by_uid(endpoints: Vec<EndpointView>) -> BTreeMap<WorkloadUid, EndpointDump> {
             EndpointDump {
                 workload_uid: uid,
                 port: ports.sorted(),
-                status,
+                status: Json(status),
             },
         )
     };

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_mesh_json::Json;
 use ambit_model::{ArcStr, Authorization, PolicyKey, Scope, Service, Workload};
 use serde::Deserialize;
 use serde_json::Value;
@@ -26,10 +27,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[serde(default, deny_unknown_fields)]
 pub struct LocalMesh {
     /// As `/config_dump` prints them; `services` also as a map of name to ports.
+    #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub workloads: Vec<Workload>,
     /// As `/config_dump` prints them, without endpoints.
+    #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub services: Vec<Service>,
     /// As `/config_dump` prints them.
+    #[serde(deserialize_with = "ambit_mesh_json::list")]
     pub policies: Vec<Authorization>,
 }
 
@@ -37,7 +41,9 @@ pub struct LocalMesh {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WithOddPolicies {
+    #[serde(deserialize_with = "ambit_mesh_json::list")]
     workloads: Vec<Workload>,
+    #[serde(deserialize_with = "ambit_mesh_json::list")]
     services: Vec<Service>,
     policies: Vec<Value>,
 }
@@ -82,19 +88,20 @@ fn policy(from: Value) -> Authorization {
         name: text("name"),
     };
     // Where the scope cannot be read it is the policy's namespace, and without one the mesh.
-    let said = from
-        .get("scope")
-        .map_or_else(|| Ok(Scope::default()), Scope::deserialize);
-    let scope = match said.unwrap_or(Scope::Namespace) {
+    let said = match from.get("scope") {
+        None => Scope::default(),
+        Some(scope) => Json::deserialize(scope).map_or(Scope::Namespace, |Json(scope)| scope),
+    };
+    let scope = match said {
         Scope::Namespace if key.namespace.is_empty() => Scope::Global,
         scope => scope,
     };
     let dry_run = from.get("dryRun").and_then(Value::as_bool) == Some(true);
-    match Authorization::deserialize(from) {
-        Ok(policy) if policy.has_empty_clause() => {
+    match Json::<Authorization>::deserialize(from) {
+        Ok(Json(policy)) if policy.has_empty_clause() => {
             substitute(key, scope, dry_run, "a clause without matches".into())
         }
-        Ok(policy) => policy,
+        Ok(Json(policy)) => policy,
         Err(error) => substitute(key, scope, dry_run, error.to_string().into()),
     }
 }

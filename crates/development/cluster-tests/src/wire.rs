@@ -57,7 +57,7 @@ pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], por
         let opened = addresses.contains(&report.server.ip())
             && ports.contains(&report.server.port())
             && report.connections > 0;
-        assert!(report.markers == 0 && !opened, "in clear: {report:?}");
+        assert!(report.markers == 0 && !opened, "in plaintext: {report:?}");
     }
 }
 
@@ -86,7 +86,7 @@ pub fn only_tls(reports: &[FlowReport], captured: &[&Pod]) -> Result<(), String>
             _ => false,
         };
         if !tunnel || report.clear_bytes > 0 || report.markers > 0 {
-            return Err(format!("in clear: {report:?}"));
+            return Err(format!("in plaintext: {report:?}"));
         }
         tunnelled += report.bytes;
     }

@@ -160,14 +160,14 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         let mesh = Mesh::up_with(PAIR, options);
         let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
         let mut from_before = mesh.dial("legacy/client", server).unwrap();
-        from_before.say("in clear").unwrap();
+        from_before.say("in plaintext").unwrap();
         mesh.label("legacy", "ambient");
         mesh.until_captured("legacy/client", true);
         if close {
             from_before.until_closed();
             continue;
         }
-        from_before.say("still in clear").unwrap();
+        from_before.say("still in plaintext").unwrap();
         let list = || {
             let dump = mesh.proxy_dump("node-1");
             let state = dump["workloadState"].as_object().unwrap().clone();

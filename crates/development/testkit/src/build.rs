@@ -97,7 +97,7 @@ pub fn from_principal(pattern: &str) -> Match {
 /// A match of clients without an identity.
 pub fn from_nobody() -> Match {
     Match {
-        not_principals: vec![StringMatch::Presence([])],
+        not_principals: vec![StringMatch::Presence],
         ..Match::default()
     }
 }

@@ -23,6 +23,7 @@ pub struct PodView {
     /// Its uid.
     pub uid: PodUid,
     /// Name, namespace, service account.
+    #[serde(with = "ambit_mesh_json::PodNameForm")]
     pub name: PodName,
     /// It shares the node's network namespace.
     pub host_network: bool,

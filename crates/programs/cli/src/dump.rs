@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_authz::PolicySet;
+use ambit_mesh_json::Json;
 use ambit_model::{Authorization, Protocol, Workload};
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -325,5 +326,6 @@ fn policy(whole: &Value) -> Result<Authorization, serde_json::Error> {
     let fields = whole.as_object().into_iter().flatten();
     let known = fields.filter(|(key, value)| KNOWN.contains(&key.as_str()) && !value.is_null());
     let known = known.map(|(key, value)| (key.clone(), value.clone()));
-    serde_json::from_value(Value::Object(known.collect()))
+    let Json(policy) = serde_json::from_value(Value::Object(known.collect()))?;
+    Ok(policy)
 }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ambit_authz::{Connection, Explanation, Outcome, Why};
+use ambit_mesh_json::Json;
 use ambit_model::{Action, Identity, Protocol, Scope, Workload};
 use serde::Serialize;
 
@@ -67,8 +68,8 @@ pub(crate) struct Report {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
     pub(crate) policy: String,
-    pub(crate) action: Action,
-    pub(crate) scope: Scope,
+    pub(crate) action: Json<Action>,
+    pub(crate) scope: Json<Scope>,
     pub(crate) dry_run: bool,
     /// The first rule that matches, counted from 1.
     pub(crate) matching_rule: Option<usize>,
@@ -294,8 +295,8 @@ fn report(
             .iter()
             .map(|verdict| PolicyReport {
                 policy: verdict.policy.to_string(),
-                action: verdict.action,
-                scope: verdict.scope,
+                action: Json(verdict.action),
+                scope: Json(verdict.scope),
                 dry_run: verdict.dry_run,
                 matching_rule: match verdict.outcome {
                     Outcome::Matches { rule } => Some(rule + 1),
@@ -345,8 +346,8 @@ pub(crate) fn words(report: &Report) -> String {
             let dry = if policy.dry_run { " (dry run)" } else { "" };
             vec![
                 policy.policy.clone(),
-                format!("{:?}{dry}", policy.action).to_uppercase(),
-                format!("{:?}", policy.scope),
+                format!("{:?}{dry}", policy.action.0).to_uppercase(),
+                format!("{:?}", policy.scope.0),
                 match policy.matching_rule {
                     Some(rule) => format!("rule {rule} matches"),
                     None => "no rule matches".to_owned(),

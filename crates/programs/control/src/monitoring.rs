@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use ambit_mesh_json::Json;
 use ambit_rt::{
     Readiness,
     http::{Peer, Request, Response, json_pretty, method_not_allowed, not_found, text},
@@ -155,8 +156,8 @@ impl Records {
         let (mut workloads, mut services, mut policies) = (Vec::new(), Vec::new(), Vec::new());
         for entry in &self.addresses {
             match AddressRecord::decode(&entry.value) {
-                Ok(AddressRecord::Workload(workload)) => workloads.push(workload),
-                Ok(AddressRecord::Service(service)) => services.push(service),
+                Ok(AddressRecord::Workload(workload)) => workloads.push(Json(*workload)),
+                Ok(AddressRecord::Service(service)) => services.push(Json(*service)),
                 Err(error) => {
                     tracing::error!(name = %entry.name, %error, "a record of ours cannot be read");
                 }
@@ -164,15 +165,15 @@ impl Records {
         }
         for entry in &self.policies {
             match decode::authorization(&entry.value) {
-                Ok(policy) => policies.push(policy),
+                Ok(policy) => policies.push(Json(policy)),
                 Err(error) => {
                     tracing::error!(name = %entry.name, %error, "a policy of ours cannot be read");
                 }
             }
         }
-        workloads.sort_by(|a, b| a.uid.cmp(&b.uid));
-        services.sort_by_key(|service| service.namespaced_hostname());
-        policies.sort_by_key(|policy| policy.key());
+        workloads.sort_by(|Json(a), Json(b)| a.uid.cmp(&b.uid));
+        services.sort_by_key(|Json(service)| service.namespaced_hostname());
+        policies.sort_by_key(|Json(policy)| policy.key());
         json!({
             "revision": self.revision,
             "workloads": workloads,

@@ -79,7 +79,7 @@ pub enum LocalXds {
 #[serde(rename_all = "camelCase")]
 pub struct Config {
     /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: the proxy's own.
-    #[serde(flatten)]
+    #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
     /// `NODE_NAME`.
     pub local_node: ArcStr,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use ambit_handover::{Accept, Supervisor};
+use ambit_mesh_json::Json;
 use ambit_model::ArcStr;
 use ambit_proxy::{Workers, report::chain};
 use ambit_rt::{Backoff, ReadyTask};
@@ -93,13 +94,14 @@ impl Served {
         let up = inner.up.iter().map(|(uid, (_, pod))| {
             let mut connections = pod.connections().dump();
             connections.pre_capture = pre_capture::shown(pod);
-            let state = json!({"state": "Up", "info": pod.name(), "connections": connections});
+            let state =
+                json!({"state": "Up", "info": Json(pod.name()), "connections": connections});
             (uid.to_string(), state)
         });
         let pending = inner.pending.iter().map(|(uid, info)| {
             (
                 uid.to_string(),
-                json!({"state": "Pending", "info": info.pod}),
+                json!({"state": "Pending", "info": Json(&info.pod)}),
             )
         });
         Value::Object(pending.chain(up).collect())

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use ambit_mesh_json::Json;
 use ambit_model::{Reason, Service, Workload};
 use ambit_node_proxy::pods::Served;
 use ambit_proxy::{
@@ -205,7 +206,7 @@ fn the_other_parts_of_a_dump_have_the_same_form() {
         namespace: "vec".into(),
         service_account: "api".into(),
     };
-    assert_eq!(serde_json::to_value(name).unwrap(), pod["info"]);
+    assert_eq!(serde_json::to_value(Json(name)).unwrap(), pod["info"]);
     let none = Connections::default().dump();
     assert_eq!(serde_json::to_value(none).unwrap(), pod["connections"]);
 }

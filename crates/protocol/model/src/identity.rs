@@ -3,7 +3,6 @@
 use std::{fmt, str::FromStr};
 
 use arcstr::ArcStr;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A workload's identity. The only SPIFFE form Istio issues; every other form is not an identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,20 +79,6 @@ impl FromStr for Identity {
             return Err(error());
         }
         Ok(Self::new(trust_domain, namespace, service_account))
-    }
-}
-
-impl Serialize for Identity {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Identity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
     }
 }
 

@@ -1,8 +1,6 @@
 //! The model of the mesh: identities, names, addresses, workloads, services, policies.
 //!
 //! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
-//! The serde form of [`Workload`], [`Service`] and [`Authorization`] is the one that a node proxy's
-//! `/config_dump` prints and `LOCAL_XDS_PATH` reads (Istio's keys, camelCase).
 #![forbid(unsafe_code)]
 
 mod identity;

@@ -7,7 +7,6 @@ use std::{
 };
 
 use arcstr::ArcStr;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The xDS name of a workload, for instance `Kubernetes//Pod/default/client-1`.
 pub type WorkloadUid = ArcStr;
@@ -142,30 +141,13 @@ impl FromStr for Destination {
 }
 
 /// A waypoint or network gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
     /// Its address or name.
     pub destination: Destination,
     /// Its HBONE port, normally 15008.
     pub hbone_mtls_port: u16,
 }
-
-macro_rules! serde_as_text {
-    ($($name:ty),*) => {$(
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    )*};
-}
-serde_as_text!(NetworkAddress, NamespacedHostname, Destination);
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,6 @@ use std::fmt;
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 /// `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,7 +35,7 @@ impl fmt::Display for PolicyKey {
 }
 
 /// The workloads a policy applies to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// All of the mesh.
     #[default]
@@ -48,7 +47,7 @@ pub enum Scope {
 }
 
 /// The effect of a match.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Allows.
     #[default]
@@ -58,8 +57,7 @@ pub enum Action {
 }
 
 /// One policy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
     /// Name.
     pub name: ArcStr,
@@ -75,7 +73,6 @@ pub struct Authorization {
     pub dry_run: bool,
     /// Set on a fail-closed substitute policy: why the original is not understood in full. A substitute
     /// refuses every connection in its scope.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub not_understood: Option<ArcStr>,
 }
 
@@ -116,36 +113,23 @@ pub type Rule = Vec<Clause>;
 pub type Clause = Vec<Match>;
 
 /// All fields that are set must match; a match without any is skipped.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(
     missing_docs,
     reason = "the fields are the contract's, explained by the module"
 )]
 pub struct Match {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<StringMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_namespaces: Vec<StringMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub principals: Vec<StringMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_principals: Vec<StringMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub service_accounts: Vec<ServiceAccountMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_service_accounts: Vec<ServiceAccountMatch>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub source_ips: Vec<IpNet>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_source_ips: Vec<IpNet>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub destination_ips: Vec<IpNet>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_destination_ips: Vec<IpNet>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub destination_ports: Vec<u16>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_destination_ports: Vec<u16>,
 }
 
@@ -157,8 +141,7 @@ impl Match {
 }
 
 /// A service account, trust domain ignored.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccountMatch {
     /// Kubernetes namespace.
     pub namespace: ArcStr,
@@ -167,7 +150,7 @@ pub struct ServiceAccountMatch {
 }
 
 /// How a text is compared.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StringMatch {
     /// Equal.
     Exact(ArcStr),
@@ -175,15 +158,15 @@ pub enum StringMatch {
     Prefix(ArcStr),
     /// Ends with.
     Suffix(ArcStr),
-    /// Not empty. Printed as an empty list, as Istio's node proxy does.
-    Presence([(); 0]),
+    /// Not empty.
+    Presence,
 }
 
 impl StringMatch {
     /// The form of a policy's text: `*`, `*suffix`, `prefix*` or the exact text.
     pub fn from_pattern(pattern: &str) -> Self {
         if pattern == "*" {
-            Self::Presence([])
+            Self::Presence
         } else if let Some(suffix) = pattern.strip_prefix('*') {
             Self::Suffix(suffix.into())
         } else if let Some(prefix) = pattern.strip_suffix('*') {
@@ -199,7 +182,7 @@ impl StringMatch {
             Self::Exact(exact) => text == exact,
             Self::Prefix(prefix) => text.starts_with(prefix.as_str()),
             Self::Suffix(suffix) => text.ends_with(suffix.as_str()),
-            Self::Presence([]) => !text.is_empty(),
+            Self::Presence => !text.is_empty(),
         }
     }
 }
@@ -215,30 +198,5 @@ mod tests {
         assert!(matches("*b", "ab") && !matches("*b", "ba"));
         assert!(matches("a*", "ab") && !matches("a*", "ba"));
         assert!(matches("ab", "ab") && !matches("ab", "abc"));
-    }
-
-    #[test]
-    fn a_policy_prints_the_keys_istioctl_reads() {
-        let policy = Authorization {
-            name: "p".into(),
-            namespace: "default".into(),
-            scope: Scope::WorkloadSelector,
-            rules: vec![vec![vec![Match {
-                not_principals: vec![StringMatch::Presence([])],
-                not_destination_ports: vec![9999],
-                ..Match::default()
-            }]]],
-            ..Authorization::default()
-        };
-        let json = serde_json::to_value(&policy).unwrap();
-        assert_eq!(
-            json["rules"][0][0][0]["notPrincipals"][0]["Presence"],
-            serde_json::json!([])
-        );
-        assert_eq!(json["rules"][0][0][0]["notDestinationPorts"][0], 9999);
-        assert_eq!(
-            serde_json::from_value::<Authorization>(json).unwrap(),
-            policy
-        );
     }
 }

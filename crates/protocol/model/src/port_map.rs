@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, ops::Index};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// Service port to target port of a service or of one of its endpoints, in the order in which they are
 /// sent (`istio.workload.PortList`): any encoder gives a record the same bytes, and so the same version.
 /// A number may occur twice, for TCP and UDP; the last one counts, as in a map.
@@ -61,20 +59,6 @@ impl<const N: usize> From<[(u16, u16); N]> for PortMap {
     }
 }
 
-/// As a map of numbers, which is what `/config_dump` prints.
-impl Serialize for PortMap {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.sorted().serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for PortMap {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        BTreeMap::deserialize(deserializer)
-            .map(|ports: BTreeMap<u16, u16>| ports.into_iter().collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,7 +68,5 @@ mod tests {
         let ports = PortMap::from([(443, 8443), (53, 5353), (53, 53)]);
         assert_eq!(ports.iter().next(), Some((&443, &8443)));
         assert_eq!((ports[&53], ports.get(&80)), (53, None));
-        let printed = serde_json::to_string(&ports).unwrap();
-        assert_eq!(printed, r#"{"53":53,"443":8443}"#);
     }
 }

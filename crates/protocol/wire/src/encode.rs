@@ -314,7 +314,7 @@ impl From<&model::StringMatch> for security::StringMatch {
                 model::StringMatch::Exact(text) => MatchType::Exact(text.to_string()),
                 model::StringMatch::Prefix(text) => MatchType::Prefix(text.to_string()),
                 model::StringMatch::Suffix(text) => MatchType::Suffix(text.to_string()),
-                model::StringMatch::Presence([]) => MatchType::Presence(()),
+                model::StringMatch::Presence => MatchType::Presence(()),
             }),
         }
     }

@@ -20,7 +20,7 @@ fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
     let listed = &mesh.pod("cart-1").authorization_policies;
     let policies: Vec<_> = listed.iter().map(|name| mesh.policy(name)).collect();
     let matches = |one: &Match, port: u16| {
-        let presence = [StringMatch::Presence([])];
+        let presence = [StringMatch::Presence];
         assert!(one.not_principals.is_empty() || one.not_principals == presence);
         (one.destination_ports.is_empty() || one.destination_ports.contains(&port))
             && !one.not_destination_ports.contains(&port)

@@ -191,7 +191,7 @@ fn patterns_are_kept() {
     assert_eq!(
         rules[0][0][0].principals,
         [
-            StringMatch::Presence([]),
+            StringMatch::Presence,
             StringMatch::Suffix("/sa/x".into()),
             StringMatch::Prefix("td/".into()),
             exact("spiffe://td/ns/a/sa/b")

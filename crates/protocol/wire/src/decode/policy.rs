@@ -165,7 +165,7 @@ fn texts(
             }
             Some(MatchType::Prefix(text)) => Ok(model::StringMatch::Prefix(text.into())),
             Some(MatchType::Suffix(text)) => Ok(model::StringMatch::Suffix(text.into())),
-            Some(MatchType::Presence(())) => Ok(model::StringMatch::Presence([])),
+            Some(MatchType::Presence(())) => Ok(model::StringMatch::Presence),
             None => Err(DecodeError::new(field, Refusal::EmptyMatch)),
         })
         .collect()

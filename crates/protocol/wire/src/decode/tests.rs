@@ -174,7 +174,7 @@ fn string_match() -> impl Strategy<Value = model::StringMatch> {
         text().prop_map(model::StringMatch::Exact),
         text().prop_map(model::StringMatch::Prefix),
         text().prop_map(model::StringMatch::Suffix),
-        Just(model::StringMatch::Presence([])),
+        Just(model::StringMatch::Presence),
     ]
 }
 

@@ -236,7 +236,7 @@ impl PeerAuthInput {
         }
         let plaintext = || {
             vec![Match {
-                not_principals: vec![StringMatch::Presence([])],
+                not_principals: vec![StringMatch::Presence],
                 ..Match::default()
             }]
         };
@@ -280,7 +280,7 @@ impl PeerAuthInput {
 /// The static policy.
 pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
     let plaintext = Match {
-        not_principals: vec![StringMatch::Presence([])],
+        not_principals: vec![StringMatch::Presence],
         ..Match::default()
     };
     Authorization {

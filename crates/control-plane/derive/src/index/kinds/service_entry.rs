@@ -88,7 +88,7 @@ fn owner_elsewhere<'a>(
     entry: &ServiceEntryInput,
     net: &IpNet,
 ) -> Option<&'a ObjectKey> {
-    // Without load balancing, what is known inside a prefix is reached as itindex.
+    // Without load balancing, what is known inside a prefix is reached as it is.
     let is_prefix = net.prefix_len() != net.max_prefix_len();
     let passes_by = is_prefix && entry.resolution == Resolution::None;
     let owner = index.addresses.owner_elsewhere(net, &entry.namespace);

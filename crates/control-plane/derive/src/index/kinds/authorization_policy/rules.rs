@@ -339,7 +339,7 @@ fn pattern(text: &str) -> Result<StringMatch, String> {
 fn matches_nobody(text: &str) -> bool {
     let literal = match StringMatch::from_pattern(text) {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
-        StringMatch::Presence([]) => return false,
+        StringMatch::Presence => return false,
     };
     literal.contains('*') || text.starts_with("spiffe://")
 }

@@ -1,0 +1,64 @@
+//! The JSON of workloads, services and policies: what a node proxy's `/config_dump` prints, what a file at
+//! `LOCAL_XDS_PATH` says, and what the command line reads of both (Istio's keys, camelCase).
+//!
+//! [`Json`] gives a type of the model this form. Each form is a copy of the model's type for serde alone
+//! (`#[serde(remote)]`), so that a field that is added there does not compile until it has a form here.
+#![forbid(unsafe_code)]
+
+mod names;
+mod policy;
+mod service;
+mod workload;
+
+pub use workload::PodNameForm;
+
+use serde::{Deserialize, Deserializer};
+
+/// A value of the model in its JSON form: a workload, a service, a policy or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Json<T>(pub T);
+
+/// Reads the JSON forms of a list's elements: `#[serde(deserialize_with = "ambit_mesh_json::list")]`.
+///
+/// # Errors
+/// When an element is not what it should be, or has a field that is not known.
+pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    Json<T>: Deserialize<'de>,
+{
+    let elements = Vec::<Json<T>>::deserialize(deserializer)?;
+    Ok(elements.into_iter().map(|Json(element)| element).collect())
+}
+
+/// Makes forms usable inside of other forms' lists and options, and as [`Json`].
+macro_rules! forms {
+    ($($form:ident of $model:ty),* $(,)?) => {$(
+        impl SerializeAs<$model> for $form {
+            fn serialize_as<S: Serializer>(source: &$model, serializer: S) -> Result<S::Ok, S::Error> {
+                Self::serialize(source, serializer)
+            }
+        }
+        impl<'de> DeserializeAs<'de, $model> for $form {
+            fn deserialize_as<D: Deserializer<'de>>(deserializer: D) -> Result<$model, D::Error> {
+                Self::deserialize(deserializer)
+            }
+        }
+        impl Serialize for $crate::Json<$model> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $form::serialize(&self.0, serializer)
+            }
+        }
+        impl Serialize for $crate::Json<&$model> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $form::serialize(self.0, serializer)
+            }
+        }
+        impl<'de> Deserialize<'de> for $crate::Json<$model> {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $form::deserialize(deserializer).map(Self)
+            }
+        }
+    )*};
+}
+use forms;

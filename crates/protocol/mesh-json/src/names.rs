@@ -1,0 +1,47 @@
+//! Gateways and ports. Names themselves are texts, as they display.
+
+use std::collections::BTreeMap;
+
+use ambit_model::{Destination, GatewayAddress, PortMap};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
+
+use crate::forms;
+
+/// See [`GatewayAddress`].
+#[serde_as]
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "GatewayAddress", rename_all = "camelCase")]
+pub(crate) struct GatewayForm {
+    #[serde_as(as = "DisplayFromStr")]
+    destination: Destination,
+    hbone_mtls_port: u16,
+}
+forms!(GatewayForm of GatewayAddress);
+
+/// A map of numbers. Where the contract has one twice, the last counts.
+pub(crate) struct PortsForm;
+
+impl SerializeAs<PortMap> for PortsForm {
+    fn serialize_as<S: Serializer>(ports: &PortMap, serializer: S) -> Result<S::Ok, S::Error> {
+        ports.sorted().serialize(serializer)
+    }
+}
+
+impl<'de> DeserializeAs<'de, PortMap> for PortsForm {
+    fn deserialize_as<D: Deserializer<'de>>(deserializer: D) -> Result<PortMap, D::Error> {
+        BTreeMap::<u16, u16>::deserialize(deserializer).map(|ports| ports.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_printed_once_each_and_by_number() {
+        let ports = PortMap::from([(443, 8443), (53, 5353), (53, 53)]);
+        let printed = PortsForm::serialize_as(&ports, serde_json::value::Serializer).unwrap();
+        assert_eq!(printed.to_string(), r#"{"443":8443,"53":53}"#);
+    }
+}

@@ -1,0 +1,169 @@
+//! Services.
+
+use ambit_model::{
+    ArcStr, CidrVip, GatewayAddress, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing,
+    NetworkAddress, PortMap, Service, Visibility, WeightedWaypoint,
+};
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
+
+use crate::{
+    forms,
+    names::{GatewayForm, PortsForm},
+};
+
+/// See [`IpFamilies`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "IpFamilies")]
+enum IpFamiliesForm {
+    #[serde(rename = "IPv4")]
+    Ipv4,
+    #[serde(rename = "IPv6")]
+    Ipv6,
+    Dual,
+}
+
+/// See [`Visibility`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Visibility")]
+enum VisibilityForm {
+    Public,
+    Namespace,
+}
+
+/// See [`LbScope`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "LbScope")]
+enum LbScopeForm {
+    Region,
+    Zone,
+    Subzone,
+    Node,
+    Cluster,
+    Network,
+}
+
+/// See [`LbMode`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "LbMode")]
+enum LbModeForm {
+    Standard,
+    Strict,
+    Failover,
+    Passthrough,
+}
+
+/// See [`HealthPolicy`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "HealthPolicy")]
+enum HealthPolicyForm {
+    OnlyHealthy,
+    AllowAll,
+}
+
+/// See [`LoadBalancing`].
+#[serde_as]
+#[derive(Serialize, Deserialize)]
+#[serde(
+    remote = "LoadBalancing",
+    rename_all = "camelCase",
+    default = "LoadBalancing::default"
+)]
+struct LoadBalancingForm {
+    #[serde_as(as = "Vec<LbScopeForm>")]
+    routing_preferences: Vec<LbScope>,
+    #[serde_as(as = "LbModeForm")]
+    mode: LbMode,
+    #[serde_as(as = "HealthPolicyForm")]
+    health_policy: HealthPolicy,
+}
+
+/// See [`CidrVip`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "CidrVip")]
+struct CidrVipForm {
+    network: ArcStr,
+    cidr: IpNet,
+}
+
+/// See [`WeightedWaypoint`].
+#[serde_as]
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "WeightedWaypoint")]
+struct WeightedWaypointForm {
+    #[serde_as(as = "GatewayForm")]
+    destination: GatewayAddress,
+    weight: u32,
+}
+
+/// See [`Service`].
+#[serde_as]
+#[derive(Serialize, Deserialize)]
+#[serde(
+    remote = "Service",
+    rename_all = "camelCase",
+    default = "Service::default",
+    deny_unknown_fields
+)]
+struct ServiceForm {
+    name: ArcStr,
+    namespace: ArcStr,
+    hostname: ArcStr,
+    #[serde_as(as = "Vec<DisplayFromStr>")]
+    vips: Vec<NetworkAddress>,
+    #[serde_as(as = "Vec<CidrVipForm>")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cidr_vips: Vec<CidrVip>,
+    #[serde_as(as = "PortsForm")]
+    ports: PortMap,
+    subject_alt_names: Vec<ArcStr>,
+    #[serde_as(as = "Option<GatewayForm>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waypoint: Option<GatewayAddress>,
+    #[serde_as(as = "Vec<WeightedWaypointForm>")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    weighted_waypoints: Vec<WeightedWaypoint>,
+    #[serde_as(as = "Option<LoadBalancingForm>")]
+    #[serde(rename = "loadBalancer", skip_serializing_if = "Option::is_none")]
+    load_balancing: Option<LoadBalancing>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    session_affinity: bool,
+    #[serde_as(as = "Option<IpFamiliesForm>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip_families: Option<IpFamilies>,
+    canonical: bool,
+    #[serde_as(as = "VisibilityForm")]
+    visibility: Visibility,
+}
+
+forms!(
+    IpFamiliesForm of IpFamilies,
+    VisibilityForm of Visibility,
+    LbScopeForm of LbScope,
+    LbModeForm of LbMode,
+    HealthPolicyForm of HealthPolicy,
+    LoadBalancingForm of LoadBalancing,
+    CidrVipForm of CidrVip,
+    WeightedWaypointForm of WeightedWaypoint,
+    ServiceForm of Service,
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Json;
+
+    #[test]
+    fn a_local_file_entry_is_read() {
+        let json = r#"{"name":"a","namespace":"default","hostname":"example.com",
+            "vips":["/127.10.0.1"],"ports":{"80":8080},"canonical":true}"#;
+        let Json(service) = serde_json::from_str::<Json<Service>>(json).unwrap();
+        assert_eq!(service.ports[&80], 8080);
+        assert_eq!(service.vips[0].to_string(), "/127.10.0.1");
+        assert_eq!(
+            service.namespaced_hostname().to_string(),
+            "default/example.com"
+        );
+    }
+}

@@ -183,6 +183,9 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hickory_server::proto::op::{Message, MessageType, Query};
+    use tokio::time::timeout;
+
     use super::*;
 
     fn ask(zone: &Zone, name: &str, kind: RecordType) -> (ResponseCode, Vec<String>) {
@@ -284,5 +287,60 @@ mod tests {
                 "{name}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn questions_get_answers_that_fit_and_replies_get_none() {
+        let replicas = (0..100).map(|number| IpAddr::from([10, 244, 1, number]));
+        let names = [
+            (
+                "web.shop.svc.cluster.local".into(),
+                vec![[10, 96, 0, 1].into()],
+            ),
+            ("db.shop.svc.cluster.local".into(), replicas.collect()),
+        ];
+        let zone = Zone {
+            names: names.into(),
+            ports: BTreeMap::new(),
+        };
+        let (_zone, zones) = watch::channel(Arc::new(zone));
+        let served = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client.connect(served.local_addr().unwrap()).await.unwrap();
+        let mut server = Server::new(Answers(zones));
+        server.register_socket(served);
+        let message = |id, kind, name| {
+            let mut message = Message::new(id, kind, OpCode::Query);
+            let name = Name::from_ascii(name).unwrap();
+            message.add_query(Query::query(name, RecordType::A));
+            message.to_vec().unwrap()
+        };
+        let reply = message(1, MessageType::Response, "web.shop.svc.cluster.local.");
+        let ask = |id, name| message(id, MessageType::Query, name);
+        for datagram in [
+            Vec::new(),
+            vec![0xff; 30],
+            reply,
+            ask(2, "web.shop.svc.cluster.local."),
+            ask(3, "db.shop.svc.cluster.local."),
+        ] {
+            client.send(&datagram).await.unwrap();
+        }
+        let mut answers = BTreeMap::new();
+        let mut buffer = [0; 4096];
+        while answers.len() < 3 {
+            let received = timeout(Duration::from_secs(20), client.recv(&mut buffer)).await;
+            let length = received.unwrap().unwrap();
+            let answer = Message::from_vec(&buffer[..length]).unwrap();
+            answers.insert(answer.metadata.id, answer);
+        }
+        // Neither the reply nor the empty datagram has one.
+        assert_eq!(answers.keys().collect::<Vec<_>>(), [&2, &3, &0xffff]);
+        assert_eq!(
+            answers[&0xffff].metadata.response_code,
+            ResponseCode::FormErr
+        );
+        assert_eq!(answers[&2].answers.len(), 1);
+        assert!(!answers[&2].metadata.truncation && answers[&3].metadata.truncation);
     }
 }

@@ -164,8 +164,8 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 }
 
 /// Where no guard with the connection check is in place yet: redirects new connections, and makes open
-/// ones known to connection tracking; the guards follow. Not again once that guard is in place: a connection it has let in
-/// must not be taken for a pre-capture connection.
+/// ones known to connection tracking; the guards follow. Not again once that guard is in place: a connection
+/// it has let in must not be taken for a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -174,8 +174,7 @@ fn begin(
     if capturing == captured {
         return Ok(None);
     }
-    let guard = backend.inbound_guard()?;
-    let drift = match guard {
+    let drift = match backend.inbound_guard()? {
         InboundGuard::KnownOnly => return Ok(None),
         InboundGuard::AdmitsUnknown => backend.apply(capturing)?,
         // Guards are only added afterwards. To replace a rule, as of the guard for the time being, takes

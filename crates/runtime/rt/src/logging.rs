@@ -59,7 +59,7 @@ pub enum LoggingError {
 
 const DEFAULT_FILTER: &str = "info";
 /// Parts whose own logs say nothing to an operator, or say at each attempt what we say once.
-const DEPENDENCY_LEVELS: &str = "hyper=info,h2=info,kube_client::client::builder=off,\
+const DEPENDENCY_LEVELS: &str = "hickory_server::server=off,hyper=info,h2=info,kube_client::client::builder=off,\
      rustls=info,tonic=info,tower=info";
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();

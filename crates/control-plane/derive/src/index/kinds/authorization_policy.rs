@@ -147,7 +147,7 @@ impl PolicyInput {
         let mut notes = Vec::new();
         let spec = &policy.spec;
         let namespace = namespace_of(policy);
-        let selector = selected_labels(spec.selector.as_ref()).cloned();
+        let selector = selected_labels(spec.selector.as_ref());
         let nothing = |note: Note| {
             Ok((
                 Self {
@@ -199,11 +199,7 @@ impl PolicyInput {
                 "dry-run policies are not sent to node proxies unless --dry-run-policies is set",
             ));
         }
-        let mut input = Self::sent(policy, config, action, rules);
-        if let Some(sent) = &mut input.sent {
-            sent.dry_run = dry_run;
-        }
-        Ok((input, notes))
+        Ok((Self::sent(policy, config, action, rules, dry_run), notes))
     }
 
     /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
@@ -214,7 +210,7 @@ impl PolicyInput {
         }
         // A rule without clauses matches everything.
         let everything = vec![Vec::new()];
-        Some(Self::sent(policy, config, Action::Deny, everything))
+        Some(Self::sent(policy, config, Action::Deny, everything, false))
     }
 
     /// What node proxies enforce: these rules, in the scope that the policy's selector and namespace tell.
@@ -223,6 +219,7 @@ impl PolicyInput {
         config: &MeshConfig,
         action: Action,
         rules: Vec<Rule>,
+        dry_run: bool,
     ) -> Self {
         let namespace = namespace_of(policy);
         let selector = selected_labels(policy.spec.selector.as_ref()).cloned();
@@ -237,7 +234,7 @@ impl PolicyInput {
             scope,
             action,
             rules,
-            dry_run: false,
+            dry_run,
             not_understood: None,
         };
         Self {

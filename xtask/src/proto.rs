@@ -48,6 +48,7 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
         "zds",
         "discovery",
         "ambit",
+        "waypoint",
     ]
     .map(|name| wire.join("proto").join(format!("{name}.proto")));
     let descriptors = protox::compile(&files, [wire.join("proto")])?;

@@ -10,7 +10,13 @@ use anyhow::{Context, Result};
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
 /// The records whose fields are looked at, with all messages in them.
-const ROOTS: [&str; 2] = ["istio.workload.Address", "istio.security.Authorization"];
+const ROOTS: [&str; 5] = [
+    "istio.workload.Address",
+    "istio.security.Authorization",
+    "ambit.v1.WaypointGateway",
+    "ambit.v1.WaypointPolicy",
+    "ambit.v1.WaypointService",
+];
 
 pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
     let mut messages = BTreeMap::new();

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::status::{self, Status};
 
 macro_rules! custom_resource {
-    ($(#[$doc:meta])* $name:ident, $spec:ident, $group:literal, $plural:literal) => {
+    ($(#[$doc:meta])* $name:ident, $spec:ident, $group:literal, $plural:literal, $scope:ty) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -40,7 +40,7 @@ macro_rules! custom_resource {
             const KIND: &'static str = stringify!($name);
             const VERSION: &'static str = "v1";
             const URL_PATH_SEGMENT: &'static str = $plural;
-            type Scope = NamespaceResourceScope;
+            type Scope = $scope;
         }
 
         impl k8s_openapi::Metadata for $name {
@@ -67,21 +67,23 @@ macro_rules! custom_resource {
     };
 }
 
+pub(crate) use custom_resource;
+
 custom_resource! {
     /// Who may call whom.
-    AuthorizationPolicy, AuthorizationPolicySpec, "security.istio.io", "authorizationpolicies"
+    AuthorizationPolicy, AuthorizationPolicySpec, "security.istio.io", "authorizationpolicies", NamespaceResourceScope
 }
 custom_resource! {
     /// Whether plaintext is accepted.
-    PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications"
+    PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications", NamespaceResourceScope
 }
 custom_resource! {
     /// A service outside Kubernetes.
-    ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries"
+    ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries", NamespaceResourceScope
 }
 custom_resource! {
     /// A workload outside Kubernetes.
-    WorkloadEntry, WorkloadEntrySpec, "networking.istio.io", "workloadentries"
+    WorkloadEntry, WorkloadEntrySpec, "networking.istio.io", "workloadentries", NamespaceResourceScope
 }
 
 /// Which workloads a policy concerns, by labels that must all be equal.

@@ -7,12 +7,14 @@
 
 pub mod enablement;
 mod event;
+pub mod gateway;
 pub mod istio;
 pub mod labels;
 mod object;
 pub mod status;
 
 pub use event::{ObjectEvent, Origin};
+pub use gateway::{Gateway, GatewayClass, HTTPRoute};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{

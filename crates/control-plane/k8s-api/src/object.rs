@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, Deployment, EndpointSlice, Namespace, Node, PeerAuthentication, Pod,
-    Service, ServiceAccount, ServiceEntry, Status, WorkloadEntry,
+    AuthorizationPolicy, Deployment, EndpointSlice, Gateway, GatewayClass, HTTPRoute, Namespace,
+    Node, PeerAuthentication, Pod, Service, ServiceAccount, ServiceEntry, Status, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -31,6 +31,9 @@ macro_rules! for_each_kind {
             EndpointSlice, true, BuiltIn, "Endpoints of a service.";
             ServiceEntry, true, Custom, "A service outside Kubernetes.";
             WorkloadEntry, true, Custom, "A workload outside Kubernetes.";
+            GatewayClass, false, Custom, "Who takes care of gateways.";
+            Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
+            HTTPRoute, true, Custom, "Where requests to a service go.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
         }

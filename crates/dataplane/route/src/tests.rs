@@ -107,6 +107,7 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
         waypoint: gateway(waypoint, 15008),
         identities: identities.to_vec(),
         enforce,
+        for_services: true,
     }
 }
 

@@ -93,6 +93,13 @@ struct EndpointWaypointForm {
     #[serde_as(as = "Vec<DisplayFromStr>")]
     identities: Vec<Identity>,
     enforce: bool,
+    #[serde(default = "yes")]
+    for_services: bool,
+}
+
+/// A local mesh file of before there was the field meant this.
+fn yes() -> bool {
+    true
 }
 
 /// See [`PodName`]. For fields too: `#[serde(with = "ambit_mesh_json::PodNameForm")]`.
@@ -268,6 +275,7 @@ mod tests {
                 waypoint,
                 identities: vec![Identity::new("td", "default", "waypoint")],
                 enforce: true,
+                for_services: true,
             }),
             ..Workload::default()
         });

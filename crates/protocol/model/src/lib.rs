@@ -3,6 +3,7 @@
 //! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
 #![forbid(unsafe_code)]
 
+mod http_policy;
 mod identity;
 mod names;
 mod policy;
@@ -10,9 +11,14 @@ mod port_map;
 mod ports;
 mod reason;
 mod service;
+mod waypoint;
 mod workload;
 
 pub use arcstr::ArcStr;
+pub use http_policy::{
+    HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
+    HttpValue, PathPattern,
+};
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{
     Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
@@ -29,6 +35,10 @@ pub use reason::Reason;
 pub use service::{
     CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service, Visibility,
     WeightedWaypoint,
+};
+pub use waypoint::{
+    GatewayName, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,
+    HttpValueMatch, PathNormalization, RouteName, WaypointGateway, WaypointService,
 };
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,

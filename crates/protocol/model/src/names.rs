@@ -30,7 +30,7 @@ pub struct ParseNameError {
 }
 
 impl ParseNameError {
-    fn new(text: &str, expected: &'static str) -> Self {
+    pub(crate) fn new(text: &str, expected: &'static str) -> Self {
         Self {
             text: text.chars().take(256).collect(),
             expected,

@@ -9,7 +9,7 @@ use arcstr::ArcStr;
 use ipnet::IpNet;
 
 /// `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
     /// Namespace of the policy.
     pub namespace: ArcStr,

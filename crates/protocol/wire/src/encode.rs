@@ -92,6 +92,7 @@ impl From<&model::EndpointWaypoint> for workload::Extension {
                 .map(ToString::to_string)
                 .collect(),
             enforce: waypoint.enforce,
+            for_services: waypoint.for_services,
         };
         extension(WAYPOINT_EXTENSION, WAYPOINT_EXTENSION_TYPE_URL, &config)
     }
@@ -432,6 +433,7 @@ mod tests {
             },
             identities: vec![model::Identity::new("cluster.local", "shop", "wp")],
             enforce: true,
+            for_services: true,
         };
         let sent = workload::Workload::from(&model::Workload {
             endpoint_waypoint: Some(waypoint),

@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
-    AuthorizationPolicy, Deployment, EndpointSlice, Kind, Namespace, Node, Object, ObjectKey,
-    PeerAuthentication, Pod, Service, ServiceAccount, ServiceEntry, WorkloadEntry,
+    AuthorizationPolicy, Deployment, EndpointSlice, Gateway, GatewayClass, HTTPRoute, Kind,
+    Namespace, Node, Object, ObjectKey, PeerAuthentication, Pod, Service, ServiceAccount,
+    ServiceEntry, WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

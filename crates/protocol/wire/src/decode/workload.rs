@@ -148,5 +148,6 @@ fn endpoint_waypoint(
         waypoint: gateway(FIELD, at)?,
         identities,
         enforce: waypoint.enforce,
+        for_services: waypoint.for_services,
     }))
 }

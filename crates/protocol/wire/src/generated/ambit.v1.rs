@@ -10,6 +10,10 @@ pub struct EndpointWaypoint {
     /// Whether connections that did not come from the waypoint are sent through it by the destination.
     #[prost(bool, tag = "3")]
     pub enforce: bool,
+    /// Whether the waypoint serves services too: connections to a service that chose this endpoint are sent to it
+    /// with the service as target, rather than the endpoint.
+    #[prost(bool, tag = "4")]
+    pub for_services: bool,
 }
 /// Named "ambit.io/session-affinity" on a Service: a client gets the same endpoint each time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -17,4 +21,390 @@ pub struct SessionAffinity {
     /// Clients are distinguished by their addresses.
     #[prost(bool, tag = "1")]
     pub client_ip: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayName {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+/// The settings of a waypoint.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WaypointGateway {
+    #[prost(message, optional, tag = "1")]
+    pub gateway: ::core::option::Option<GatewayName>,
+    #[prost(enumeration = "PathNormalization", tag = "2")]
+    pub path_normalization: i32,
+    #[prost(uint32, tag = "3")]
+    pub trusted_proxies: u32,
+    #[prost(bool, tag = "4")]
+    pub client_identity_header: bool,
+}
+/// A service that the waypoint serves.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointService {
+    #[prost(message, optional, tag = "1")]
+    pub service: ::core::option::Option<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    /// Oldest first, then by name.
+    #[prost(message, repeated, tag = "2")]
+    pub routes: ::prost::alloc::vec::Vec<HttpRoute>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RouteName {
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpRoute {
+    #[prost(message, optional, tag = "1")]
+    pub name: ::core::option::Option<RouteName>,
+    /// Of the service; all if empty.
+    #[prost(uint32, repeated, tag = "2")]
+    pub ports: ::prost::alloc::vec::Vec<u32>,
+    #[prost(message, repeated, tag = "3")]
+    pub rules: ::prost::alloc::vec::Vec<HttpRouteRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpRouteRule {
+    /// Any one; none matches everything.
+    #[prost(message, repeated, tag = "1")]
+    pub matches: ::prost::alloc::vec::Vec<HttpRouteMatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub backends: ::prost::alloc::vec::Vec<HttpBackend>,
+    /// Not empty: what is not supported. Requests that match are answered with 500.
+    #[prost(string, tag = "3")]
+    pub unsupported: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpRouteMatch {
+    #[prost(message, optional, tag = "1")]
+    pub path: ::core::option::Option<HttpPathMatch>,
+    #[prost(string, tag = "2")]
+    pub method: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "3")]
+    pub headers: ::prost::alloc::vec::Vec<HttpNamedMatch>,
+    #[prost(message, repeated, tag = "4")]
+    pub query_params: ::prost::alloc::vec::Vec<HttpNamedMatch>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpPathMatch {
+    #[prost(oneof = "http_path_match::Kind", tags = "1, 2, 3")]
+    pub kind: ::core::option::Option<http_path_match::Kind>,
+}
+/// Nested message and enum types in `HttpPathMatch`.
+pub mod http_path_match {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(string, tag = "1")]
+        Exact(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Prefix(::prost::alloc::string::String),
+        #[prost(string, tag = "3")]
+        Regex(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpNamedMatch {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(oneof = "http_named_match::Kind", tags = "2, 3")]
+    pub kind: ::core::option::Option<http_named_match::Kind>,
+}
+/// Nested message and enum types in `HttpNamedMatch`.
+pub mod http_named_match {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(string, tag = "2")]
+        Exact(::prost::alloc::string::String),
+        #[prost(string, tag = "3")]
+        Regex(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpBackend {
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(uint32, tag = "4")]
+    pub weight: u32,
+    #[prost(oneof = "http_backend::Destination", tags = "1, 2")]
+    pub destination: ::core::option::Option<http_backend::Destination>,
+}
+/// Nested message and enum types in `HttpBackend`.
+pub mod http_backend {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Destination {
+        #[prost(message, tag = "1")]
+        Service(super::super::super::istio::workload::NamespacedHostname),
+        /// Why there is none: its share is answered with 500.
+        #[prost(string, tag = "2")]
+        Error(::prost::alloc::string::String),
+    }
+}
+/// A policy of layer 7. Rules OR; of a rule: any source, any operation, all conditions. Fields of a source or
+/// operation AND; values of a field OR; a not\_ field matches when none of its values does.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointPolicy {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// For all that goes through the waypoint.
+    #[prost(bool, tag = "3")]
+    pub for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub services: ::prost::alloc::vec::Vec<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(enumeration = "HttpAction", tag = "5")]
+    pub action: i32,
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    #[prost(message, repeated, tag = "7")]
+    pub rules: ::prost::alloc::vec::Vec<HttpRule>,
+    /// Not empty on a fail-closed substitute: why the original is not understood.
+    #[prost(string, tag = "8")]
+    pub not_understood: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpRule {
+    #[prost(message, repeated, tag = "1")]
+    pub sources: ::prost::alloc::vec::Vec<HttpSource>,
+    #[prost(message, repeated, tag = "2")]
+    pub operations: ::prost::alloc::vec::Vec<HttpOperation>,
+    #[prost(message, repeated, tag = "3")]
+    pub conditions: ::prost::alloc::vec::Vec<HttpCondition>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpSource {
+    #[prost(message, repeated, tag = "1")]
+    pub principals: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub not_principals: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "3")]
+    pub namespaces: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(message, repeated, tag = "4")]
+    pub not_namespaces: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "5")]
+    pub service_accounts: ::prost::alloc::vec::Vec<
+        super::super::istio::security::ServiceAccountMatch,
+    >,
+    #[prost(message, repeated, tag = "6")]
+    pub not_service_accounts: ::prost::alloc::vec::Vec<
+        super::super::istio::security::ServiceAccountMatch,
+    >,
+    #[prost(message, repeated, tag = "7")]
+    pub trust_domains: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "8")]
+    pub not_trust_domains: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "9")]
+    pub ip_blocks: ::prost::alloc::vec::Vec<super::super::istio::security::Address>,
+    #[prost(message, repeated, tag = "10")]
+    pub not_ip_blocks: ::prost::alloc::vec::Vec<super::super::istio::security::Address>,
+    #[prost(message, repeated, tag = "11")]
+    pub remote_ip_blocks: ::prost::alloc::vec::Vec<
+        super::super::istio::security::Address,
+    >,
+    #[prost(message, repeated, tag = "12")]
+    pub not_remote_ip_blocks: ::prost::alloc::vec::Vec<
+        super::super::istio::security::Address,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpOperation {
+    #[prost(message, repeated, tag = "1")]
+    pub hosts: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub not_hosts: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub ports: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "4")]
+    pub not_ports: ::prost::alloc::vec::Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    pub methods: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(message, repeated, tag = "6")]
+    pub not_methods: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "7")]
+    pub paths: ::prost::alloc::vec::Vec<PathPattern>,
+    #[prost(message, repeated, tag = "8")]
+    pub not_paths: ::prost::alloc::vec::Vec<PathPattern>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PathPattern {
+    #[prost(oneof = "path_pattern::Kind", tags = "1, 2")]
+    pub kind: ::core::option::Option<path_pattern::Kind>,
+}
+/// Nested message and enum types in `PathPattern`.
+pub mod path_pattern {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        Text(super::super::super::istio::security::StringMatch),
+        #[prost(string, tag = "2")]
+        Template(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpCondition {
+    #[prost(message, optional, tag = "1")]
+    pub attribute: ::core::option::Option<HttpAttribute>,
+    #[prost(message, repeated, tag = "2")]
+    pub values: ::prost::alloc::vec::Vec<HttpValue>,
+    #[prost(message, repeated, tag = "3")]
+    pub not_values: ::prost::alloc::vec::Vec<HttpValue>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpAttribute {
+    #[prost(enumeration = "HttpAttributeKind", tag = "1")]
+    pub kind: i32,
+    /// Of HEADER: its name in lower case.
+    #[prost(string, tag = "2")]
+    pub header: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpValue {
+    #[prost(oneof = "http_value::Kind", tags = "1, 2, 3")]
+    pub kind: ::core::option::Option<http_value::Kind>,
+}
+/// Nested message and enum types in `HttpValue`.
+pub mod http_value {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        Text(super::super::super::istio::security::StringMatch),
+        #[prost(message, tag = "2")]
+        Net(super::super::super::istio::security::Address),
+        #[prost(uint32, tag = "3")]
+        Port(u32),
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PathNormalization {
+    Base = 0,
+    None = 1,
+    MergeSlashes = 2,
+    DecodeAndMergeSlashes = 3,
+}
+impl PathNormalization {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Base => "BASE",
+            Self::None => "NONE",
+            Self::MergeSlashes => "MERGE_SLASHES",
+            Self::DecodeAndMergeSlashes => "DECODE_AND_MERGE_SLASHES",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BASE" => Some(Self::Base),
+            "NONE" => Some(Self::None),
+            "MERGE_SLASHES" => Some(Self::MergeSlashes),
+            "DECODE_AND_MERGE_SLASHES" => Some(Self::DecodeAndMergeSlashes),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum HttpAction {
+    Allow = 0,
+    Deny = 1,
+    Audit = 2,
+}
+impl HttpAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Allow => "ALLOW",
+            Self::Deny => "DENY",
+            Self::Audit => "AUDIT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ALLOW" => Some(Self::Allow),
+            "DENY" => Some(Self::Deny),
+            "AUDIT" => Some(Self::Audit),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum HttpAttributeKind {
+    Unspecified = 0,
+    Header = 1,
+    SourceIp = 2,
+    RemoteIp = 3,
+    SourceNamespace = 4,
+    SourceServiceAccount = 5,
+    SourceTrustDomain = 6,
+    SourcePrincipal = 7,
+    DestinationIp = 8,
+    DestinationPort = 9,
+    ConnectionSni = 10,
+}
+impl HttpAttributeKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "UNSPECIFIED",
+            Self::Header => "HEADER",
+            Self::SourceIp => "SOURCE_IP",
+            Self::RemoteIp => "REMOTE_IP",
+            Self::SourceNamespace => "SOURCE_NAMESPACE",
+            Self::SourceServiceAccount => "SOURCE_SERVICE_ACCOUNT",
+            Self::SourceTrustDomain => "SOURCE_TRUST_DOMAIN",
+            Self::SourcePrincipal => "SOURCE_PRINCIPAL",
+            Self::DestinationIp => "DESTINATION_IP",
+            Self::DestinationPort => "DESTINATION_PORT",
+            Self::ConnectionSni => "CONNECTION_SNI",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNSPECIFIED" => Some(Self::Unspecified),
+            "HEADER" => Some(Self::Header),
+            "SOURCE_IP" => Some(Self::SourceIp),
+            "REMOTE_IP" => Some(Self::RemoteIp),
+            "SOURCE_NAMESPACE" => Some(Self::SourceNamespace),
+            "SOURCE_SERVICE_ACCOUNT" => Some(Self::SourceServiceAccount),
+            "SOURCE_TRUST_DOMAIN" => Some(Self::SourceTrustDomain),
+            "SOURCE_PRINCIPAL" => Some(Self::SourcePrincipal),
+            "DESTINATION_IP" => Some(Self::DestinationIp),
+            "DESTINATION_PORT" => Some(Self::DestinationPort),
+            "CONNECTION_SNI" => Some(Self::ConnectionSni),
+            _ => None,
+        }
+    }
 }

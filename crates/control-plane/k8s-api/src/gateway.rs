@@ -1,0 +1,235 @@
+//! Kinds of the Gateway API, as far as waypoints concern the mesh; field names as its CRDs have them.
+//!
+//! What Ambit does not know of a route must be told apart from what is not there, so unknown fields of rules are
+//! kept; see [`HttpRouteRule::other`].
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    ClusterResourceScope, NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    istio::custom_resource,
+    status::{self, Status},
+};
+
+/// The API group.
+pub const GROUP: &str = "gateway.networking.k8s.io";
+
+custom_resource! {
+    /// A waypoint, if its class is one of waypoints.
+    Gateway, GatewaySpec, "gateway.networking.k8s.io", "gateways", NamespaceResourceScope
+}
+custom_resource! {
+    /// Who takes care of gateways.
+    GatewayClass, GatewayClassSpec, "gateway.networking.k8s.io", "gatewayclasses", ClusterResourceScope
+}
+custom_resource! {
+    /// Where requests to a service go.
+    HTTPRoute, HttpRouteSpec, "gateway.networking.k8s.io", "httproutes", NamespaceResourceScope
+}
+
+/// See [`Gateway`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewaySpec {
+    /// Its class.
+    pub gateway_class_name: String,
+    /// What it listens for.
+    pub listeners: Vec<Listener>,
+    /// Addresses it asks for.
+    pub addresses: Vec<GatewayAddress>,
+    /// What is copied to the objects made for it.
+    pub infrastructure: Option<Infrastructure>,
+}
+
+/// One listener.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Listener {
+    /// Its name.
+    pub name: String,
+    /// Its port.
+    pub port: i32,
+    /// Its protocol; `HBONE` for waypoints.
+    pub protocol: String,
+    /// Host name; of no meaning for waypoints.
+    pub hostname: Option<String>,
+    /// Who may be attached.
+    pub allowed_routes: Option<AllowedRoutes>,
+    /// TLS settings; of no meaning for waypoints.
+    pub tls: Option<Value>,
+}
+
+/// See [`Listener::allowed_routes`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AllowedRoutes {
+    /// Of which namespaces.
+    pub namespaces: Option<RouteNamespaces>,
+    /// Of which kinds.
+    pub kinds: Vec<Value>,
+}
+
+/// See [`AllowedRoutes::namespaces`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RouteNamespaces {
+    /// `Same` (the default), `All`, `Selector` or `None`.
+    pub from: Option<String>,
+    /// With `Selector`: the labels of the namespaces.
+    pub selector: Option<LabelSelector>,
+}
+
+/// An address, asked for or had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayAddress {
+    /// `IPAddress` (the default) or `Hostname`.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// The address.
+    pub value: String,
+}
+
+/// See [`GatewaySpec::infrastructure`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Infrastructure {
+    /// Labels of all objects.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of all objects.
+    pub annotations: BTreeMap<String, String>,
+    /// Overlays of what is made.
+    pub parameters_ref: Option<Value>,
+}
+
+/// See [`GatewayClass`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayClassSpec {
+    /// The controller, for instance `istio.io/mesh-controller`.
+    pub controller_name: String,
+    /// For people.
+    pub description: Option<String>,
+    /// Parameters.
+    pub parameters_ref: Option<Value>,
+}
+
+/// See [`HTTPRoute`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteSpec {
+    /// What it is attached to.
+    pub parent_refs: Vec<ParentReference>,
+    /// Host names; of no meaning for services.
+    pub hostnames: Vec<String>,
+    /// Its rules.
+    pub rules: Vec<HttpRouteRule>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// An object that a route is attached to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ParentReference {
+    /// API group; that of the Gateway API if left out.
+    pub group: Option<String>,
+    /// Kind; `Gateway` if left out.
+    pub kind: Option<String>,
+    /// Namespace; the route's if left out.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+    /// One listener of a gateway.
+    pub section_name: Option<String>,
+    /// One port of a service.
+    pub port: Option<i32>,
+}
+
+/// One rule.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteRule {
+    /// Its name.
+    pub name: Option<String>,
+    /// Any one suffices; without any, all requests match.
+    pub matches: Vec<HttpRouteMatch>,
+    /// What is done with requests and answers.
+    pub filters: Vec<Value>,
+    /// Where requests go.
+    pub backend_refs: Vec<HttpBackendRef>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// One match; all that is given must match.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteMatch {
+    /// The path.
+    pub path: Option<HttpPathMatch>,
+    /// Headers.
+    pub headers: Vec<HttpNamedMatch>,
+    /// Parameters of the query.
+    pub query_params: Vec<HttpNamedMatch>,
+    /// The method.
+    pub method: Option<String>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`HttpRouteMatch::path`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpPathMatch {
+    /// `PathPrefix` (the default), `Exact` or `RegularExpression`.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// What it is compared with; `/` if left out.
+    pub value: Option<String>,
+}
+
+/// A match of a header or a parameter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpNamedMatch {
+    /// `Exact` (the default) or `RegularExpression`.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// What it is compared with.
+    pub value: String,
+}
+
+/// One destination.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpBackendRef {
+    /// API group; empty if left out.
+    pub group: Option<String>,
+    /// Kind; `Service` if left out.
+    pub kind: Option<String>,
+    /// Namespace; the route's if left out.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+    /// Port; needed for services.
+    pub port: Option<i32>,
+    /// Its share; 1 if left out.
+    pub weight: Option<i32>,
+    /// What is done with requests that go here.
+    pub filters: Vec<Value>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}

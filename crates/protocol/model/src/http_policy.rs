@@ -1,0 +1,147 @@
+//! Layer 7 authorization policies, as a waypoint evaluates them (Istio's AuthorizationPolicy with
+//! `targetRefs`).
+//!
+//! A rule matches if one of its sources (or none is given), one of its operations (or none is given) and all
+//! of its conditions match. In a source or operation all fields that are given must match; the values of a
+//! field are alternatives; a `not_` field matches when none of its values does.
+
+use arcstr::ArcStr;
+use ipnet::IpNet;
+
+use crate::{NamespacedHostname, PolicyKey, ServiceAccountMatch, StringMatch};
+
+/// The effect of a match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HttpAction {
+    /// Allows. Where there is such a policy, what none of them allows is denied.
+    #[default]
+    Allow,
+    /// Denies.
+    Deny,
+    /// Is noted in the access log.
+    Audit,
+}
+
+/// One policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpPolicy {
+    /// The object.
+    pub key: PolicyKey,
+    /// Whether it concerns all that goes through the waypoint, rather than [`Self::services`].
+    pub for_gateway: bool,
+    /// The services it is attached to.
+    pub services: Vec<NamespacedHostname>,
+    /// The effect of a match.
+    pub action: HttpAction,
+    /// Only counted and logged.
+    pub dry_run: bool,
+    /// Any one suffices; none at all never matches.
+    pub rules: Vec<HttpRule>,
+    /// Set on a fail-closed substitute: why the original is not understood in full.
+    pub not_understood: Option<ArcStr>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRule {
+    /// Who calls; anybody if empty.
+    pub sources: Vec<HttpSource>,
+    /// What is called; anything if empty.
+    pub operations: Vec<HttpOperation>,
+    /// All must match.
+    pub conditions: Vec<HttpCondition>,
+}
+
+/// Who calls. All fields that are given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct HttpSource {
+    /// Without `spiffe://`; `Presence` asks for any identity.
+    pub principals: Vec<StringMatch>,
+    pub not_principals: Vec<StringMatch>,
+    pub namespaces: Vec<StringMatch>,
+    pub not_namespaces: Vec<StringMatch>,
+    pub service_accounts: Vec<ServiceAccountMatch>,
+    pub not_service_accounts: Vec<ServiceAccountMatch>,
+    pub trust_domains: Vec<StringMatch>,
+    pub not_trust_domains: Vec<StringMatch>,
+    /// The address of the caller.
+    pub ip_blocks: Vec<IpNet>,
+    pub not_ip_blocks: Vec<IpNet>,
+    /// The address of the original client, behind trusted proxies.
+    pub remote_ip_blocks: Vec<IpNet>,
+    pub not_remote_ip_blocks: Vec<IpNet>,
+}
+
+/// What is called. All fields that are given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct HttpOperation {
+    /// Compared without regard to case, and with any port unless the pattern has one.
+    pub hosts: Vec<StringMatch>,
+    pub not_hosts: Vec<StringMatch>,
+    /// The service's port; the pod's for requests to a pod.
+    pub ports: Vec<u16>,
+    pub not_ports: Vec<u16>,
+    pub methods: Vec<StringMatch>,
+    pub not_methods: Vec<StringMatch>,
+    /// Compared with the normalized path, without the query.
+    pub paths: Vec<PathPattern>,
+    pub not_paths: Vec<PathPattern>,
+}
+
+/// How a path is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum PathPattern {
+    /// As other texts.
+    Text(StringMatch),
+    /// Segments, of which `{*}` is any one and `{**}` any number of them.
+    Template(ArcStr),
+}
+
+/// What a condition looks at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum HttpAttribute {
+    /// `request.headers[X]`, by lower-case name.
+    Header(ArcStr),
+    /// `source.ip`.
+    SourceIp,
+    /// `remote.ip`.
+    RemoteIp,
+    /// `source.namespace`.
+    SourceNamespace,
+    /// `source.serviceAccount`, as `namespace/name`.
+    SourceServiceAccount,
+    /// `source.trustDomain`.
+    SourceTrustDomain,
+    /// `source.principal`.
+    SourcePrincipal,
+    /// `destination.ip`.
+    DestinationIp,
+    /// `destination.port`.
+    DestinationPort,
+    /// `connection.sni`.
+    ConnectionSni,
+}
+
+/// One condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpCondition {
+    /// What is looked at.
+    pub attribute: HttpAttribute,
+    /// One of them must match, unless there are none.
+    pub values: Vec<HttpValue>,
+    /// None of them may match.
+    pub not_values: Vec<HttpValue>,
+}
+
+/// What an attribute is compared with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum HttpValue {
+    /// Texts.
+    Text(StringMatch),
+    /// Addresses.
+    Net(IpNet),
+    /// Ports.
+    Port(u16),
+}

@@ -5,4 +5,6 @@
 //! application gets.
 #![forbid(unsafe_code)]
 
+pub mod authz;
+pub mod path;
 pub mod route;

@@ -1,6 +1,8 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
+mod http;
 mod rules;
+mod values;
 
 use ambit_k8s_api::{
     AuthorizationPolicy, ObjectKey, ObjectMeta,

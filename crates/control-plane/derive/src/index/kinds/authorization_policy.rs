@@ -3,6 +3,7 @@
 mod attached;
 mod http;
 mod rules;
+mod values;
 
 use ambit_k8s_api::{
     AuthorizationPolicy, ObjectKey, ObjectMeta,
@@ -183,7 +184,7 @@ impl PolicyInput {
             let attached = Self {
                 sent: None,
                 selector: None,
-                attached: Some(Attached::read(policy, config)?),
+                attached: Some(Attached::read(policy, config, &mut notes)?),
             };
             return Ok((attached, notes));
         }

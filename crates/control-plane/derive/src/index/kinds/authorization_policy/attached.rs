@@ -13,7 +13,7 @@ use super::{http, namespace_of};
 use crate::{
     MeshConfig,
     index::{Index, kinds::gateway as gateways},
-    problem::FieldError,
+    problem::{FieldError, Note},
 };
 
 /// Most targets of one policy.
@@ -30,6 +30,7 @@ impl Attached {
     pub(super) fn read(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,
+        notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
         let references = references(policy);
         if references.len() > MAX_TARGETS {
@@ -41,10 +42,9 @@ impl Attached {
             let target = target(reference, policy, config);
             targets.push(target.map_err(|message| FieldError::new(field, message))?);
         }
-        Ok(Self {
-            targets,
-            policy: http::http_policy(policy, config)?,
-        })
+        let (policy, of_policy) = http::http_policy(policy)?;
+        notes.extend(of_policy);
+        Ok(Self { targets, policy })
     }
 
     /// Denies everything at those of its targets that can be understood.

@@ -6,6 +6,7 @@
 mod http_policy;
 mod identity;
 mod names;
+mod path_template;
 mod policy;
 mod port_map;
 mod ports;
@@ -24,6 +25,7 @@ pub use names::{
     Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
     canonical_ip, canonical_socket,
 };
+pub use path_template::{PathTemplate, PathTemplateError};
 pub use policy::{
     Action, Authorization, Clause, Match, PolicyKey, Rule, Scope, ServiceAccountMatch, StringMatch,
 };

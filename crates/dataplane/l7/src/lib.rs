@@ -7,3 +7,4 @@
 
 pub mod authz;
 pub mod path;
+pub mod route;

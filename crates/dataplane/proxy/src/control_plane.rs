@@ -147,6 +147,7 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
         address: upstream.address.clone(),
         headers: CallHeaders::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
         node: settings.node.to_wire(env)?,
+        role: settings.node.role,
         on_demand: settings.on_demand,
         not_understood: follower.state.config().not_understood,
     };

@@ -429,7 +429,11 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
 }
 
 /// A tunnel to a waypoint requests the dialled address: the waypoint does the balancing.
-fn tunnel_to_waypoint(found: &Found<'_>, dst: SocketAddr, service: Option<&Arc<Service>>) -> Route {
+pub(crate) fn tunnel_to_waypoint(
+    found: &Found<'_>,
+    dst: SocketAddr,
+    service: Option<&Arc<Service>>,
+) -> Route {
     let route = Route::Hbone(HboneRoute {
         addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
         authority: dst.to_string(),
@@ -442,7 +446,7 @@ fn tunnel_to_waypoint(found: &Found<'_>, dst: SocketAddr, service: Option<&Arc<S
 }
 
 /// The route to the endpoint itself, by tunnel if it supports them.
-fn direct(
+pub(crate) fn direct(
     workload: &WorkloadRef,
     dialled: IpAddr,
     port: u16,

@@ -26,7 +26,7 @@ use ambit_sys::{
     privileges::{self, Capability},
 };
 use ambit_telemetry::Metrics;
-use ambit_xds::NodeInfo;
+use ambit_xds::{NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -374,6 +374,7 @@ fn xds_settings(config: &Config) -> XdsSettings {
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
         node: NodeInfo {
+            role: Role::NodeProxy,
             name: config.own.name.to_string(),
             namespace: config.own.namespace.to_string(),
             ip: config.local_ip,

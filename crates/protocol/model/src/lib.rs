@@ -35,8 +35,8 @@ pub use ports::{
 };
 pub use reason::Reason;
 pub use service::{
-    CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service, Visibility,
-    WeightedWaypoint,
+    AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,
+    Visibility, WeightedWaypoint,
 };
 pub use waypoint::{
     GatewayName, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,

@@ -118,6 +118,7 @@ fn build(
             ca: config.ca.clone(),
             auth_token: config.auth_token.clone(),
             cluster_id: config.cluster_id.clone(),
+            impersonate: false,
             ttl: config.secret_ttl,
             crl_path: None,
         },

@@ -15,7 +15,7 @@ use ambit_rt::{
     logging::{self, LogHandle},
     panics::Ends,
 };
-use ambit_telemetry::{Metrics, XdsTermination};
+use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
 use ambit_xds::{Client, Ending, Handler, NodeInfo, Resource, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -53,7 +53,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
-    let waypoint = Arc::new(build(env, &config, &metrics, known)?);
+    let http_metrics = HttpMetrics::register(&mut registry);
+    let waypoint = Arc::new(build(env, &config, metrics, http_metrics, known)?);
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
@@ -99,7 +100,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
 fn build(
     env: &Env,
     config: &Arc<Config>,
-    metrics: &Arc<Metrics>,
+    metrics: Arc<Metrics>,
+    http_metrics: HttpMetrics,
     known: ReadyTask,
 ) -> anyhow::Result<Waypoint> {
     let (state, demands) = SharedState::on_demand(StateConfig {
@@ -153,6 +155,8 @@ fn build(
         },
         setups: InFlight::new(config.setup_limits),
         lifecycle: Lifecycle::default(),
+        metrics,
+        http_metrics,
         address: config.address(),
         config: config.clone(),
         state,

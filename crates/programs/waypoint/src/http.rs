@@ -3,6 +3,7 @@
 mod body;
 mod exchange;
 mod headers;
+mod record;
 mod reply;
 mod send;
 mod sniff;

@@ -4,11 +4,14 @@ use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration
 
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, server, tls};
-use ambit_model::{AppProtocol, HBONE_PORT, Identity, canonical_socket};
+use ambit_model::{AppProtocol, HBONE_PORT, Identity, NetworkAddress, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain};
+use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
 use ambit_sys::socket::{self, ListenSpec, SocketError, Transparent};
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::{
+    Direction, Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels, log_denied,
+};
 use ambit_tls::PeerRole;
 use http::{HeaderMap, StatusCode};
 use tokio::{
@@ -69,6 +72,69 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     /// Shutdown waits for it.
     _open: OpenWork,
+}
+
+impl Session {
+    /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
+    fn learn_caller(&self) {
+        let waypoint = self.shard.waypoint.clone();
+        let ip = self.caller.address.ip();
+        let address = NetworkAddress::new(waypoint.config.network.clone(), ip);
+        if !waypoint.state.table().knows_address(&address) {
+            ambit_rt::spawn(
+                "caller's record",
+                async move { waypoint.learn(&address).await },
+            );
+        }
+    }
+
+    /// A connection to the target, in metrics.
+    pub(crate) fn traffic_labels(&self) -> TrafficLabels {
+        let destination = match &self.target {
+            Target::Service { .. } => None,
+            Target::Pod { workload, .. } => {
+                Some(Arc::new(Party::destination(&workload.to_model())))
+            }
+        };
+        TrafficLabels {
+            reporter: Reporter::Waypoint,
+            source: self.source(),
+            destination,
+            service: self
+                .target
+                .named()
+                .map(|service| ServiceName::from(&**service)),
+            security: match self.caller.identity {
+                Some(_) => SecurityPolicy::MutualTls,
+                None => SecurityPolicy::Unknown,
+            },
+        }
+    }
+
+    /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
+    /// what a header says.
+    pub(crate) fn source(&self) -> Option<Arc<Party>> {
+        let waypoint = &self.shard.waypoint;
+        let Caller { identity, address } = &self.caller;
+        let table = waypoint.state.table();
+        let found = table.workload_by_ip(&waypoint.config.network, address.ip());
+        let is_caller = |workload: &&WorkloadRef| {
+            let identity = identity.as_ref();
+            identity.is_none_or(|identity| workload.has_identity(identity))
+        };
+        let party = match found.filter(is_caller) {
+            Some(workload) => Party::new(&workload.to_model(), identity.clone()),
+            None => Party {
+                namespace: identity
+                    .as_ref()
+                    .map(|one| one.namespace.clone())
+                    .unwrap_or_default(),
+                principal: identity.clone(),
+                ..Party::default()
+            },
+        };
+        Some(Arc::new(party))
+    }
 }
 
 /// Opens the waypoint's listeners, one a worker, and serves them.
@@ -212,6 +278,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
         target,
         _open: open,
     };
+    session.learn_caller();
     let kind = Kind::of(&session);
     match kind {
         Kind::Tcp => Box::pin(tcp::serve(session, incoming)).await,

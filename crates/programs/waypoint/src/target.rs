@@ -122,6 +122,14 @@ impl Target {
         }
     }
 
+    /// The service, if it is one.
+    pub(crate) fn named(&self) -> Option<&Arc<Service>> {
+        match self {
+            Self::Service { service, .. } => Some(service),
+            Self::Pod { .. } => None,
+        }
+    }
+
     /// Which policies apply.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match self {

@@ -5,12 +5,14 @@ use std::{net::SocketAddr, time::Duration};
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision};
+use ambit_model::Reason;
 use ambit_proxy::{Local, report::chain};
 use http::{HeaderMap, StatusCode};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
     http::{self as l7, Sniffed},
+    metered::Metered,
     server::Session,
     target::Target,
     upstream::{Stream, UpstreamError, Way},
@@ -146,22 +148,42 @@ async fn connect(
 }
 
 /// Copies both ways until both directions have ended, or the process ends.
-async fn relay<A, B>(session: &Session, mut client: A, mut server: B)
+async fn relay<A, B>(session: &Session, client: A, server: B)
 where
-    A: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    B: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
-    let copied = tokio::select! {
-        copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
-        () = drain.cut() => return,
+    let waypoint = &session.shard.waypoint;
+    let metrics = waypoint.metrics.traffic().open(&session.traffic_labels());
+    let mut drain = waypoint.lifecycle.drain_watcher();
+    let copied = {
+        let mut client = Metered::new(client, |bytes| metrics.received(bytes));
+        let mut server = Metered::new(server, |bytes| metrics.sent(bytes));
+        tokio::select! {
+            copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
+            () = drain.cut() => Ok((0, 0)),
+        }
     };
-    if let Err(error) = copied {
-        tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
-    }
+    let reason = match &copied {
+        Ok(_) => Reason::None,
+        Err(error) => {
+            tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
+            Reason::Connect
+        }
+    };
+    metrics.close(reason);
 }
 
 fn log_failed(session: &Session, error: &TcpError) {
     let (caller, target) = (session.caller.address, session.target.address());
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
+    let reason = match error {
+        TcpError::Denied(_) => Reason::Deny,
+        TcpError::NoOwn | TcpError::Upstream(_) => Reason::Connect,
+    };
+    let metrics = &session.shard.waypoint.metrics;
+    metrics
+        .traffic()
+        .series(&session.traffic_labels())
+        .fail(reason);
 }

@@ -8,13 +8,12 @@ use std::net::SocketAddr;
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
-use ambit_model::Reason;
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
     resolve,
 };
-use ambit_route::{HboneRoute, Route, RouteError};
+use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool};
 pub(crate) use stream::Stream;
@@ -40,21 +39,11 @@ pub(crate) enum UpstreamError {
     OtherNetwork,
 }
 
-impl UpstreamError {
-    /// The low-cardinality cause.
-    pub(crate) fn reason(&self) -> Reason {
-        match self {
-            Self::Connect(error) => error.reason(),
-            Self::Route(_) | Self::Resolve(_) | Self::OtherNetwork => Reason::Connect,
-        }
-    }
-}
-
 /// A route whose address is known.
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
-    /// As it is.
-    Plain(SocketAddr),
+    /// As it is; the workload, if it is one of the mesh's records.
+    Plain(SocketAddr, Option<WorkloadRef>),
     /// By tunnel, to the endpoint or to a waypoint of its own.
     Tunnel(Box<HboneRoute>),
 }
@@ -70,9 +59,9 @@ impl Way {
             known => known,
         };
         match route {
-            Route::Plain(plain) => Ok(Self::Plain(plain.addr)),
+            Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
             Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),
-            Route::Passthrough { dst, .. } => Ok(Self::Plain(dst)),
+            Route::Passthrough { dst, .. } => Ok(Self::Plain(dst, None)),
             Route::DoubleHbone { .. } | Route::NeedsDns(_) => Err(UpstreamError::OtherNetwork),
         }
     }
@@ -80,8 +69,18 @@ impl Way {
     /// The endpoint itself: what is to be avoided when it fails, and what is reported.
     pub(crate) fn endpoint(&self) -> SocketAddr {
         match self {
-            Self::Plain(address) => *address,
+            Self::Plain(address, _) => *address,
             Self::Tunnel(route) => route.authority.parse().unwrap_or(route.addr),
+        }
+    }
+}
+
+impl Way {
+    /// The workload at the other end: the endpoint, or a waypoint before it.
+    pub(crate) fn workload(&self) -> Option<&WorkloadRef> {
+        match self {
+            Self::Plain(_, workload) => workload.as_ref(),
+            Self::Tunnel(route) => Some(&route.workload),
         }
     }
 }
@@ -104,7 +103,7 @@ impl Upstreams {
         forwarded: &Forwarded,
     ) -> Result<Stream, UpstreamError> {
         match way {
-            Way::Plain(address) => {
+            Way::Plain(address, _) => {
                 let stream = self.dialer.plain(*address).await?;
                 Ok(Stream::Plain(stream))
             }
@@ -116,11 +115,5 @@ impl Upstreams {
                 Ok(Stream::Tunnel(Box::new(tunnel.await?.into_io())))
             }
         }
-    }
-
-    /// Opens nothing new; what is open ends with its requests.
-    pub(crate) fn drain(&self) {
-        self.tunnels.drain();
-        self.http.clear();
     }
 }

@@ -7,6 +7,7 @@ use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
 };
+use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{config::Config, published::Published, upstream::Upstreams};
@@ -23,6 +24,8 @@ pub(crate) struct Waypoint {
     pub(crate) dialer: Dialer,
     pub(crate) setups: InFlight,
     pub(crate) lifecycle: Lifecycle,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) http_metrics: HttpMetrics,
     /// How records name it.
     pub(crate) address: GatewayAddress,
 }

@@ -1,12 +1,13 @@
 //! One request: brought into form, judged, routed, sent on; its answer on the way back.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use ambit_l7::{
     authz, path,
     route::{Choice, RouteRequest},
 };
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, RouteName};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname};
+use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode, Uri,
     header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST},
@@ -16,90 +17,32 @@ use hyper::body::Incoming;
 
 use super::{
     Version,
-    body::{self, Body, Count, Passing},
+    body::{self, Body, Passing},
     headers,
+    record::Record,
     reply::Reply,
     send::{self, Destination},
     upgrade,
 };
 use crate::{server::Session, target::Target};
 
-/// What is known of a request while it is under way; reported when the last part of it is done.
-#[derive(Debug)]
-pub(super) struct Record {
-    session: Arc<Session>,
-    began: Instant,
-    method: Method,
-    path: String,
-    host: String,
-    status: u16,
-    flags: &'static str,
-    details: Option<String>,
-    route: Option<RouteName>,
-    destination: Option<send::Chosen>,
-    received: Count,
-    sent: Count,
-}
-
-impl Record {
-    fn new(session: &Arc<Session>, request: &Request<Incoming>) -> Self {
-        Self {
-            session: session.clone(),
-            began: Instant::now(),
-            method: request.method().clone(),
-            path: request.uri().path().to_owned(),
-            host: String::new(),
-            status: 0,
-            flags: "-",
-            details: None,
-            route: None,
-            destination: None,
-            received: Count::default(),
-            sent: Count::default(),
-        }
-    }
-}
-
-impl Drop for Record {
-    fn drop(&mut self) {
-        let caller = &self.session.caller;
-        let target = self.session.target.address();
-        tracing::info!(
-            target: "access",
-            caller = %caller.address,
-            identity = caller.identity.as_ref().map(tracing::field::display),
-            target = %target,
-            method = %self.method,
-            host = self.host,
-            path = self.path,
-            status = self.status,
-            flags = self.flags,
-            details = self.details,
-            route = self.route.as_ref().map(tracing::field::display),
-            endpoint = self.destination.as_ref().map(|one| tracing::field::display(one.endpoint)),
-            bytes_received = self.received.get(),
-            bytes_sent = self.sent.get(),
-            duration_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
-            "request",
-        );
-    }
-}
-
 /// Answers a request.
 pub(super) async fn respond(session: Arc<Session>, request: Request<Incoming>) -> Response<Body> {
     let is_grpc = is_grpc(&request);
-    let mut record = Record::new(&session, &request);
+    let mut record = Record::new(&session, &request, is_grpc);
     let answered = Box::pin(answer(&session, request, &mut record)).await;
     let response = answered.unwrap_or_else(|reply| {
-        record.flags = reply.flags;
+        record.replied(&reply);
         reply.into_response(is_grpc).map(Answer::Own)
     });
-    record.status = response.status().as_u16();
-    let sent = record.sent.clone();
+    record.answered(&response);
     let (parts, body) = response.into_parts();
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming) => Passing::body(incoming, sent, record),
+        Answer::Passed(incoming) => {
+            let sent = record.sent.clone();
+            Passing::body(incoming, sent, record)
+        }
     };
     Response::from_parts(parts, body)
 }
@@ -123,8 +66,7 @@ async fn answer(
     record: &mut Record,
 ) -> Result<Response<Answer>, Reply> {
     let form = Form::of(session, &request)?;
-    record.host.clone_from(&form.host);
-    record.path.clone_from(&form.path);
+    record.formed(&form.host, &form.target);
     judge(session, &request, &form, record)?;
     let destination = route(session, &request, &form, record)?;
     let upgrade = upgrade::requested(&mut request);
@@ -138,23 +80,27 @@ async fn answer(
         upgrade.ask(request.headers_mut());
     }
     let (parts, incoming) = request.into_parts();
+    record.forwarded(&parts.headers);
     let body = Passing::body(incoming, record.received.clone(), ());
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
     let sent = send::send(session, &destination, version, outgoing).await;
     let (mut response, chosen) = sent.map_err(|failure| {
-        record.details = Some(failure.details);
+        record.upstream_failure = Some(failure.details);
         failure.reply
     })?;
-    record.destination = Some(chosen);
+    record.reached(chosen);
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return upgrade::switch(session, upgrade, response)
             .map(|response| response.map(Answer::Own));
     }
     if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
-        record.details = Some("bad_connection_header".to_owned());
-        let text = "upstream protocol error";
-        return Err(Reply::new(StatusCode::BAD_GATEWAY, text, "UPE"));
+        let flag = ResponseFlag::UpstreamProtocolError;
+        return Err(Reply::new(
+            StatusCode::BAD_GATEWAY,
+            "upstream protocol error",
+            flag,
+        ));
     }
     Ok(response.map(Answer::Passed))
 }
@@ -182,10 +128,10 @@ impl Form {
             return Err(Reply::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "CONNECT is not supported",
-                "DPE",
+                ResponseFlag::DownstreamProtocolError,
             ));
         }
-        let host = host(request).map_err(Reply::bad_request)?;
+        let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
         let mode = session
             .shard
             .waypoint
@@ -195,9 +141,9 @@ impl Form {
         let given = request.uri().path_and_query();
         let given = given.map_or("/", PathAndQuery::as_str);
         let normal = path::for_request(request.method(), given, mode);
-        let normal = normal.map_err(|error| Reply::bad_request(error.to_string()))?;
+        let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
-        let target = target.map_err(|error| Reply::bad_request(error.to_string()))?;
+        let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
         Ok(Self {
             host,
             path: normal.path().to_owned(),
@@ -252,10 +198,10 @@ fn judge(
     };
     let policies = session.shard.waypoint.published.policies();
     let decision = policies.evaluate(session.target.scope(), &facts);
+    record.judged(&decision);
     if decision.is_allowed() {
         return Ok(());
     }
-    record.details = decision.details();
     Err(Reply::denied())
 }
 
@@ -281,13 +227,19 @@ fn route(
     });
     let rule = match choice {
         Choice::Itself => return Ok(Destination::Target),
-        Choice::NoMatch => return Err(Reply::new(StatusCode::NOT_FOUND, "", "NR")),
+        Choice::NoMatch => {
+            return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
+        }
         Choice::Rule(rule) => rule,
     };
-    record.route = Some(rule.route.clone());
+    record.route = Some(rule.route.to_string());
     let failed = |why: Option<&ArcStr>| {
         let text = why.map_or("no backend", |why| why.as_str());
-        Reply::new(StatusCode::INTERNAL_SERVER_ERROR, text, "NC")
+        Reply::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            text,
+            ResponseFlag::NoCluster,
+        )
     };
     if rule.unsupported.is_some() {
         return Err(failed(rule.unsupported.as_ref()));
@@ -308,7 +260,8 @@ fn route(
 /// Makes the headers of the request that is sent on.
 fn prepare(session: &Session, request: &mut Request<Incoming>, form: &Form) -> Result<(), Reply> {
     let all = request.headers_mut();
-    headers::remove_hop_by_hop(all).map_err(|error| Reply::bad_request(error.to_string()))?;
+    let removed = headers::remove_hop_by_hop(all);
+    removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_identities(all);
     // The framing is made anew, and the body is read from the client as soon as it is asked for.
     all.remove(CONTENT_LENGTH);
@@ -337,11 +290,12 @@ fn address(request: &mut Request<Body>, form: &Form, version: Version) -> Result
             request.headers_mut().remove(HOST);
             let authority = form.host.parse();
             parts.scheme = Some(http::uri::Scheme::HTTP);
-            parts.authority = Some(authority.map_err(|_| Reply::bad_request("there is no host"))?);
+            parts.authority =
+                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
         }
     }
     *request.uri_mut() =
-        Uri::from_parts(parts).map_err(|error| Reply::bad_request(error.to_string()))?;
+        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
     Ok(())
 }
 

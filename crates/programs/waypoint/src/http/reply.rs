@@ -1,5 +1,6 @@
 //! Answers of the waypoint itself.
 
+use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::body::{self, Body};
@@ -9,26 +10,39 @@ use super::body::{self, Body};
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
-    /// Envoy's short code for it, as the access log has it.
-    pub(crate) flags: &'static str,
+    /// What happened.
+    pub(crate) flag: Option<ResponseFlag>,
+    /// Of a request that is not what HTTP allows: what is wrong with it.
+    pub(crate) refused: Option<&'static str>,
 }
 
 impl Reply {
-    pub(crate) fn new(status: StatusCode, text: impl Into<String>, flags: &'static str) -> Self {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>, flag: ResponseFlag) -> Self {
         Self {
             status,
             text: text.into(),
-            flags,
+            flag: Some(flag),
+            refused: None,
         }
     }
 
     /// The text is Istio's.
     pub(crate) fn denied() -> Self {
-        Self::new(StatusCode::FORBIDDEN, "RBAC: access denied", "-")
+        Self {
+            status: StatusCode::FORBIDDEN,
+            text: "RBAC: access denied".to_owned(),
+            flag: None,
+            refused: None,
+        }
     }
 
-    pub(crate) fn bad_request(text: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, text, "DPE")
+    /// A request that is not what HTTP allows, or that others might read in another way.
+    pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
+        let flag = ResponseFlag::DownstreamProtocolError;
+        Self {
+            refused: Some(reason),
+            ..Self::new(StatusCode::BAD_REQUEST, text, flag)
+        }
     }
 
     /// The response. gRPC clients get theirs as status and message of their own.

@@ -3,12 +3,13 @@
 //! What may have reached an application is sent again only if that changes nothing: a request without a body
 //! whose method is idempotent (RFC 9110, section 9.2.2).
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use ambit_codec::Forwarded;
-use ambit_model::{AppProtocol, NamespacedHostname};
+use ambit_model::{AppProtocol, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_route::{BackendRequest, Route, RouteError};
+use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
+use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
@@ -32,9 +33,11 @@ pub(super) enum Destination {
 }
 
 /// Where a request went.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
+    pub(super) workload: Option<WorkloadRef>,
+    pub(super) service: Option<Arc<Service>>,
 }
 
 /// A request that came to nothing.
@@ -80,6 +83,21 @@ impl Destination {
         }
     }
 
+    fn chosen(&self, session: &Session, way: &Way) -> Chosen {
+        let service = match self {
+            Self::Target => session.target.named().cloned(),
+            Self::Backend(name, _) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        };
+        Chosen {
+            endpoint: way.endpoint(),
+            workload: way.workload().cloned(),
+            service,
+        }
+    }
+
     /// A way to one of two endpoints drawn: the one with fewer requests under way.
     async fn way(
         &self,
@@ -111,7 +129,10 @@ pub(super) async fn send(
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
-        return Err(Failure::of("UH", "no_own_workload"));
+        return Err(Failure::of(
+            ResponseFlag::NoHealthyUpstream,
+            "no_own_workload",
+        ));
     };
     let replay = Replay::of(&request);
     let mut request = Some(request);
@@ -123,9 +144,12 @@ pub(super) async fn send(
             Err(error) => return Err(Failure::no_endpoint(&error)),
         };
         let endpoint = way.endpoint();
-        let chosen = Chosen { endpoint };
+        let chosen = destination.chosen(session, &way);
         let Some(sending) = request.take() else {
-            return Err(Failure::of("UF", "not_sent"));
+            return Err(Failure::of(
+                ResponseFlag::UpstreamConnectionFailure,
+                "not_sent",
+            ));
         };
         let _load = session.shard.upstreams.http.load(endpoint);
         match attempt(session, &own, &way, version, sending).await {
@@ -136,11 +160,15 @@ pub(super) async fn send(
                     None => return Ok((response, chosen)),
                 }
             }
-            Err(Attempt { error, unsent }) => {
+            Err(Attempt {
+                error,
+                unsent,
+                flag,
+            }) => {
                 tracing::debug!(%endpoint, error = chain(&*error), "an endpoint did not answer a request");
                 request = unsent.or_else(|| replay.as_ref().map(Replay::request));
                 if request.is_none() || !may_retry {
-                    return Err(Failure::of("UF", chain(&*error)));
+                    return Err(Failure::of(flag, chain(&*error)));
                 }
             }
         }
@@ -153,6 +181,7 @@ struct Attempt {
     error: Box<dyn std::error::Error + Send + Sync>,
     /// The request, if nothing of it was sent.
     unsent: Option<Request<Body>>,
+    flag: ResponseFlag,
 }
 
 async fn attempt(
@@ -180,6 +209,7 @@ async fn attempt(
             return Err(Attempt {
                 error,
                 unsent: Some(request),
+                flag: ResponseFlag::UpstreamConnectionFailure,
             });
         }
     };
@@ -215,6 +245,7 @@ impl Attempt {
         Self {
             error: error.into(),
             unsent: None,
+            flag: ResponseFlag::UpstreamConnectionTermination,
         }
     }
 }
@@ -252,10 +283,10 @@ impl Replay {
 }
 
 impl Failure {
-    fn of(flags: &'static str, details: impl Into<String>) -> Self {
+    fn of(flag: ResponseFlag, details: impl Into<String>) -> Self {
         let text = "upstream connect error or disconnect/reset before headers";
         Self {
-            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, flags),
+            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, flag),
             details: details.into(),
         }
     }
@@ -263,7 +294,11 @@ impl Failure {
     fn no_endpoint(error: &UpstreamError) -> Self {
         let text = "no healthy upstream";
         Self {
-            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, "UH"),
+            reply: Reply::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                text,
+                ResponseFlag::NoHealthyUpstream,
+            ),
             details: chain(error),
         }
     }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode, Version,
     header::{CONNECTION, UPGRADE},
@@ -58,7 +59,10 @@ pub(super) fn switch(
     upgrade: Option<Upgrade>,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
-    let refused = || Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", "UPE");
+    let refused = || {
+        let flag = ResponseFlag::UpstreamProtocolError;
+        Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
+    };
     let upgrade = upgrade.ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();

@@ -46,7 +46,7 @@ pub(crate) struct HttpKey {
 impl HttpKey {
     pub(crate) fn new(way: &Way, version: Version) -> Self {
         match way {
-            Way::Plain(peer) => Self {
+            Way::Plain(peer, _) => Self {
                 peer: *peer,
                 tunnel: None,
                 version,
@@ -62,7 +62,7 @@ impl HttpKey {
 
 /// Sends requests on one connection.
 #[derive(Debug)]
-pub(crate) enum HttpSender {
+enum HttpSender {
     /// One request at a time.
     Http1(http1::SendRequest<Body>),
     /// Many at once.
@@ -72,9 +72,7 @@ pub(crate) enum HttpSender {
 /// A connection for one request.
 #[derive(Debug)]
 pub(crate) struct Checkout {
-    pub(crate) sender: HttpSender,
-    /// Whether it has served a request before: then its end may be on its way.
-    pub(crate) is_reused: bool,
+    sender: HttpSender,
     key: HttpKey,
 }
 
@@ -116,7 +114,6 @@ impl HttpPool {
         };
         Some(Checkout {
             sender: sender?,
-            is_reused: true,
             key: key.clone(),
         })
     }
@@ -157,7 +154,6 @@ impl HttpPool {
         };
         Ok(Checkout {
             sender,
-            is_reused: false,
             key: key.clone(),
         })
     }
@@ -180,13 +176,6 @@ impl HttpPool {
             .loads
             .get(&endpoint)
             .map_or(0, |load| load.load(Relaxed))
-    }
-
-    /// Keeps none of the connections.
-    pub(crate) fn clear(&self) {
-        let mut state = self.0.lock();
-        state.idle.clear();
-        state.shared.clear();
     }
 
     fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>) {

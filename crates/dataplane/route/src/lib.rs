@@ -7,6 +7,7 @@
 
 mod balance;
 mod gateway;
+mod hairpin;
 mod inbound;
 mod intern;
 mod outbound;

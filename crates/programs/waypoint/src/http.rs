@@ -9,8 +9,9 @@ mod send;
 mod sniff;
 mod upgrade;
 
-use std::{convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
+use ambit_model::ArcStr;
 use ambit_proxy::Local;
 use ambit_route::{BackendRequest, Route, RouteError};
 use hyper::{Request, body::Incoming, rt::Executor, server::conn, service::service_fn};
@@ -120,18 +121,18 @@ where
     }
 }
 
-/// A way to what a tunnel asks for, without any of the endpoints that were tried.
+/// A way to what a tunnel asks for, other than to workloads that failed.
 pub(crate) fn route_to(
     waypoint: &Waypoint,
     own: &Local,
     target: &Target,
-    tried: &[SocketAddr],
+    failed: &[ArcStr],
 ) -> Result<Route, RouteError> {
     let request = BackendRequest {
         waypoint: &own.workload,
         own: &waypoint.address,
         is_target: true,
-        tried,
+        failed,
     };
     let table = waypoint.state.table();
     match target {

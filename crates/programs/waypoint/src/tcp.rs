@@ -1,11 +1,11 @@
 //! What is not HTTP: judged once, by what is known of the connection, and passed through.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision};
-use ambit_model::Reason;
+use ambit_model::{ArcStr, Reason};
 use ambit_proxy::{Local, report::chain};
 use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -109,16 +109,21 @@ async fn open(session: &Session) -> Result<Stream, TcpError> {
         return Err(TcpError::Denied(decision));
     }
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let mut tried = Vec::new();
+    let mut failed = Vec::new();
+    let mut first = None;
     loop {
-        match connect(session, &own, &tried).await {
+        match connect(session, &own, &failed).await {
             Ok(stream) => return Ok(stream),
             // Nothing of the connection has been sent: another endpoint may be tried, once.
-            Err((UpstreamError::Connect(error), Some(endpoint))) if tried.is_empty() => {
-                tracing::debug!(%endpoint, error = chain(&error), "trying another endpoint");
-                tried.push(endpoint);
+            Err((UpstreamError::Connect(error), Some(uid))) if failed.is_empty() => {
+                tracing::debug!(workload = %uid, error = chain(&error), "trying another endpoint");
+                failed.push(uid);
+                first = Some(error);
             }
-            Err((error, _)) => return Err(error.into()),
+            Err((error, _)) => {
+                let error = first.map_or(error, UpstreamError::Connect);
+                return Err(error.into());
+            }
         }
     }
 }
@@ -126,10 +131,10 @@ async fn open(session: &Session) -> Result<Stream, TcpError> {
 async fn connect(
     session: &Session,
     own: &Local,
-    tried: &[SocketAddr],
-) -> Result<Stream, (UpstreamError, Option<SocketAddr>)> {
+    failed: &[ArcStr],
+) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
     let waypoint = &session.shard.waypoint;
-    let route = l7::route_to(waypoint, own, &session.target, tried);
+    let route = l7::route_to(waypoint, own, &session.target, failed);
     let way = match route {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),
@@ -144,7 +149,7 @@ async fn connect(
     };
     let connecting = session.shard.upstreams.connect(&way, own, &forwarded);
     let connected = connecting.await;
-    connected.map_err(|error| (error, Some(way.endpoint())))
+    connected.map_err(|error| (error, way.workload().map(|one| one.uid().clone())))
 }
 
 /// Copies both ways until both directions have ended, or the process ends.

@@ -112,7 +112,7 @@ fn values_of_every_form_end_where_they_belong() {
         "pilot.trustedNodeAccounts={x/y}",
         "pilot.affinity.nodeAffinity.a=b",
         "ztunnel.unenrolledDrain=10m",
-        "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
+        "ztunnel.missingPolicyGrace=1m,ztunnel.waypointGrace=2m,ztunnel.keepLastGoodPolicy=true",
         "global.network=net1",
         "global.networkPolicy.enabled=true",
         "global.imagePullSecrets={one,two}",
@@ -134,6 +134,7 @@ fn values_of_every_form_end_where_they_belong() {
     let env = proxy["containers"][0]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "AMBIT_UNENROLLED_DRAIN", "value": "10m"})));
     assert!(env.contains(&json!({"name": "AMBIT_MISSING_POLICY_GRACE", "value": "1m"})));
+    assert!(env.contains(&json!({"name": "AMBIT_WAYPOINT_GRACE", "value": "2m"})));
     assert!(env.contains(&json!({"name": "AMBIT_KEEP_LAST_GOOD_POLICY", "value": "true"})));
     assert!(env.contains(&json!({"name": "NETWORK", "value": "net1"})));
     let policies = objects

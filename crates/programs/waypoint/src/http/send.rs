@@ -6,7 +6,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_codec::Forwarded;
-use ambit_model::{AppProtocol, NamespacedHostname, Service};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
 use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::ResponseFlag;
@@ -65,17 +65,17 @@ impl Destination {
         &self,
         session: &Session,
         own: &Local,
-        tried: &[SocketAddr],
+        failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
-            Self::Target => route_to(waypoint, own, &session.target, tried),
+            Self::Target => route_to(waypoint, own, &session.target, failed),
             Self::Backend(name, port) => {
                 let request = BackendRequest {
                     waypoint: &own.workload,
                     own: &waypoint.address,
                     is_target: false,
-                    tried,
+                    failed,
                 };
                 let table = waypoint.state.table();
                 table.backend(&request, name, *port, &mut rand::rng())
@@ -103,14 +103,14 @@ impl Destination {
         &self,
         session: &Session,
         own: &Local,
-        tried: &[SocketAddr],
+        failed: &[ArcStr],
     ) -> Result<Way, UpstreamError> {
         let ipv6 = session.shard.waypoint.config.ipv6;
-        let first = Way::of(self.route(session, own, tried)?, ipv6).await?;
+        let first = Way::of(self.route(session, own, failed)?, ipv6).await?;
         if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
             return Ok(first);
         }
-        let second = Way::of(self.route(session, own, tried)?, ipv6).await?;
+        let second = Way::of(self.route(session, own, failed)?, ipv6).await?;
         let http = &session.shard.upstreams.http;
         let load = |way: &Way| http.load_of(way.endpoint());
         Ok(if load(&second) < load(&first) {
@@ -135,44 +135,54 @@ pub(super) async fn send(
         ));
     };
     let replay = Replay::of(&request);
-    let mut request = Some(request);
-    let mut tried = Vec::new();
+    let mut request = request;
+    let mut failed: Vec<ArcStr> = Vec::new();
+    let mut way = destination.way(session, &own, &failed).await;
     loop {
-        let may_retry = tried.len() < RETRIES;
-        let way = match destination.way(session, &own, &tried).await {
-            Ok(way) => way,
-            Err(error) => return Err(Failure::no_endpoint(&error)),
+        let to = match &way {
+            Ok(to) => to,
+            Err(error) => return Err(Failure::no_endpoint(error)),
         };
-        let endpoint = way.endpoint();
-        let chosen = destination.chosen(session, &way);
-        let Some(sending) = request.take() else {
-            return Err(Failure::of(
-                ResponseFlag::UpstreamConnectionFailure,
-                "not_sent",
-            ));
-        };
-        let _load = session.shard.upstreams.http.load(endpoint);
-        match attempt(session, &own, &way, version, sending).await {
+        let chosen = destination.chosen(session, to);
+        failed.extend(
+            chosen
+                .workload
+                .iter()
+                .map(|workload| workload.uid().clone()),
+        );
+        let _load = session.shard.upstreams.http.load(chosen.endpoint);
+        let outcome = attempt(session, &own, to, version, request).await;
+        let (again, ended) = match outcome {
             Ok(response) => {
-                let again = response.status() == StatusCode::SERVICE_UNAVAILABLE && may_retry;
-                match replay.as_ref().filter(|_| again) {
-                    Some(replay) => request = Some(replay.request()),
-                    None => return Ok((response, chosen)),
-                }
+                let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+                let replay = replay.as_ref().filter(|_| is_refusal);
+                (replay.map(Replay::request), Ok((response, chosen)))
             }
             Err(Attempt {
                 error,
                 unsent,
                 flag,
             }) => {
+                let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = chain(&*error), "an endpoint did not answer a request");
-                request = unsent.or_else(|| replay.as_ref().map(Replay::request));
-                if request.is_none() || !may_retry {
-                    return Err(Failure::of(flag, chain(&*error)));
-                }
+                let again = unsent.or_else(|| replay.as_ref().map(Replay::request));
+                (again, Err(Failure::of(flag, chain(&*error))))
             }
+        };
+        let Some(next) = again.filter(|_| failed.len() <= RETRIES) else {
+            return ended;
+        };
+        // Never to the same again: it would be asked to do what it has just failed to do.
+        way = destination.way(session, &own, &failed).await;
+        if way.is_err()
+            || matches!(
+                (destination, &session.target),
+                (Destination::Target, Target::Pod { .. })
+            )
+        {
+            return ended;
         }
-        tried.push(endpoint);
+        request = next;
     }
 }
 

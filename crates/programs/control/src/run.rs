@@ -10,6 +10,7 @@ use std::{
 use ambit_derive::MeshConfig;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
+use ambit_waypoint_objects::Settings;
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
 use tonic::service::Routes;
@@ -18,6 +19,7 @@ use crate::{
     access::{Access, parse_accounts},
     args::Args,
     ca::{self, CertificateService, TrustPublisher, write_root},
+    deployments,
     environment::{Cluster, Environment},
     grpc,
     leading::while_leading,
@@ -109,7 +111,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, args, &watcher);
+        lead(cluster, &publisher, args, &watcher)?;
     }
     let discovery = Discovery::new(
         Arc::clone(&mesh.store),
@@ -177,14 +179,27 @@ fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
 }
 
 /// Begins what this replica does for all while it leads.
-fn lead(cluster: &Cluster, publisher: &TrustPublisher, args: &Args, drain: &DrainWatcher) {
+fn lead(
+    cluster: &Cluster,
+    publisher: &TrustPublisher,
+    args: &Args,
+    drain: &DrainWatcher,
+) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
         ca::distribute(client.clone(), trust.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
+    if let Some(settings) = &args.waypoints {
+        let settings: Settings = serde_json::from_str(settings).context("--waypoints")?;
+        let (client, revision) = (cluster.client.clone(), args.revision.clone());
+        let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
+            deployments::run(client.clone(), settings.clone(), revision.clone())
+        });
+        ambit_rt::spawn("waypoints", deploy);
+    }
     if !args.untaint_nodes {
-        return;
+        return Ok(());
     }
     let client = cluster.client.clone();
     let (namespace, taint) = (args.own_namespace().to_owned(), args.startup_taint.clone());
@@ -192,6 +207,7 @@ fn lead(cluster: &Cluster, publisher: &TrustPublisher, args: &Args, drain: &Drai
         startup_taint::lift(client.clone(), namespace.clone(), taint.clone())
     });
     ambit_rt::spawn("startup taint", lift);
+    Ok(())
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.

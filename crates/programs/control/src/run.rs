@@ -191,7 +191,7 @@ fn lead(
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {
-        let settings: Settings = serde_json::from_str(settings).context("--waypoints")?;
+        let settings = waypoint_settings(settings, args)?;
         let (client, revision) = (cluster.client.clone(), args.revision.clone());
         let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
             deployments::run(client.clone(), settings.clone(), revision.clone())
@@ -208,6 +208,18 @@ fn lead(
     });
     ambit_rt::spawn("startup taint", lift);
     Ok(())
+}
+
+/// What was said of waypoints, and what this control plane knows itself.
+fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
+    let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
+    Ok(Settings {
+        control_address: format!("https://istiod.{}.svc:15012", args.own_namespace()),
+        trust_domain: args.trust_domain.clone(),
+        cluster_id: args.cluster_id.clone(),
+        cluster_domain: args.cluster_domain.clone(),
+        ..settings
+    })
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.

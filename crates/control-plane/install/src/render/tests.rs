@@ -344,3 +344,26 @@ fn notes_name_the_namespace() {
     let by_hand = "unenrolled:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
     assert!(text.ends_with(by_hand), "{text}");
 }
+
+/// What the control plane is told of waypoints is what the crate that makes them reads.
+#[test]
+fn the_values_of_waypoints_reach_the_control_plane() {
+    let objects = render(&[
+        "global.hub=example/x,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
+        "global.waypoint.replicas=3,global.waypoint.terminationGracePeriodSeconds=600",
+        "global.network=net1",
+    ]);
+    let control = find(&objects, "Deployment", "ambit-control");
+    let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
+    let env = env.as_array().unwrap().iter();
+    let told = env.clone().find(|one| one["name"] == "AMBIT_WAYPOINTS");
+    let told = told.unwrap()["value"].as_str().unwrap();
+    let settings: ambit_waypoint_objects::Settings = serde_json::from_str(told).unwrap();
+    assert_eq!(settings.image, "example/x/waypoint:dev");
+    assert_eq!(settings.image_pull_policy, "Never");
+    assert_eq!(settings.image_pull_secrets, ["one"]);
+    assert_eq!(settings.replicas, 3);
+    assert_eq!(settings.termination_grace_period_seconds, 600);
+    assert_eq!(settings.network, "net1");
+    assert_eq!(settings.resources["requests"]["cpu"], "100m");
+}

@@ -3,17 +3,21 @@
 //! Knows no kind by name but for where objects of several kinds meet: [`hosts`], [`marks`].
 
 mod addresses;
+mod attachment;
+mod binding;
 mod hosts;
 mod kind;
 mod kinds;
 mod marks;
 mod published;
+mod references;
+mod served;
 mod workloads;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
-use ambit_model::ArcStr;
+use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_model::{ArcStr, GatewayName};
 use serde_json::Value;
 
 use crate::{
@@ -21,6 +25,8 @@ use crate::{
     problem::{FieldError, Note, Problem, Severity},
 };
 use addresses::Addresses;
+pub(crate) use attachment::{Consent, Serves};
+pub(crate) use binding::Binding;
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
 #[cfg(test)]
@@ -28,6 +34,8 @@ pub(crate) use kinds::app_protocol;
 pub use kinds::{AppProtocol, KindVisitor, ServiceRecord, conditions, is_attached, visit_kinds};
 use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
+use references::References;
+use served::Served;
 pub(crate) use workloads::{Services, canonical};
 
 /// What records are made from: the unit in which they are marked as stale and rendered anew.
@@ -39,6 +47,18 @@ pub(crate) enum Maker {
     Object(ObjectKey),
     /// The mesh: the policy that refuses all plaintext.
     StaticStrict,
+}
+
+impl Maker {
+    fn makes_workloads(&self) -> bool {
+        let Self::Object(key) = self else {
+            return false;
+        };
+        matches!(
+            key.kind,
+            Kind::Pod | Kind::WorkloadEntry | Kind::ServiceEntry | Kind::EndpointSlice
+        )
+    }
 }
 
 /// See the module above.
@@ -53,6 +73,17 @@ pub struct Index {
     /// Objects that declare a host.
     declares: HashMap<ArcStr, BTreeSet<ObjectKey>>,
     pub(crate) addresses: Addresses,
+    /// Objects whose labels name a Gateway.
+    pub(crate) bound: References<GatewayName>,
+    /// Pods that choose their waypoint themselves, by namespace.
+    pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
+    /// Routes by the objects that they are for.
+    pub(crate) route_parents: References<ObjectKey>,
+    /// Routes by the objects that they lead to.
+    pub(crate) route_backends: References<ObjectKey>,
+    /// Policies by the objects that they are attached to.
+    pub(crate) policy_targets: References<ObjectKey>,
+    served: Served,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
@@ -77,6 +108,12 @@ impl Index {
             on_node: HashMap::new(),
             declares: HashMap::new(),
             addresses: Addresses::default(),
+            bound: References::default(),
+            choosers: HashMap::new(),
+            route_parents: References::default(),
+            route_backends: References::default(),
+            policy_targets: References::default(),
+            served: Served::default(),
             substitutes: BTreeSet::new(),
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
@@ -288,26 +325,35 @@ impl Index {
     /// Renders what is stale; returns the records that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
-        for maker in std::mem::take(&mut self.stale) {
-            let mut rendered = self.render(&maker);
-            if let Maker::Object(key) = &maker {
-                self.set_conflicts(key, std::mem::take(&mut rendered.conflicts));
-            }
-            self.published.replace(&maker, rendered, &mut delta);
+        // Endpoints first: which waypoints serve a service depends on them.
+        let endpoints = self.stale.extract_if(.., |maker| maker.makes_workloads());
+        for maker in endpoints.collect::<Vec<_>>() {
+            self.publish(&maker, &mut delta);
         }
-        delta.workloads.sort_by(|a, b| a.0.cmp(&b.0));
-        delta.services.sort_by(|a, b| a.0.cmp(&b.0));
-        delta.policies.sort_by(|a, b| a.0.cmp(&b.0));
+        for (uid, workload) in &delta.workloads {
+            for host in self.served.update(uid, workload.as_ref()) {
+                self.mark_host(host);
+            }
+        }
+        for maker in std::mem::take(&mut self.stale) {
+            self.publish(&maker, &mut delta);
+        }
+        delta.sort();
         delta
+    }
+
+    fn publish(&mut self, maker: &Maker, delta: &mut Delta) {
+        let mut rendered = self.render(maker);
+        if let Maker::Object(key) = maker {
+            self.set_conflicts(key, std::mem::take(&mut rendered.conflicts));
+        }
+        self.published.replace(maker, rendered, delta);
     }
 
     fn render(&self, maker: &Maker) -> Rendered {
         match maker {
             Maker::Object(key) => (functions(key.kind).render)(self, key),
-            Maker::Host(host) => Rendered {
-                services: self.render_host(host),
-                ..Rendered::default()
-            },
+            Maker::Host(host) => self.render_host(host),
             Maker::StaticStrict => Rendered {
                 policies: any_plaintext_refused(self)
                     .then(|| static_strict(&self.config.root_namespace))

@@ -17,7 +17,10 @@ pub mod problem;
 
 use std::sync::Arc;
 
-use ambit_model::{ArcStr, Authorization, NamespacedHostname, PolicyKey, Workload, WorkloadUid};
+use ambit_model::{
+    ArcStr, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PathNormalization,
+    PolicyKey, WaypointGateway, WaypointService, Workload, WorkloadUid,
+};
 
 pub use index::{
     AppProtocol, Extent, Followed, Index, KindVisitor, ServiceRecord, conditions, is_attached,
@@ -40,6 +43,35 @@ pub struct MeshConfig {
     /// Whether `istio.io/dry-run` policies are sent. Node proxies that do not know the flag enforce
     /// them, so they are left out otherwise.
     pub dry_run_policies: bool,
+    /// What attaches pods and services to waypoints.
+    pub waypoint_attachment: WaypointAttachment,
+    /// What becomes of connections whose waypoint cannot be found.
+    pub waypoint_missing: WaypointMissing,
+    /// How waypoints normalize paths.
+    pub path_normalization: PathNormalization,
+    /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
+    pub trusted_proxies: u32,
+}
+
+/// What attaches pods and services to waypoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaypointAttachment {
+    /// Labels, and where there are none the waypoints themselves: each takes its service account or its
+    /// namespace.
+    #[default]
+    Seed,
+    /// Labels only, as in Istio.
+    Labels,
+}
+
+/// What becomes of connections whose waypoint cannot be found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaypointMissing {
+    /// They are refused.
+    #[default]
+    Refuse,
+    /// They go without one, as in Istio.
+    Allow,
 }
 
 impl Default for MeshConfig {
@@ -50,6 +82,10 @@ impl Default for MeshConfig {
             cluster_domain: "cluster.local".into(),
             root_namespace: "istio-system".into(),
             dry_run_policies: false,
+            waypoint_attachment: WaypointAttachment::default(),
+            waypoint_missing: WaypointMissing::default(),
+            path_normalization: PathNormalization::default(),
+            trusted_proxies: 0,
         }
     }
 }
@@ -63,17 +99,38 @@ pub struct Delta {
     pub services: Vec<(NamespacedHostname, Option<Arc<ServiceRecord>>)>,
     /// Policies.
     pub policies: Vec<(PolicyKey, Option<Arc<Authorization>>)>,
+    /// Settings of waypoints.
+    pub waypoint_gateways: Vec<(GatewayName, Option<Arc<WaypointGateway>>)>,
+    /// What each waypoint serves.
+    pub waypoint_services: Vec<(
+        (GatewayName, NamespacedHostname),
+        Option<Arc<WaypointService>>,
+    )>,
+    /// What each waypoint enforces.
+    pub waypoint_policies: Vec<((GatewayName, PolicyKey), Option<Arc<HttpPolicy>>)>,
 }
 
 impl Delta {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        self.workloads.is_empty() && self.services.is_empty() && self.policies.is_empty()
+        self.len() == 0
+    }
+
+    fn sort(&mut self) {
+        self.workloads.sort_by(|a, b| a.0.cmp(&b.0));
+        self.services.sort_by(|a, b| a.0.cmp(&b.0));
+        self.policies.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_gateways.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_services.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
     pub fn len(&self) -> usize {
-        self.workloads.len() + self.services.len() + self.policies.len()
+        let of_waypoints = self.waypoint_gateways.len()
+            + self.waypoint_services.len()
+            + self.waypoint_policies.len();
+        self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }
 

@@ -5,12 +5,13 @@ mod peer_auth;
 mod policies;
 mod property;
 mod services;
+mod waypoints;
 mod workloads;
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
-use ambit_model::{Authorization, Service, Workload};
+use ambit_model::{Authorization, HttpPolicy, Service, WaypointGateway, WaypointService, Workload};
 
 use super::*;
 use crate::problem::Problem;
@@ -22,6 +23,11 @@ pub(crate) struct TestMesh {
     pub(crate) workloads: BTreeMap<String, Workload>,
     pub(crate) services: BTreeMap<String, Service>,
     pub(crate) policies: BTreeMap<String, Authorization>,
+    pub(crate) waypoint_gateways: BTreeMap<String, WaypointGateway>,
+    /// By `gateway service`.
+    pub(crate) waypoint_services: BTreeMap<String, WaypointService>,
+    /// By `gateway policy`.
+    pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -40,9 +46,13 @@ pub(crate) fn objects(yaml: &str) -> Vec<Object> {
 
 impl TestMesh {
     pub(crate) fn empty() -> Self {
+        Self::with(MeshConfig::default())
+    }
+
+    pub(crate) fn with(config: MeshConfig) -> Self {
         let config = MeshConfig {
             cluster_id: "c1".into(),
-            ..MeshConfig::default()
+            ..config
         };
         Self {
             index: Index::new(config),
@@ -50,6 +60,9 @@ impl TestMesh {
             workloads: BTreeMap::new(),
             services: BTreeMap::new(),
             policies: BTreeMap::new(),
+            waypoint_gateways: BTreeMap::new(),
+            waypoint_services: BTreeMap::new(),
+            waypoint_policies: BTreeMap::new(),
         }
     }
 
@@ -101,6 +114,18 @@ impl TestMesh {
                 key.to_string(),
                 policy.as_deref().cloned(),
             );
+        }
+        for (name, gateway) in &delta.waypoint_gateways {
+            let (all, gateway) = (&mut self.waypoint_gateways, gateway.as_deref().cloned());
+            put(all, &mut names, format!("gateway {name}"), gateway);
+        }
+        for ((gateway, name), service) in &delta.waypoint_services {
+            let (all, service) = (&mut self.waypoint_services, service.as_deref().cloned());
+            put(all, &mut names, format!("{gateway} {name}"), service);
+        }
+        for ((gateway, name), policy) in &delta.waypoint_policies {
+            let (all, policy) = (&mut self.waypoint_policies, policy.as_deref().cloned());
+            put(all, &mut names, format!("{gateway} {name}"), policy);
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

@@ -15,6 +15,7 @@ use k8s_openapi::{
 use serde::Deserialize;
 
 use crate::labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_NONE};
+use crate::selector::matches;
 
 /// Annotation that a sidecar injector leaves on a pod it has changed.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
@@ -303,28 +304,6 @@ fn validate(selector: &LabelSelector) -> Result<(), SelectorError> {
             let LabelSelectorRequirement { key, operator, .. } = requirement.clone();
             Err(SelectorError::Operator { key, operator })
         })
-}
-
-fn matches(selector: &LabelSelector, labels: &Labels) -> bool {
-    let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-    selector.match_labels.iter().flatten().all(equal)
-        && selector
-            .match_expressions
-            .iter()
-            .flatten()
-            .all(|requirement| {
-                let value = labels.get(&requirement.key);
-                let listed = value.is_some_and(|value| {
-                    requirement.values.iter().flatten().any(|one| one == value)
-                });
-                match requirement.operator.as_str() {
-                    "In" => listed,
-                    "NotIn" => !listed,
-                    "Exists" => value.is_some(),
-                    "DoesNotExist" => value.is_none(),
-                    _ => false,
-                }
-            })
 }
 
 #[cfg(test)]

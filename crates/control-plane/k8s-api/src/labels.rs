@@ -54,6 +54,18 @@ pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of [`USE_WAYPOINT`].
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
+pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
+/// Annotation of a Gateway: the one service account whose pods it takes.
+pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
+/// Annotation of a Gateway: whether applications are told the caller in `x-forwarded-client-cert`.
+pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
+/// Label of a pod that is an instance of a Gateway: the Gateway's name.
+pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Label of objects that were made for a Gateway.
+pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
+/// Label that Kubernetes puts on each namespace: its name.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Annotation of a manifest that only adds to an object given elsewhere: as long as nothing but such
 /// manifests speak of an object, it does not exist. Not part of the merged object.
 pub const OVERLAY: &str = "ambit.io/overlay";

@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod istio;
 pub mod labels;
 mod object;
+pub mod selector;
 pub mod status;
 
 pub use event::{ObjectEvent, Origin};

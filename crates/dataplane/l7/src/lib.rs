@@ -4,3 +4,7 @@
 //! All parts see a request's path in one form, which is also what is forwarded: what was judged is what the
 //! application gets.
 #![forbid(unsafe_code)]
+
+pub mod authz;
+pub mod path;
+pub mod route;

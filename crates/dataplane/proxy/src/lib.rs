@@ -6,6 +6,7 @@
 //!   limits of set-up, and how it ends ([`lifecycle`]).
 //! - What is known of the mesh: [`state`], followed by [`control_plane`] or [`local_xds`]; the instance's own
 //!   record ([`local`]), the certificates of local [`identities`], and what the next process starts with ([`warm_start`]).
+//! - Settings that all proxies read: [`environment`].
 //! - For people: [`admin`], [`config_dump`], [`policy_metrics`].
 //!
 //! Knows nothing of pods, redirection or enrolment.
@@ -17,6 +18,7 @@ pub mod connection;
 pub mod connection_table;
 pub mod control_plane;
 pub mod dial;
+pub mod environment;
 pub mod identities;
 pub mod in_flight;
 pub mod lifecycle;

@@ -159,7 +159,7 @@ impl Meter for Report {
         self.app_sent.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.received(bytes),
-            (Some(counts), Reporter::Destination) => counts.sent(bytes),
+            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.sent(bytes),
             (None, _) => {}
         }
     }
@@ -168,7 +168,7 @@ impl Meter for Report {
         self.app_received.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.sent(bytes),
-            (Some(counts), Reporter::Destination) => counts.received(bytes),
+            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.received(bytes),
             (None, _) => {}
         }
     }

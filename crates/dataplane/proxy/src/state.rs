@@ -162,7 +162,8 @@ impl SharedState {
                         continue;
                     }
                     Update::AddressGone(name) => table.remove_address(&name),
-                    Update::Policy(_) | Update::PolicyGone(_) => continue,
+                    // A waypoint's own are not part of this state.
+                    Update::Policy(_) | Update::PolicyGone(_) | Update::Waypoint(_) => continue,
                 };
                 if change.is_change() && is_local(&table, &change) {
                     local.push(change);

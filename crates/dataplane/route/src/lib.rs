@@ -5,6 +5,7 @@
 //! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod balance;
 mod gateway;
 mod hairpin;
@@ -16,6 +17,7 @@ mod services;
 mod table;
 mod workloads;
 
+pub use backend::BackendRequest;
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
 };

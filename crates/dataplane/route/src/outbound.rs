@@ -444,7 +444,7 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
 }
 
 /// A tunnel to a waypoint requests the dialled address: the waypoint does the balancing.
-fn tunnel_to_waypoint(
+pub(crate) fn tunnel_to_waypoint(
     found: &Found<'_>,
     waypoint: &GatewayAddress,
     dst: SocketAddr,
@@ -462,7 +462,7 @@ fn tunnel_to_waypoint(
 }
 
 /// The route to the endpoint itself, by tunnel if it supports them.
-fn direct(
+pub(crate) fn direct(
     workload: &WorkloadRef,
     dialled: IpAddr,
     port: u16,

@@ -254,6 +254,16 @@ impl WorkloadRef {
             .find(|membership| membership.service == *service)
     }
 
+    /// Whether requests to it go through a waypoint, by its own record.
+    pub fn is_behind(&self, waypoint: &GatewayAddress) -> bool {
+        let template = self.template();
+        let attached = template.endpoint_waypoint.as_deref();
+        let attached = attached.map(|attached| &attached.waypoint);
+        let all = template.waypoint.as_deref().into_iter().chain(attached);
+        all.into_iter()
+            .any(|gateway| gateway.destination == waypoint.destination)
+    }
+
     /// The whole workload, as the control plane sent it.
     pub fn to_model(&self) -> Workload {
         let Record {

@@ -12,6 +12,8 @@ pub enum Reporter {
     Source,
     /// The server's proxy.
     Destination,
+    /// A waypoint between them.
+    Waypoint,
 }
 
 impl Reporter {
@@ -20,6 +22,7 @@ impl Reporter {
         match self {
             Self::Source => "source",
             Self::Destination => "destination",
+            Self::Waypoint => "waypoint",
         }
     }
 }
@@ -41,7 +44,7 @@ pub enum SecurityPolicy {
 }
 
 impl SecurityPolicy {
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::MutualTls => "mutual_tls",
             Self::Unknown => "unknown",
@@ -128,10 +131,10 @@ fn known(text: &str) -> &str {
 }
 
 /// Writes one label after the other.
-struct Labels<'a, 'b>(&'a mut LabelSetEncoder<'b>);
+pub(crate) struct Labels<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
 impl Labels<'_, '_> {
-    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
+    pub(crate) fn put(&mut self, key: &str, value: &str) -> fmt::Result {
         (key, known(value)).encode(self.0.encode_label())
     }
 }
@@ -156,6 +159,41 @@ fn principal(party: Option<&Party>) -> String {
         .unwrap_or_default()
 }
 
+/// Who reports, the two ends and the service: the labels that TCP and HTTP share.
+pub(crate) fn encode_parties(labels: &mut Labels<'_, '_>, traffic: &TrafficLabels) -> fmt::Result {
+    let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
+    labels.put("reporter", traffic.reporter.as_str())?;
+    encode_source(labels, source)?;
+    let part = |of: fn(&Party) -> &ArcStr| destination.map_or(UNKNOWN, |party| of(party).as_str());
+    let service = traffic.service.as_ref();
+    labels.put(
+        "destination_service",
+        service.map_or(UNKNOWN, |s| &s.hostname),
+    )?;
+    labels.put(
+        "destination_service_namespace",
+        service.map_or(UNKNOWN, |s| &s.namespace),
+    )?;
+    labels.put(
+        "destination_service_name",
+        service.map_or(UNKNOWN, |s| &s.name),
+    )?;
+    labels.put("destination_workload", part(|p| &p.workload))?;
+    labels.put(
+        "destination_canonical_service",
+        part(|p| &p.canonical_service),
+    )?;
+    labels.put(
+        "destination_canonical_revision",
+        part(|p| &p.canonical_revision),
+    )?;
+    labels.put("destination_workload_namespace", part(|p| &p.namespace))?;
+    labels.put("destination_principal", &principal(destination))?;
+    labels.put("destination_app", part(|p| &p.canonical_service))?;
+    labels.put("destination_version", part(|p| &p.canonical_revision))?;
+    labels.put("destination_cluster", part(|p| &p.cluster))
+}
+
 /// Traffic labels with the flag of one sample.
 pub(crate) struct Flagged<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
 
@@ -163,42 +201,14 @@ impl EncodeLabelSet for Flagged<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
         let Self(traffic, flag) = self;
         let mut labels = Labels(encoder);
-        let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
-        labels.put("reporter", traffic.reporter.as_str())?;
-        encode_source(&mut labels, source)?;
-        let part =
-            |of: fn(&Party) -> &ArcStr| destination.map_or(UNKNOWN, |party| of(party).as_str());
-        let service = traffic.service.as_ref();
-        labels.put(
-            "destination_service",
-            service.map_or(UNKNOWN, |s| &s.hostname),
-        )?;
-        labels.put(
-            "destination_service_namespace",
-            service.map_or(UNKNOWN, |s| &s.namespace),
-        )?;
-        labels.put(
-            "destination_service_name",
-            service.map_or(UNKNOWN, |s| &s.name),
-        )?;
-        labels.put("destination_workload", part(|p| &p.workload))?;
-        labels.put(
-            "destination_canonical_service",
-            part(|p| &p.canonical_service),
-        )?;
-        labels.put(
-            "destination_canonical_revision",
-            part(|p| &p.canonical_revision),
-        )?;
-        labels.put("destination_workload_namespace", part(|p| &p.namespace))?;
-        labels.put("destination_principal", &principal(destination))?;
-        labels.put("destination_app", part(|p| &p.canonical_service))?;
-        labels.put("destination_version", part(|p| &p.canonical_revision))?;
-        labels.put("destination_cluster", part(|p| &p.cluster))?;
+        encode_parties(&mut labels, traffic)?;
         labels.put("request_protocol", "tcp")?;
         labels.put("response_flags", flag.as_str())?;
         labels.put("connection_security_policy", traffic.security.as_str())?;
-        if source.is_none() && destination.is_none() {
+        let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
+        let is_nobody = source.is_none() && destination.is_none();
+        // Envoy, and so Istio's waypoint, has no localities.
+        if is_nobody || traffic.reporter == Reporter::Waypoint {
             return Ok(());
         }
         let locality = |party: Option<&Party>, of: fn(&Party) -> &ArcStr| {

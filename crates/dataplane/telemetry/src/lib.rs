@@ -2,11 +2,12 @@
 //!
 //! Knows nothing of sockets or routing: the data path fills in values. [`Metrics`] owns every family of a
 //! node proxy; [`TrafficSeries`] holds the counters of one pair of workloads; [`AccessLog`] is one
-//! connection's line.
+//! connection's line. A waypoint's requests are in [`http`].
 #![forbid(unsafe_code)]
 
 mod access_log;
 mod families;
+pub mod http;
 mod labels;
 mod traffic;
 

@@ -12,8 +12,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    Cached, Handler, NotUnderstoodPolicies,
-    intake::{self, ADDRESSES, take_in, types},
+    Cached, Handler, NotUnderstoodPolicies, Role,
+    intake::{self, Intake, take_in},
+    role::ADDRESSES,
     stream::{self, Responses},
 };
 
@@ -32,12 +33,23 @@ pub struct ClientOptions {
     pub address: String,
     /// Token, cluster and `XDS_HEADER_*`.
     pub headers: CallHeaders,
+    /// What the client is.
+    pub role: Role,
     /// The client's identification.
     pub node: Node,
     /// Request WDS records one by one (`XDS_ON_DEMAND`).
     pub on_demand: bool,
     /// How to treat a policy that is not understood in full.
     pub not_understood: NotUnderstoodPolicies,
+}
+
+impl ClientOptions {
+    fn intake(&self) -> Intake {
+        Intake {
+            role: self.role,
+            not_understood: self.not_understood,
+        }
+    }
 }
 
 /// A demand for a WDS record.
@@ -104,7 +116,7 @@ impl<H: Handler> Client<H> {
         handler: H,
         demands: Option<mpsc::Receiver<AddressDemand>>,
     ) -> Self {
-        let machine = Machine::new(types(options.on_demand));
+        let machine = Machine::new(options.role.types(options.on_demand));
         Self {
             options,
             handler,
@@ -117,14 +129,8 @@ impl<H: Handler> Client<H> {
     /// Restores the resources of a type that an earlier client [cached](Handler::cache), before
     /// [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = Cached>) {
-        let not_understood = self.options.not_understood;
-        let effects = intake::restore(
-            &mut self.machine,
-            &self.handler,
-            not_understood,
-            type_url,
-            cached,
-        );
+        let intake = self.options.intake();
+        let effects = intake::restore(&mut self.machine, &self.handler, intake, type_url, cached);
         // There is no server to answer.
         if effects.contains(&Effect::Ready) {
             self.handler.ready();
@@ -220,9 +226,9 @@ impl<H: Handler> Client<H> {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
                     self.handler.received(&response.type_url, bytes);
-                    let not_understood = self.options.not_understood;
+                    let intake = self.options.intake();
                     let effects =
-                        take_in(&mut self.machine, &self.handler, not_understood, response).await;
+                        take_in(&mut self.machine, &self.handler, intake, response).await;
                     self.carry_out(effects, Some(requests)).await;
                 }
                 demand = next(&mut self.demands) => {

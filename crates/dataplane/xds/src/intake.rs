@@ -6,35 +6,31 @@
 
 use std::time::Instant;
 
-use ambit_model::{ArcStr, Authorization, Service, Workload};
-use ambit_wire::{
-    decode::{self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource, NotUnderstood},
-    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+use ambit_model::{
+    ArcStr, Authorization, HttpPolicy, Service, WaypointGateway, WaypointService, Workload,
 };
-use ambit_xds_core::{Effect, Ending, Kind, Push, TypeConfig};
+use ambit_wire::{
+    decode::{
+        self, AddressRecord, DecodeError, HttpNotUnderstood, LeanDeltaResponse, LeanResource,
+        NotUnderstood,
+    },
+    encode::ADDRESS_TYPE_URL,
+};
+use ambit_xds_core::{Effect, Ending, Push};
 use bytes::Bytes;
+
+use crate::role::{Resource, Role};
 
 /// Records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
 const BATCH: usize = 64;
 /// Records after which other tasks of the thread may run.
 const YIELD_AFTER: usize = 1024;
 
-/// WDS records: the first configured type.
-pub(crate) const ADDRESSES: Kind = 0;
-/// Policies: the second.
-const POLICIES: Kind = 1;
-
-pub(crate) fn types(on_demand: bool) -> Vec<TypeConfig> {
-    vec![
-        TypeConfig {
-            type_url: ADDRESS_TYPE_URL.into(),
-            on_demand,
-        },
-        TypeConfig {
-            type_url: AUTHORIZATION_TYPE_URL.into(),
-            on_demand: false,
-        },
-    ]
+/// How resources are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Intake {
+    pub(crate) role: Role,
+    pub(crate) not_understood: NotUnderstoodPolicies,
 }
 
 /// How to treat a policy that is not understood in full.
@@ -62,6 +58,25 @@ pub enum Update {
     AddressGone(ArcStr),
     /// A policy is gone: its name (`namespace/name`).
     PolicyGone(ArcStr),
+    /// What a waypoint is told.
+    Waypoint(WaypointUpdate),
+}
+
+/// One change of what a waypoint is told besides workloads and services.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WaypointUpdate {
+    /// Its settings.
+    Gateway(Box<WaypointGateway>),
+    /// Its Gateway is gone.
+    GatewayGone,
+    /// A service that it serves, under the name of the record.
+    Service(ArcStr, Box<WaypointService>),
+    /// A record of a service is gone.
+    ServiceGone(ArcStr),
+    /// A policy, under the name of the record, or a fail-closed substitute of it.
+    Policy(ArcStr, Box<HttpPolicy>),
+    /// A record of a policy is gone.
+    PolicyGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -84,6 +99,9 @@ pub trait Handler: Send + 'static {
 
     /// A push of policies was processed: all existing ones are known, except for refused ones.
     fn policies_known(&self) {}
+
+    /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
+    fn waypoint_known(&self, _resource: Resource) {}
 
     /// This resource of a type that is followed as a whole was accepted. What is cached in this order can
     /// be restored.
@@ -109,7 +127,7 @@ pub trait Handler: Send + 'static {
 pub(crate) async fn take_in<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
-    not_understood: NotUnderstoodPolicies,
+    intake: Intake,
     response: LeanDeltaResponse,
 ) -> Vec<Effect> {
     let LeanDeltaResponse {
@@ -120,8 +138,8 @@ pub(crate) async fn take_in<H: Handler>(
     } = response;
     let push = client.begin_push(&type_url, nonce);
     let cached_type = push.is_whole().then_some(type_url.as_str());
-    let mut batch = Batch::new(push, handler, not_understood, cached_type);
-    let kind = batch.push.kind();
+    let mut batch = Batch::new(push, handler, intake, cached_type);
+    let kind = batch.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
         batch.resource(kind, index, bytes);
         if index % YIELD_AFTER == YIELD_AFTER - 1 {
@@ -145,13 +163,13 @@ pub(crate) async fn take_in<H: Handler>(
 pub(crate) fn restore<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
-    not_understood: NotUnderstoodPolicies,
+    intake: Intake,
     type_url: &str,
     cached: impl Iterator<Item = Cached>,
 ) -> Vec<Effect> {
     let push = client.begin_push(type_url, String::new());
-    let mut batch = Batch::new(push, handler, not_understood, None);
-    let kind = batch.push.kind();
+    let mut batch = Batch::new(push, handler, intake, None);
+    let kind = batch.kind();
     let now = Instant::now();
     for (index, cached) in cached.enumerate() {
         match cached {
@@ -164,18 +182,19 @@ pub(crate) fn restore<H: Handler>(
     batch.push.finish()
 }
 
-fn tell_known<H: Handler>(kind: Option<Kind>, handler: &H) {
+fn tell_known<H: Handler>(kind: Option<Resource>, handler: &H) {
     match kind {
-        Some(ADDRESSES) => handler.addresses_known(),
-        Some(POLICIES) => handler.policies_known(),
-        _ => {}
+        Some(Resource::Address) => handler.addresses_known(),
+        Some(Resource::Policy) => handler.policies_known(),
+        Some(of_waypoint) => handler.waypoint_known(of_waypoint),
+        None => {}
     }
 }
 
 struct Batch<'a, H> {
     push: Push<'a>,
     handler: &'a H,
-    not_understood: NotUnderstoodPolicies,
+    intake: Intake,
     updates: Vec<Update>,
     taken: Vec<Taken>,
     /// The type, if its resources are to be cached.
@@ -193,49 +212,34 @@ struct Taken {
 }
 
 impl<'a, H: Handler> Batch<'a, H> {
-    fn new(
-        push: Push<'a>,
-        handler: &'a H,
-        not_understood: NotUnderstoodPolicies,
-        cached_type: Option<&'a str>,
-    ) -> Self {
+    fn new(push: Push<'a>, handler: &'a H, intake: Intake, cached_type: Option<&'a str>) -> Self {
         Self {
             push,
             handler,
-            not_understood,
+            intake,
             updates: Vec::with_capacity(BATCH),
             taken: Vec::new(),
             cached_type,
         }
     }
 
-    fn resource(&mut self, kind: Option<Kind>, index: usize, bytes: Bytes) {
+    /// The type of the push's resources.
+    fn kind(&self) -> Option<Resource> {
+        self.push
+            .kind()
+            .and_then(|kind| self.intake.role.resource(kind))
+    }
+
+    fn resource(&mut self, kind: Option<Resource>, index: usize, bytes: Bytes) {
         let resource = match LeanResource::read(bytes.clone()) {
             Ok(resource) => resource,
             Err(error) => return self.rejected(&format!("resource {index}"), &error),
         };
         let name = ArcStr::from(resource.name.as_str());
-        let (update, replaced) = match kind {
-            Some(ADDRESSES) => match address(&name, &resource) {
-                Ok((update, unknown)) => {
-                    if unknown > 0 {
-                        self.handler.unknown_fields(ADDRESS_TYPE_URL, unknown);
-                    }
-                    (update, None)
-                }
-                Err(error) => return self.rejected(&name, &error),
-            },
-            Some(POLICIES) => match decode::policy(&name, &resource.value()) {
-                Ok(policy) => (Update::Policy(policy), None),
-                Err(NotUnderstood { error, substitute }) => match self.not_understood {
-                    NotUnderstoodPolicies::KeepLastGood => return self.rejected(&name, &error),
-                    NotUnderstoodPolicies::Deny => {
-                        log_substitute(&substitute);
-                        (Update::Policy(*substitute), Some(error))
-                    }
-                },
-            },
-            _ => return,
+        let Some(kind) = kind else { return };
+        let (update, replaced) = match self.read(kind, &name, &resource) {
+            Ok(read) => read,
+            Err(error) => return self.rejected(&name, &error),
         };
         self.updates.push(update);
         self.taken.push(Taken {
@@ -249,12 +253,68 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
+    /// What a resource says; with the error, if it is not understood and a substitute takes its place.
+    fn read(
+        &self,
+        kind: Resource,
+        name: &ArcStr,
+        resource: &LeanResource,
+    ) -> Result<(Update, Option<DecodeError>), DecodeError> {
+        let value = resource.value();
+        let update = match kind {
+            Resource::Address => {
+                let (update, unknown) = address(name, resource)?;
+                if unknown > 0 {
+                    self.handler.unknown_fields(ADDRESS_TYPE_URL, unknown);
+                }
+                update
+            }
+            Resource::Policy => match decode::policy(name, &value) {
+                Ok(policy) => Update::Policy(policy),
+                Err(NotUnderstood { error, substitute }) => {
+                    self.may_replace(&error)?;
+                    log_substitute(&substitute);
+                    return Ok((Update::Policy(*substitute), Some(error)));
+                }
+            },
+            Resource::WaypointGateway => Update::Waypoint(WaypointUpdate::Gateway(Box::new(
+                decode::waypoint_gateway(&value)?,
+            ))),
+            Resource::WaypointService => Update::Waypoint(WaypointUpdate::Service(
+                name.clone(),
+                Box::new(decode::waypoint_service(&value)?),
+            )),
+            Resource::WaypointPolicy => {
+                let of_waypoint =
+                    |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
+                match decode::waypoint_policy(name, &value) {
+                    Ok(policy) => of_waypoint(Box::new(policy)),
+                    Err(HttpNotUnderstood { error, substitute }) => {
+                        self.may_replace(&error)?;
+                        let dry_run = substitute.dry_run;
+                        tracing::error!(policy = %substitute.key, %error, dry_run, "policy not understood, it denies every request to what it is attached to");
+                        return Ok((of_waypoint(substitute), Some(error)));
+                    }
+                }
+            }
+        };
+        Ok((update, None))
+    }
+
+    /// Whether a policy that is not understood is replaced by one that denies.
+    fn may_replace(&self, error: &DecodeError) -> Result<(), DecodeError> {
+        match self.intake.not_understood {
+            NotUnderstoodPolicies::KeepLastGood => Err(error.clone()),
+            NotUnderstoodPolicies::Deny => Ok(()),
+        }
+    }
+
     fn rejected(&mut self, name: &str, error: &DecodeError) {
         tracing::warn!(name, %error, "resource refused, its last good version stays");
         self.push.rejected(name, error);
     }
 
-    fn removed(&mut self, kind: Option<Kind>, name: ArcStr, now: Instant) {
+    fn removed(&mut self, kind: Option<Resource>, name: ArcStr, now: Instant) {
         // In the order of the push.
         self.flush_taken();
         self.push.removed(&name, now);
@@ -263,9 +323,12 @@ impl<'a, H: Handler> Batch<'a, H> {
                 .cache(type_url, &name, &Cached::Gone(name.clone()));
         }
         self.updates.push(match kind {
-            Some(ADDRESSES) => Update::AddressGone(name),
-            Some(POLICIES) => Update::PolicyGone(name),
-            _ => return,
+            Some(Resource::Address) => Update::AddressGone(name),
+            Some(Resource::Policy) => Update::PolicyGone(name),
+            Some(Resource::WaypointGateway) => Update::Waypoint(WaypointUpdate::GatewayGone),
+            Some(Resource::WaypointService) => Update::Waypoint(WaypointUpdate::ServiceGone(name)),
+            Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
+            None => return,
         });
         if self.updates.len() >= BATCH {
             self.flush();

@@ -7,12 +7,14 @@ mod client;
 mod framing;
 mod intake;
 mod node;
+mod role;
 mod stream;
 
 pub use ambit_xds_core::Ending;
 pub use client::{AddressDemand, Client, ClientOptions};
-pub use intake::{Cached, Handler, NotUnderstoodPolicies, Update};
+pub use intake::{Cached, Handler, NotUnderstoodPolicies, Update, WaypointUpdate};
 pub use node::{NodeInfo, NodeMetadataError};
+pub use role::{Resource, Role};
 
 #[cfg(test)]
 mod tests;

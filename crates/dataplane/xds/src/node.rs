@@ -6,9 +6,13 @@ use ambit_rt::Env;
 use ambit_wire::discovery::Node;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 
+use crate::Role;
+
 /// The proxy's identification to the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
+    /// What it is.
+    pub role: Role,
     /// `POD_NAME`.
     pub name: String,
     /// `POD_NAMESPACE`.
@@ -33,6 +37,7 @@ pub struct NodeMetadataError {
 impl NodeInfo {
     /// The wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
     pub fn to_wire(&self, env: &Env) -> Result<Node, NodeMetadataError> {
+        let role = self.role.as_str();
         let ip = self
             .ip
             .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string());
@@ -69,7 +74,7 @@ impl NodeInfo {
         }
         Ok(Node {
             // The last label is this literal text, not the cluster's domain.
-            id: format!("ztunnel~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            id: format!("{role}~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
             metadata: Some(Struct { fields }),
             ..Node::default()
         })
@@ -113,6 +118,7 @@ mod tests {
             ("ISTIO_METAJSON_LABELS", r#"{"app":["a",1,true,null]}"#),
         ]);
         let info = NodeInfo {
+            role: Role::NodeProxy,
             name: "proxy-1".into(),
             namespace: "mesh".into(),
             ip: Some("10.0.0.1".parse().unwrap()),

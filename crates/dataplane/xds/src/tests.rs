@@ -206,6 +206,7 @@ fn options(address: &str, headers: CallHeaders, on_demand: bool) -> ClientOption
             .connect_lazy(),
         address: address.to_owned(),
         headers,
+        role: Role::NodeProxy,
         node: Node {
             id: "the-node".into(),
             ..Node::default()
@@ -289,6 +290,7 @@ fn names(updates: &[Update]) -> Vec<String> {
         Update::Service(service) => service.namespaced_hostname().to_string(),
         Update::Policy(policy) => policy.key().to_string(),
         Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
+        Update::Waypoint(update) => format!("{update:?}"),
     };
     updates.iter().map(name).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::Rates;
 use tonic::{Status, metadata::MetadataMap};
 
@@ -10,6 +10,7 @@ use crate::{
     auth::{Authenticator, Caller, TokenError, bearer},
     grpc::CallerState,
     metrics::Metrics,
+    waypoints::Waypoints,
 };
 
 /// Refusals of one address that are worth a warning, in a second and at once.
@@ -26,6 +27,7 @@ pub struct Access {
     pub(crate) trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
+    waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
     warnings: Rates<IpAddr>,
 }
@@ -36,12 +38,14 @@ impl Access {
         authenticator: Arc<dyn Authenticator>,
         trusted_nodes: Accounts,
         any_reader: bool,
+        waypoints: Arc<Waypoints>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {
             authenticator,
             trusted_nodes,
             any_reader,
+            waypoints,
             metrics,
             warnings: Rates::new(WARNINGS.0, WARNINGS.1),
         }
@@ -61,9 +65,8 @@ impl Access {
         match caller {
             Ok(caller) => {
                 self.metrics.token("accepted");
-                let stays = self.any_reader || self.is_trusted_node(&caller);
                 if let Some(caller_state) = caller_state {
-                    caller_state.authenticated(stays);
+                    caller_state.authenticated(self.may_read(&caller));
                 }
                 Ok(caller)
             }
@@ -95,26 +98,39 @@ impl Access {
         }
     }
 
-    /// The caller of a discovery stream.
-    pub async fn discovery_caller(
+    /// Whether a caller may read the mesh: all of it, or a waypoint what concerns it. To be asked when the
+    /// objects of the mesh are known: until then no waypoint is.
+    pub fn check_discovery(
         &self,
-        metadata: &MetadataMap,
+        caller: &Caller,
         extensions: &http::Extensions,
-    ) -> Result<Caller, Status> {
-        let caller = self.caller(metadata, extensions).await?;
-        if !self.any_reader && !self.is_trusted_node(&caller) {
-            let (caller_state, source) = CallerState::of(extensions);
-            if self.warnings.take(source, Instant::now()) {
-                tracing::warn!(%caller, "refused discovery: not a trusted node account");
-            }
+    ) -> Result<(), Status> {
+        let (caller_state, source) = CallerState::of(extensions);
+        if self.may_read(caller) {
             if let Some(caller_state) = caller_state {
-                caller_state.refused();
+                caller_state.authenticated(true);
             }
-            return Err(Status::permission_denied(
-                "only trusted node accounts may read the mesh (--trusted-node-accounts, --xds-any-account)",
-            ));
+            return Ok(());
         }
-        Ok(caller)
+        if self.warnings.take(source, Instant::now()) {
+            tracing::warn!(%caller, "refused discovery: neither a trusted node account nor a waypoint's");
+        }
+        if let Some(caller_state) = caller_state {
+            caller_state.refused();
+        }
+        Err(Status::permission_denied(
+            "only trusted node accounts and waypoints may read the mesh (--trusted-node-accounts, --xds-any-account)",
+        ))
+    }
+
+    fn may_read(&self, caller: &Caller) -> bool {
+        self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
+    }
+
+    /// The waypoint that the caller is an instance of. A node proxy is none, whatever Gateways are called.
+    pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
+        let waypoint = self.waypoints.of(caller);
+        waypoint.filter(|_| !self.is_trusted_node(caller))
     }
 
     /// Whether the caller is a node proxy.

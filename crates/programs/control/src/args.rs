@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::Parser;
+use ambit_derive::{WaypointAttachment, WaypointMissing};
+use ambit_model::PathNormalization;
+use clap::{Parser, ValueEnum};
 
 /// The control plane of the mesh: workload discovery, policies and certificates.
 #[derive(Clone, Debug, Parser)]
@@ -94,6 +96,81 @@ pub struct Args {
     /// enforce them.
     #[arg(long, env = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY")]
     pub dry_run_policies: bool,
+    /// What attaches pods and services to waypoints.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
+    pub waypoint_attachment: Attachment,
+    /// What becomes of connections whose waypoint cannot be found.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
+    pub waypoint_missing: Missing,
+    /// How waypoints normalize paths before policies and routes see them.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_PATH_NORMALIZATION")]
+    pub path_normalization: Normalization,
+    /// How many proxies in front of the mesh add to x-forwarded-for and are trusted.
+    #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
+    pub trusted_proxies: u32,
+}
+
+/// See [`Args::waypoint_attachment`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attachment {
+    /// Labels, and where there are none each waypoint takes its service account or its namespace.
+    #[default]
+    Seed,
+    /// Labels only, as in Istio.
+    Labels,
+}
+
+/// See [`Args::waypoint_missing`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Missing {
+    /// They are refused.
+    #[default]
+    Refuse,
+    /// They go without one, as in Istio.
+    Allow,
+}
+
+/// See [`Args::path_normalization`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Normalization {
+    /// Not at all.
+    None,
+    /// As RFC 3986 has it.
+    #[default]
+    Base,
+    /// Adjacent slashes are merged, too.
+    MergeSlashes,
+    /// Percent-encoded slashes are decoded first.
+    DecodeAndMergeSlashes,
+}
+
+impl From<Attachment> for WaypointAttachment {
+    fn from(from: Attachment) -> Self {
+        match from {
+            Attachment::Seed => Self::Seed,
+            Attachment::Labels => Self::Labels,
+        }
+    }
+}
+
+impl From<Missing> for WaypointMissing {
+    fn from(from: Missing) -> Self {
+        match from {
+            Missing::Refuse => Self::Refuse,
+            Missing::Allow => Self::Allow,
+        }
+    }
+}
+
+impl From<Normalization> for PathNormalization {
+    fn from(from: Normalization) -> Self {
+        match from {
+            Normalization::None => Self::None,
+            Normalization::Base => Self::Base,
+            Normalization::MergeSlashes => Self::MergeSlashes,
+            Normalization::DecodeAndMergeSlashes => Self::DecodeAndMergeSlashes,
+        }
+    }
 }
 
 impl Args {

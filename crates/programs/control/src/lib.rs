@@ -24,6 +24,7 @@ pub mod serving;
 pub mod source;
 mod startup_taint;
 pub mod status;
+pub mod waypoints;
 pub mod xds;
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::{
     metrics::Metrics,
     source::Source,
     status::{self, Facts, Report, Seen},
+    waypoints::Waypoints,
     xds::{ResourceType, Store},
 };
 
@@ -56,6 +57,7 @@ pub fn start(
     source: Source,
     config: MeshConfig,
     reports: Option<mpsc::UnboundedSender<Report>>,
+    waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
     drain: DrainWatcher,
 ) -> Mesh {
@@ -72,6 +74,7 @@ pub fn start(
         mesh: mesh.clone(),
         index: Index::new(config),
         reports,
+        waypoints,
         metrics,
         publish,
         follow,
@@ -84,6 +87,7 @@ struct Follower {
     mesh: Mesh,
     index: Index,
     reports: Option<mpsc::UnboundedSender<Report>>,
+    waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
@@ -190,6 +194,7 @@ impl Follower {
     fn flush(&mut self, since: Duration) {
         let delta = self.index.flush();
         self.report_conflicts();
+        self.waypoints.update(&delta);
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
         let records = ResourceType::ALL.iter().copied();

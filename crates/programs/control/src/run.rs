@@ -26,6 +26,7 @@ use crate::{
     monitoring::Monitoring,
     serving::Serving,
     startup_taint, status,
+    waypoints::Waypoints,
     xds::{Admission, Discovery, DiscoveryServer},
 };
 
@@ -95,8 +96,14 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")?;
     let any_reader = args.xds_any_account;
-    let access = Access::new(authenticator, trusted, any_reader, Arc::clone(&metrics));
-    let access = Arc::new(access);
+    let waypoints = Arc::<Waypoints>::default();
+    let access = Arc::new(Access::new(
+        authenticator,
+        trusted,
+        any_reader,
+        Arc::clone(&waypoints),
+        Arc::clone(&metrics),
+    ));
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
     let reports = cluster
         .as_ref()
@@ -105,6 +112,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         source,
         mesh_config(args),
         reports,
+        waypoints,
         Arc::clone(&metrics),
         watcher.clone(),
     );
@@ -248,6 +256,10 @@ fn mesh_config(args: &Args) -> MeshConfig {
         cluster_domain: args.cluster_domain.as_str().into(),
         root_namespace: args.root_namespace.as_str().into(),
         dry_run_policies: args.dry_run_policies,
+        waypoint_attachment: args.waypoint_attachment.into(),
+        waypoint_missing: args.waypoint_missing.into(),
+        path_normalization: args.path_normalization.into(),
+        trusted_proxies: args.trusted_proxies,
     }
 }
 

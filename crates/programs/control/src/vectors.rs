@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use ambit_derive::MeshConfig;
+use ambit_derive::{MeshConfig, WaypointAttachment, WaypointMissing};
 use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
 use ambit_testkit::ApiServer;
@@ -195,8 +195,14 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
     let (reports, reported) = mpsc::unbounded_channel();
     let mut mesh = mesh::start(
         source,
-        MeshConfig::default(),
+        // What Istio does.
+        MeshConfig {
+            waypoint_attachment: WaypointAttachment::Labels,
+            waypoint_missing: WaypointMissing::Allow,
+            ..MeshConfig::default()
+        },
         Some(reports),
+        Arc::default(),
         Arc::new(Metrics::default()),
         watcher,
     );

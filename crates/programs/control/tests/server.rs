@@ -28,7 +28,10 @@ use ambit_wire::{
         DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status as XdsStatus,
         aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
     },
-    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+    encode::{
+        ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL,
+        WAYPOINT_SERVICE_TYPE_URL,
+    },
     workload,
 };
 use clap::Parser;
@@ -969,4 +972,78 @@ async fn an_old_connection_ends_in_order_and_the_next_one_is_sent_only_what_chan
     again.send(request).await;
     assert!(again.next().await.unwrap().resources.is_empty());
     plane.running.stop().await;
+}
+
+const WAYPOINT: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: wp, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: wp-1, namespace: shop, uid: wu1, labels: {gateway.networking.k8s.io/gateway-name: wp}}
+spec: {nodeName: n1, serviceAccountName: wp, containers: []}
+status: {phase: Running, podIPs: [{ip: 10.0.0.3}], conditions: [{type: Ready, status: "True"}]}
+"#;
+
+fn waypoint_node() -> Node {
+    let fields = [("NAMESPACE".to_owned(), text("shop"))].into();
+    Node {
+        id: "waypoint~10.0.0.3~wp-1.shop~shop.svc.cluster.local".to_owned(),
+        metadata: Some(Struct { fields }),
+        ..Node::default()
+    }
+}
+
+#[tokio::test]
+async fn a_waypoint_is_told_what_it_serves_and_gets_its_own_certificate_while_its_pod_lives() {
+    let plane = Plane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
+    let token = plane.token_of("shop", "wp", "wp-1", "wu1");
+    let mut stream = plane.stream_as(&token).await.unwrap();
+    let request = |url: &str| DeltaDiscoveryRequest {
+        node: Some(waypoint_node()),
+        type_url: url.to_owned(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let mut names = Vec::new();
+    for url in [
+        WAYPOINT_GATEWAY_TYPE_URL,
+        WAYPOINT_SERVICE_TYPE_URL,
+        ADDRESS_TYPE_URL,
+    ] {
+        stream.send(request(url)).await;
+        let response = stream.next().await.unwrap();
+        names.extend(response.resources.into_iter().map(|one| one.name));
+    }
+    assert_eq!(
+        names,
+        ["shop/wp", "shop/wp/shop/api.shop.svc.cluster.local"]
+    );
+
+    let own = "spiffe://cluster.local/ns/shop/sa/wp".parse().unwrap();
+    let csr = CertificateRequest::new(&own).unwrap().pem;
+    let chain = plane.certificate(&token, &csr, None, 0).await;
+    assert!(chain.is_ok(), "{chain:?}");
+    let other = "spiffe://cluster.local/ns/shop/sa/web";
+    let refused = plane.certificate(&token, &csr, Some(other), 0).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+    let gone = plane.token_of("shop", "wp", "wp-0", "wu0");
+    let refused = plane.certificate(&gone, &csr, None, 0).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+
+    // Another account of the namespace is nobody's waypoint.
+    let stranger = plane.token_of("shop", "web", "web-1", "u1");
+    let refused = plane.stream_as(&stranger).await.err().unwrap();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+
+    plane.write("objects.yaml", OBJECTS);
+    let ended = loop {
+        match stream.next().await {
+            Ok(_) => {}
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(ended.code(), Code::PermissionDenied);
+    assert!(plane.stream_as(&token).await.is_err());
 }

@@ -26,7 +26,7 @@ use ambit_sys::{
     privileges::{self, Capability},
 };
 use ambit_telemetry::Metrics;
-use ambit_xds::NodeInfo;
+use ambit_xds::{NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -363,6 +363,7 @@ fn certificate_settings(config: &Config) -> CertificateSettings {
         ca: config.ca.clone(),
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
+        impersonate: true,
         ttl: config.secret_ttl,
         crl_path: config.crl_path.clone(),
     }
@@ -374,6 +375,7 @@ fn xds_settings(config: &Config) -> XdsSettings {
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
         node: NodeInfo {
+            role: Role::NodeProxy,
             name: config.own.name.to_string(),
             namespace: config.own.namespace.to_string(),
             ip: config.local_ip,

@@ -6,22 +6,21 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_hbone::Settings;
 use ambit_model::{ArcStr, PROXY_MARK, PodName};
-use ambit_proxy::{SetupLimits, control_plane::Upstream};
+use ambit_proxy::{
+    SetupLimits,
+    control_plane::Upstream,
+    environment::{self, SettingError, first, upstream},
+};
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
-use ambit_sys::socket::{Keepalive, Transparent, Tuning};
+use ambit_sys::socket::{Transparent, Tuning};
 use serde::Serialize;
 
 mod mesh;
 #[cfg(test)]
 mod tests;
-mod threads;
 
 pub use mesh::MeshConfigError;
 
-/// Where the shared trust root is mounted.
-const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
-/// Where the projected token is mounted.
-const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 /// Mesh configuration file.
 pub(crate) const MESH_CONFIG: &str = "./etc/istio/config/mesh";
 
@@ -40,14 +39,9 @@ pub enum ConfigError {
     /// A mode we do not have.
     #[error("PROXY_MODE=dedicated is not supported: only the shared mode is")]
     Dedicated,
-    /// xDS without TLS.
-    #[error("{variable}={address:?}: only https is supported, plain http is refused")]
-    PlainHttp {
-        /// The variable.
-        variable: &'static str,
-        /// Its text.
-        address: String,
-    },
+    /// A setting that all proxies have.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// Names are looked up among all that exist.
     #[error(
         "XDS_ON_DEMAND=true needs ISTIO_META_DNS_CAPTURE=false: captured DNS questions are answered \
@@ -222,15 +216,15 @@ impl Config {
             },
             xds: upstream(env, "XDS", mesh.discovery_address.as_deref())?,
             ca: upstream(env, "CA", mesh.discovery_address.as_deref())?,
-            auth_token: auth_token(env),
+            auth_token: environment::auth_token(env),
             xds_on_demand: on_demand(env)?,
             dns_proxy: dns_proxy(env),
             local_xds,
             secret_ttl: env
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
-            tuning: tuning(env)?,
-            http2: Arc::new(http2(env)?),
+            tuning: environment::tuning(env)?,
+            http2: Arc::new(environment::http2(env)?),
             self_termination_deadline: termination_deadline(
                 env.duration("CONNECTION_TERMINATION_DEADLINE")?,
                 grace,
@@ -238,8 +232,8 @@ impl Config {
             unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
             netns_dir: env.text("AMBIT_NETNS_DIR", "/var/run/netns").into(),
             close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
-            setup_limits: setup_limits(env)?,
-            num_worker_threads: threads::workers(env, mesh.concurrency)?,
+            setup_limits: environment::setup_limits(env)?,
+            num_worker_threads: environment::threads::workers(env, mesh.concurrency)?,
             localhost_app_tunnel: env.flag("LOCALHOST_APP_TUNNEL")?.unwrap_or(true),
             response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
             authz_policy_info_logging: env.flag("AUTHZ_POLICY_INFO_LOGGING")?.unwrap_or(false),
@@ -301,126 +295,4 @@ fn on_demand(env: &Env) -> Result<bool, ConfigError> {
         return Err(ConfigError::OnDemandDns);
     }
     Ok(on_demand)
-}
-
-fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
-    names
-        .iter()
-        .find_map(|name| env.get(name).filter(|text| !text.is_empty()))
-        .unwrap_or(default)
-        .into()
-}
-
-fn upstream(
-    env: &Env,
-    prefix: &'static str,
-    discovery_address: Option<&str>,
-) -> Result<Upstream, ConfigError> {
-    let (variable, root, alternative) = match prefix {
-        "CA" => ("CA_ADDRESS", "CA_ROOT_CA", "ALT_CA_HOSTNAME"),
-        _ => ("XDS_ADDRESS", "XDS_ROOT_CA", "ALT_XDS_HOSTNAME"),
-    };
-    let in_kubernetes = env.get("KUBERNETES_SERVICE_HOST").is_some();
-    let default = match discovery_address {
-        Some(address) => address,
-        None if in_kubernetes => "https://istiod.istio-system.svc:15012",
-        None => "https://localhost:15012",
-    };
-    let address = match env.text(variable, default) {
-        empty if empty.is_empty() => None,
-        address if address.starts_with("http://") => {
-            return Err(ConfigError::PlainHttp { variable, address });
-        }
-        address if address.starts_with("https://") => Some(address),
-        address => Some(format!("https://{address}")),
-    };
-    Ok(Upstream {
-        address,
-        root: env.text(root, DEFAULT_ROOT),
-        alternative_name: env
-            .get(alternative)
-            .filter(|t| !t.is_empty())
-            .map(str::to_owned),
-    })
-}
-
-fn auth_token(env: &Env) -> Option<String> {
-    match env.get("AUTH_TOKEN") {
-        Some(token) => Some(token.to_owned()).filter(|token| !token.is_empty()),
-        None => std::path::Path::new(DEFAULT_TOKEN)
-            .exists()
-            .then(|| DEFAULT_TOKEN.to_owned()),
-    }
-}
-
-fn tuning(env: &Env) -> Result<Tuning, ConfigError> {
-    let time = env
-        .duration("KEEPALIVE_TIME")?
-        .unwrap_or(Duration::from_secs(180));
-    let interval = env
-        .duration("KEEPALIVE_INTERVAL")?
-        .unwrap_or(Duration::from_secs(180));
-    let retries = env.parse("KEEPALIVE_RETRIES", "a number")?.unwrap_or(9);
-    let keepalive = Keepalive {
-        time,
-        interval,
-        retries,
-    };
-    Ok(Tuning {
-        keepalive: env
-            .flag("KEEPALIVE_ENABLED")?
-            .unwrap_or(true)
-            .then_some(keepalive),
-        user_timeout: env
-            .flag("USER_TIMEOUT_ENABLED")?
-            .unwrap_or(false)
-            .then(|| time + interval.saturating_mul(retries)),
-        near: false,
-        resets: false,
-    })
-}
-
-fn setup_limits(env: &Env) -> Result<SetupLimits, ConfigError> {
-    let defaults = SetupLimits::default();
-    let number = |name: &'static str, default| {
-        Ok::<_, EnvError>(env.parse(name, "a number")?.unwrap_or(default))
-    };
-    Ok(SetupLimits {
-        source: number("AMBIT_MAX_SETUPS_PER_SOURCE", defaults.source)?,
-        pod: number("AMBIT_MAX_SETUPS_PER_POD", defaults.pod)?,
-    })
-}
-
-fn http2(env: &Env) -> Result<Settings, ConfigError> {
-    let defaults = Settings::default();
-    let bytes = |name: &str, max: u32, default: u32| -> Result<u32, ConfigError> {
-        let value: Option<u32> = env.parse(name, "a number of bytes")?;
-        match value {
-            Some(value) if value < 16_384 || value > max => Err(ConfigError::Variable(EnvError {
-                variable: name.to_owned(),
-                value: value.to_string(),
-                expected: "a number of bytes that HTTP/2 allows, at least 16384",
-            })),
-            value => Ok(value.unwrap_or(default)),
-        }
-    };
-    let window = (1 << 31) - 1;
-    Ok(Settings {
-        stream_window: bytes("HTTP2_STREAM_WINDOW_SIZE", window, defaults.stream_window)?,
-        connection_window: bytes(
-            "HTTP2_CONNECTION_WINDOW_SIZE",
-            window,
-            defaults.connection_window,
-        )?,
-        frame_size: bytes("HTTP2_FRAME_SIZE", (1 << 24) - 1, defaults.frame_size)?,
-        max_streams: env
-            .parse("POOL_MAX_STREAMS_PER_CONNECTION", "a number above 0")?
-            .map_or(defaults.max_streams, |n: std::num::NonZeroU16| {
-                usize::from(n.get())
-            }),
-        idle_release: env
-            .duration("POOL_UNUSED_RELEASE_TIMEOUT")?
-            .unwrap_or(defaults.idle_release),
-        ..defaults
-    })
 }

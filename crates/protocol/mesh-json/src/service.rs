@@ -1,8 +1,10 @@
 //! Services.
 
+use std::collections::BTreeMap;
+
 use ambit_model::{
-    ArcStr, CidrVip, GatewayAddress, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing,
-    NetworkAddress, PortMap, Service, Visibility, WeightedWaypoint,
+    AppProtocol, ArcStr, CidrVip, GatewayAddress, HealthPolicy, IpFamilies, LbMode, LbScope,
+    LoadBalancing, NetworkAddress, PortMap, Service, Visibility, WeightedWaypoint,
 };
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -22,6 +24,18 @@ enum IpFamiliesForm {
     #[serde(rename = "IPv6")]
     Ipv6,
     Dual,
+}
+
+/// See [`AppProtocol`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "AppProtocol", rename_all = "UPPERCASE")]
+enum AppProtocolForm {
+    Unknown,
+    Http11,
+    Http2,
+    Grpc,
+    Tls,
+    Tcp,
 }
 
 /// See [`Visibility`].
@@ -117,6 +131,9 @@ struct ServiceForm {
     cidr_vips: Vec<CidrVip>,
     #[serde_as(as = "PortsForm")]
     ports: PortMap,
+    #[serde_as(as = "BTreeMap<_, AppProtocolForm>")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    app_protocols: BTreeMap<u16, AppProtocol>,
     subject_alt_names: Vec<ArcStr>,
     #[serde_as(as = "Option<GatewayForm>")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,6 +156,7 @@ struct ServiceForm {
 
 forms!(
     IpFamiliesForm of IpFamilies,
+    AppProtocolForm of AppProtocol,
     VisibilityForm of Visibility,
     LbScopeForm of LbScope,
     LbModeForm of LbMode,

@@ -95,7 +95,7 @@ pub struct HttpOperation {
 pub enum PathPattern {
     /// As other texts.
     Text(StringMatch),
-    /// Segments, of which `{*}` is any one and `{**}` any number of them.
+    /// Segments, of which `{*}` is any one and `{**}` any number of them: a [`crate::PathTemplate`].
     Template(ArcStr),
 }
 

@@ -6,6 +6,7 @@
 mod http_policy;
 mod identity;
 mod names;
+mod path_template;
 mod policy;
 mod port_map;
 mod ports;
@@ -24,6 +25,7 @@ pub use names::{
     Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
     canonical_ip, canonical_socket,
 };
+pub use path_template::{PathTemplate, PathTemplateError};
 pub use policy::{
     Action, Authorization, Clause, Match, PolicyKey, Rule, Scope, ServiceAccountMatch, StringMatch,
 };
@@ -33,8 +35,8 @@ pub use ports::{
 };
 pub use reason::Reason;
 pub use service::{
-    CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service, Visibility,
-    WeightedWaypoint,
+    AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,
+    Visibility, WeightedWaypoint,
 };
 pub use waypoint::{
     GatewayName, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,

@@ -1,6 +1,6 @@
 //! A service: a name, its virtual addresses and ports, and how endpoints are chosen.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
@@ -91,6 +91,24 @@ pub struct LoadBalancing {
     pub health_policy: HealthPolicy,
 }
 
+/// What a port of a service speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AppProtocol {
+    /// Not said.
+    #[default]
+    Unknown,
+    /// HTTP/1.1.
+    Http11,
+    /// HTTP/2.
+    Http2,
+    /// gRPC.
+    Grpc,
+    /// TLS of the application's own.
+    Tls,
+    /// Anything over TCP.
+    Tcp,
+}
+
 /// A virtual prefix: every address in it belongs to the service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CidrVip {
@@ -125,6 +143,8 @@ pub struct Service {
     pub cidr_vips: Vec<CidrVip>,
     /// Service port to target port; target 0 is a named port that each endpoint maps itself.
     pub ports: PortMap,
+    /// What its ports speak, of those that say so.
+    pub app_protocols: BTreeMap<u16, AppProtocol>,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<ArcStr>,
     /// Waypoint for traffic addressed to the service.
@@ -148,6 +168,11 @@ impl Service {
     /// The service's name.
     pub fn namespaced_hostname(&self) -> NamespacedHostname {
         NamespacedHostname::new(self.namespace.clone(), self.hostname.clone())
+    }
+
+    /// What a port speaks.
+    pub fn app_protocol(&self, port: u16) -> AppProtocol {
+        self.app_protocols.get(&port).copied().unwrap_or_default()
     }
 
     /// Its load balancing mode.

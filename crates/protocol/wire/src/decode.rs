@@ -10,6 +10,7 @@ mod policy;
 mod service;
 #[cfg(test)]
 mod tests;
+mod waypoint;
 mod workload;
 
 use std::net::IpAddr;
@@ -22,6 +23,7 @@ use crate::workload as wire;
 
 pub use crate::unknown::UnknownField;
 pub use policy::{NotUnderstood, policy};
+pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 
 use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
 

@@ -3,6 +3,8 @@
 //! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
 //! resource version is derived from them.
 
+mod waypoint;
+
 use std::net::IpAddr;
 
 use ambit_model as model;
@@ -12,6 +14,10 @@ use prost::Message;
 use prost_types::Any;
 
 use crate::{ambit, security, workload};
+
+pub use waypoint::{
+    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+};
 
 /// Type URL of WDS records (both kinds).
 pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";
@@ -245,6 +251,26 @@ impl From<&model::LoadBalancing> for workload::LoadBalancing {
     }
 }
 
+fn service_ports(from: &model::Service) -> Vec<workload::Port> {
+    let mut ports = port_list(&from.ports).ports;
+    for port in &mut ports {
+        let number = u16::try_from(port.service_port).unwrap_or_default();
+        port.app_protocol = app_protocol(from.app_protocol(number)).into();
+    }
+    ports
+}
+
+fn app_protocol(from: model::AppProtocol) -> workload::AppProtocol {
+    match from {
+        model::AppProtocol::Unknown => workload::AppProtocol::Unknown,
+        model::AppProtocol::Http11 => workload::AppProtocol::Http11,
+        model::AppProtocol::Http2 => workload::AppProtocol::Http2,
+        model::AppProtocol::Grpc => workload::AppProtocol::Grpc,
+        model::AppProtocol::Tls => workload::AppProtocol::Tls,
+        model::AppProtocol::Tcp => workload::AppProtocol::Tcp,
+    }
+}
+
 impl From<&model::Service> for workload::Service {
     fn from(from: &model::Service) -> Self {
         let ip_families = match from.ip_families {
@@ -271,7 +297,7 @@ impl From<&model::Service> for workload::Service {
                 .map(Into::into)
                 .chain(from.cidr_vips.iter().map(Into::into))
                 .collect(),
-            ports: port_list(&from.ports).ports,
+            ports: service_ports(from),
             subject_alt_names: from
                 .subject_alt_names
                 .iter()

@@ -11,7 +11,10 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-pub(crate) use schema::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
+pub(crate) use schema::{
+    AMBIT_V1_WAYPOINTGATEWAY, AMBIT_V1_WAYPOINTPOLICY, AMBIT_V1_WAYPOINTSERVICE,
+    ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS,
+};
 
 #[rustfmt::skip]
 mod schema {

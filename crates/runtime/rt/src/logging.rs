@@ -139,6 +139,14 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
+/// Writes a line that has a format of its own (an access log's), with its line feed, among the others. Without
+/// logging set up it is lost.
+pub fn write_line(line: &str) {
+    if let Some(queue) = QUEUE.get() {
+        queue.push(line.as_bytes());
+    }
+}
+
 /// Waits until lines logged so far are written, at most `timeout`.
 pub fn flush(timeout: Duration) {
     if let Some(queue) = QUEUE.get() {

@@ -1,16 +1,15 @@
 //! The hosts that services and service entries declare: which object makes the record of each, in each
 //! namespace, and which record is canonical.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
 
 use super::Index;
-use crate::{
-    ServiceRecord,
-    index::kind::{Claim, MeshKind},
-    index::kinds::functions,
+use crate::index::{
+    kind::{Claim, MeshKind, Rendered},
+    kinds::functions,
 };
 
 /// A service entry as understood.
@@ -66,7 +65,7 @@ impl Index {
 
     /// The records of a host: one a namespace, a Kubernetes service before service entries, older
     /// before newer; one of them canonical, by the same order.
-    pub(super) fn render_host(&self, host: &ArcStr) -> Vec<ServiceRecord> {
+    pub(super) fn render_host(&self, host: &ArcStr) -> Rendered {
         let mut winners: BTreeMap<&ArcStr, (Rank<'_>, bool, &ObjectKey)> = BTreeMap::new();
         for key in self.declares.get(host).into_iter().flatten() {
             let Some(claim) = self.claim(key, host) else {
@@ -80,14 +79,37 @@ impl Index {
         }
         let public = winners.values().filter(|(_, is_public, _)| *is_public);
         let canonical = public.min().map(|(.., key)| *key);
-        winners
-            .values()
-            .filter_map(|(.., key)| {
-                let mut record = (functions(key.kind).service)(self, key, host)?;
-                record.service.canonical = canonical == Some(*key);
-                Some(record)
-            })
-            .collect()
+        let mut rendered = Rendered::default();
+        for (.., key) in winners.values() {
+            let Some(mut record) = (functions(key.kind).service)(self, key, host) else {
+                continue;
+            };
+            record.service.canonical = canonical == Some(*key);
+            let attachment = self.waypoint_of_service(key);
+            record.service.waypoint = attachment.and_then(|to| self.waypoint_address(&to));
+            for gateway in self.waypoints_serving(key, host) {
+                let service = WaypointService {
+                    service: record.service.namespaced_hostname(),
+                    routes: self.routes(key, &gateway),
+                };
+                rendered.waypoint_services.push((gateway, service));
+            }
+            rendered.services.push(record);
+        }
+        rendered
+    }
+
+    /// The waypoints that serve a host of an object whose record of it counts.
+    pub(crate) fn waypoints_serving(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> BTreeSet<GatewayName> {
+        let attachment = self.waypoint_of_service(key);
+        let own = attachment.and_then(|to| to.bound().cloned());
+        let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
+        let of_endpoints = self.served.waypoints(&name).cloned();
+        own.into_iter().chain(of_endpoints).collect()
     }
 
     /// The hosts of an entry whose record it makes.

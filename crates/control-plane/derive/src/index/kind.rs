@@ -7,7 +7,9 @@
 use std::fmt;
 
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
-use ambit_model::{ArcStr, Authorization, Workload};
+use ambit_model::{
+    ArcStr, Authorization, GatewayName, HttpPolicy, WaypointGateway, WaypointService, Workload,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -86,6 +88,9 @@ pub(crate) struct Rendered {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) services: Vec<ServiceRecord>,
     pub(crate) policies: Vec<Authorization>,
+    pub(crate) waypoint_gateways: Vec<WaypointGateway>,
+    pub(crate) waypoint_services: Vec<(GatewayName, WaypointService)>,
+    pub(crate) waypoint_policies: Vec<(GatewayName, HttpPolicy)>,
     /// What of an object has no effect because of other objects.
     pub(crate) conflicts: Vec<Note>,
 }

@@ -3,6 +3,9 @@
 
 mod authorization_policy;
 mod endpoint_slice;
+mod gateway;
+mod gateway_class;
+mod http_route;
 mod namespace;
 mod node;
 mod others;

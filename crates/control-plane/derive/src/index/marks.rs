@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Pod, ServiceEntry, WorkloadEntry};
-use ambit_model::ArcStr;
+use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Pod, Service, ServiceEntry, WorkloadEntry};
+use ambit_model::{ArcStr, GatewayName};
 
-use super::{Index, Maker};
-use crate::{Labels, selects};
+use super::{Index, Maker, binding::Binding};
+use crate::{Labels, WaypointAttachment, selects};
 
 impl Index {
     /// All that an object makes.
@@ -16,7 +16,127 @@ impl Index {
 
     /// The records of a host.
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
+        for object in self.declares.get(&host).into_iter().flatten() {
+            let policies = self.policy_targets.of(object).cloned();
+            self.stale.extend(policies.map(Maker::Object));
+        }
         self.stale.insert(Maker::Host(host));
+    }
+
+    /// The records of the hosts that an object declares.
+    pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
+        let hosts = match key.kind {
+            Kind::Service => {
+                let domain = &self.config.cluster_domain;
+                let service = self.get::<Service>(key);
+                service
+                    .map(|one| one.hostname(domain))
+                    .into_iter()
+                    .collect()
+            }
+            Kind::ServiceEntry => {
+                let entry = self.get::<ServiceEntry>(key);
+                entry.map(|one| one.hosts.clone()).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        for host in hosts {
+            self.mark_host(host);
+        }
+    }
+
+    /// The records of all hosts that objects of a namespace declare.
+    pub(crate) fn mark_hosts_of_namespace(&mut self, namespace: &ArcStr) {
+        let Some(objects) = self.namespaces.get(namespace) else {
+            return;
+        };
+        let key =
+            |kind: Kind| move |name: &ArcStr| ObjectKey::new(kind, namespace.clone(), name.clone());
+        let services = objects.all::<Service>().keys().map(key(Kind::Service));
+        let entries = objects.all::<ServiceEntry>().keys();
+        let all: Vec<_> = services
+            .chain(entries.map(key(Kind::ServiceEntry)))
+            .collect();
+        for key in &all {
+            self.mark_hosts_of_object(key);
+        }
+    }
+
+    /// What is attached to a Service or ServiceEntry or leads to it, rather than what it makes itself.
+    pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
+        let policies = self.policy_targets.of(key).cloned();
+        self.stale.extend(policies.map(Maker::Object));
+        self.mark_routes_to(key);
+    }
+
+    /// All that may have another waypoint because of a Gateway, of a class.
+    pub(crate) fn mark_gateway(&mut self, name: &GatewayName, class: &ArcStr) {
+        let GatewayName {
+            namespace,
+            name: of,
+        } = name;
+        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), of.clone());
+        let class = ObjectKey::new(Kind::GatewayClass, "", class.clone());
+        for target in [&key, &class] {
+            let policies = self.policy_targets.of(target).cloned();
+            self.stale.extend(policies.map(Maker::Object));
+        }
+        self.mark(key);
+        let bound: Vec<_> = self.bound.of(name).cloned().collect();
+        for key in bound {
+            self.mark_bound(key);
+        }
+        // Its own Service is nobody's, whatever attaches others.
+        self.mark_hosts_of_object(&ObjectKey::new(
+            Kind::Service,
+            namespace.clone(),
+            of.clone(),
+        ));
+        if self.config.waypoint_attachment == WaypointAttachment::Seed {
+            self.mark_namespace(namespace);
+            self.mark_hosts_of_namespace(namespace);
+        }
+    }
+
+    /// What an object with a waypoint of its own makes, and what it is for others.
+    fn mark_bound(&mut self, key: ObjectKey) {
+        match key.kind {
+            Kind::Namespace => {
+                self.mark_namespace(&key.name);
+                self.mark_hosts_of_namespace(&key.name);
+            }
+            Kind::Service => self.mark_hosts_of_object(&key),
+            _ => {
+                self.mark_hosts_of_object(&key);
+                self.mark(key);
+            }
+        }
+    }
+
+    /// Whether a pod chooses its waypoint itself: where one does, services have none for all their endpoints.
+    pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
+        let namespace = &pod.namespace;
+        let had_any = self.choosers.contains_key(namespace);
+        if chooses {
+            let choosers = self.choosers.entry(namespace.clone()).or_default();
+            choosers.insert(pod.name.clone());
+        } else if let Some(choosers) = self.choosers.get_mut(namespace) {
+            choosers.remove(&pod.name);
+            if choosers.is_empty() {
+                self.choosers.remove(namespace);
+            }
+        }
+        if had_any != self.choosers.contains_key(namespace) {
+            self.mark_hosts_of_namespace(namespace);
+        }
+    }
+
+    /// The labels of an object name another waypoint than before.
+    pub(crate) fn bind(&mut self, key: &ObjectKey, old: Option<&Binding>, new: Option<&Binding>) {
+        let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
+        if old != new {
+            self.bound.replace(key, gateway(old), gateway(new));
+        }
     }
 
     /// The policy that refuses all plaintext.

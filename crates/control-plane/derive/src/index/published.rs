@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
-use ambit_model::{Authorization, NamespacedHostname, PolicyKey, Workload, WorkloadUid};
+use ambit_model::{
+    Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, WaypointGateway,
+    WaypointService, Workload, WorkloadUid,
+};
 
 use super::Maker;
 use crate::{Delta, ServiceRecord, index::kind::Rendered};
@@ -13,6 +16,9 @@ pub(super) struct Published {
     workloads: Records<WorkloadUid, Workload>,
     services: Records<NamespacedHostname, ServiceRecord>,
     policies: Records<PolicyKey, Authorization>,
+    waypoint_gateways: Records<GatewayName, WaypointGateway>,
+    waypoint_services: Records<(GatewayName, NamespacedHostname), WaypointService>,
+    waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
 }
 
 impl Published {
@@ -22,16 +28,30 @@ impl Published {
             workloads,
             services,
             policies,
+            waypoint_gateways,
+            waypoint_services,
+            waypoint_policies,
             conflicts: _,
         } = new;
-        let uid = |workload: &Workload| workload.uid.clone();
-        self.workloads
-            .replace(maker, workloads, uid, &mut delta.workloads);
-        let name = |record: &ServiceRecord| record.service.namespaced_hostname();
-        self.services
-            .replace(maker, services, name, &mut delta.services);
-        self.policies
-            .replace(maker, policies, Authorization::key, &mut delta.policies);
+        let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
+        self.workloads.replace(maker, named, &mut delta.workloads);
+        let named = services.into_iter();
+        let named = named.map(|one| (one.service.namespaced_hostname(), one));
+        self.services.replace(maker, named, &mut delta.services);
+        let named = policies.into_iter().map(|one| (one.key(), one));
+        self.policies.replace(maker, named, &mut delta.policies);
+        let named = waypoint_gateways.into_iter();
+        let named = named.map(|one| (one.gateway.clone(), one));
+        self.waypoint_gateways
+            .replace(maker, named, &mut delta.waypoint_gateways);
+        let named = waypoint_services.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
+        self.waypoint_services
+            .replace(maker, named, &mut delta.waypoint_services);
+        let named = waypoint_policies.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
+        self.waypoint_policies
+            .replace(maker, named, &mut delta.waypoint_policies);
     }
 }
 
@@ -57,11 +77,11 @@ impl<N: Clone + Eq + Hash, R: PartialEq> Records<N, R> {
     fn replace(
         &mut self,
         maker: &Maker,
-        new: Vec<R>,
-        name: impl Fn(&R) -> N,
+        new: impl Iterator<Item = (N, R)>,
         delta: &mut Changed<N, R>,
     ) {
-        let names: Vec<N> = new.iter().map(&name).collect();
+        let new: Vec<(N, R)> = new.collect();
+        let names: Vec<N> = new.iter().map(|(name, _)| name.clone()).collect();
         let old = if names.is_empty() {
             self.made_by.remove(maker)
         } else {
@@ -72,7 +92,7 @@ impl<N: Clone + Eq + Hash, R: PartialEq> Records<N, R> {
             self.by_name.remove(&gone);
             delta.push((gone, None));
         }
-        for (name, record) in names.into_iter().zip(new) {
+        for (name, record) in new {
             let same = self.by_name.get(&name).is_some_and(|old| **old == record);
             if !same {
                 let record = Arc::new(record);

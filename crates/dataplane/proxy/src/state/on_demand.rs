@@ -65,6 +65,15 @@ impl SharedState {
         look(&self.table())
     }
 
+    /// Asks the control plane for a record by its name, one of its addresses (`network/ip`) or, of a service,
+    /// `namespace/hostname`; its changes follow from then on. Does nothing where everything is sent anyway.
+    ///
+    /// # Errors
+    /// When there is no answer before the deadline.
+    pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
+        self.ask(name, deadline).await
+    }
+
     async fn ask(&self, key: String, deadline: Instant) -> Result<(), RouteError> {
         self.demand(key.clone(), deadline)
             .await

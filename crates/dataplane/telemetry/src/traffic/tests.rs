@@ -153,6 +153,18 @@ fn what_never_opened_is_counted_as_failed_only_with_a_reason() {
 }
 
 #[test]
+fn a_waypoint_reports_itself_and_no_localities() {
+    let traffic = Arc::new(Traffic::default());
+    let _open = traffic.open(&TrafficLabels {
+        reporter: Reporter::Waypoint,
+        ..labels()
+    });
+    let text = scrape(&traffic);
+    assert!(text.contains("{reporter=\"waypoint\",source_workload=\"client\""));
+    assert!(text.contains("connection_security_policy=\"mutual_tls\"} 1"));
+}
+
+#[test]
 fn no_traffic_means_no_families() {
     assert_eq!(scrape(&Arc::new(Traffic::default())), "# EOF\n");
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_derive::PodDirectory;
+use ambit_derive::{PodDirectory, PodFacts};
 use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::citadel::{
@@ -96,6 +96,18 @@ pub fn check_impersonation(
     if identity.trust_domain != trust_domain {
         return Err(Denied::TrustDomain(identity.to_string()));
     }
+    let pod = own_pod(pods, caller)?;
+    if !pods.runs_on(&pod.node, &identity.namespace, &identity.service_account) {
+        return Err(Denied::NotOnNode {
+            identity,
+            node: pod.node.clone(),
+        });
+    }
+    Ok(identity)
+}
+
+/// The pod that a caller is by its token: there, alive, on a node, and under the caller's account.
+fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, Denied> {
     let bound = caller.pod.as_ref().ok_or(Denied::NotBound)?;
     let name = || format!("{}/{}", caller.namespace, bound.name);
     let pod = pods
@@ -113,13 +125,7 @@ pub fn check_impersonation(
     if pod.node.is_empty() {
         return Err(Denied::NoNode(name()));
     }
-    if !pods.runs_on(&pod.node, &identity.namespace, &identity.service_account) {
-        return Err(Denied::NotOnNode {
-            identity,
-            node: pod.node.clone(),
-        });
-    }
-    Ok(identity)
+    Ok(pod)
 }
 
 /// The service.
@@ -157,35 +163,42 @@ impl CertificateService {
                 ));
             }
         };
+        let denied = |denied: Denied| {
+            tracing::warn!(%caller, %denied, "refused a certificate");
+            self.metrics.csr("denied");
+            Status::unauthenticated("the caller may not act for the identity asked for")
+        };
         if requested.is_empty() {
+            if self.access.waypoint(caller).is_some() {
+                // Pods believe whoever has a waypoint's identity.
+                self.patiently(|pods| own_pod(pods, caller).map(drop))
+                    .await
+                    .map_err(denied)?;
+            }
             return Ok(Identity::new(
                 self.trust_domain.clone(),
                 caller.namespace.clone(),
                 caller.service_account.clone(),
             ));
         }
-        self.impersonate(caller, requested).await.map_err(|denied| {
-            tracing::warn!(%caller, %denied, "refused a certificate");
-            self.metrics.csr("denied");
-            Status::unauthenticated("the caller may not act for the identity asked for")
-        })
+        let check = |pods: &PodDirectory| {
+            check_impersonation(&self.access, pods, caller, requested, &self.trust_domain)
+        };
+        self.patiently(check).await.map_err(denied)
     }
 
     /// A node proxy hears of a new pod from its agent, perhaps before we do from the source of
     /// objects: a refusal that another object could lift waits for one, so that the pod's first
     /// connection need not wait for the proxy's next attempt.
-    async fn impersonate(&self, caller: &Caller, requested: &str) -> Result<Identity, Denied> {
+    async fn patiently<T>(
+        &self,
+        check: impl Fn(&PodDirectory) -> Result<T, Denied>,
+    ) -> Result<T, Denied> {
         let mut followed = self.followed.clone();
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let started = *followed.borrow_and_update() > 0;
-            let checked = check_impersonation(
-                &self.access,
-                &self.pods.read(),
-                caller,
-                requested,
-                &self.trust_domain,
-            );
+            let checked = check(&self.pods.read());
             match checked {
                 Err(denied) if denied.may_pass() || !started => {
                     let changed = tokio::time::timeout_at(deadline, followed.changed()).await;

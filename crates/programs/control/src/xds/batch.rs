@@ -176,8 +176,8 @@ impl Batches {
         for name in store.changed_since(collection, from)? {
             match store.entry(collection, name) {
                 Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
-                Some(_) => {}
-                None => gone.push(name.clone()),
+                None if view.covers(name) => gone.push(name.clone()),
+                Some(_) | None => {}
             }
         }
         match part {

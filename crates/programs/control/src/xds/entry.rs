@@ -17,6 +17,12 @@ impl Collection {
     pub const ADDRESSES: Self = Self("addresses");
     /// Policies.
     pub const POLICIES: Self = Self("policies");
+    /// Settings of waypoints.
+    pub const WAYPOINT_GATEWAYS: Self = Self("waypoint gateways");
+    /// What waypoints serve.
+    pub const WAYPOINT_SERVICES: Self = Self("waypoint services");
+    /// What waypoints enforce.
+    pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
 }
 
 /// What a record is.
@@ -33,6 +39,8 @@ pub enum EntryKind {
     Service,
     /// A policy.
     Policy,
+    /// Of waypoints.
+    Waypoint,
 }
 
 /// One record as it is sent. Shared by all clients.
@@ -42,7 +50,7 @@ pub struct Entry {
     pub name: ArcStr,
     /// Hash of `value`, as hex.
     pub version: String,
-    /// Encoded `istio.workload.Address` or `istio.security.Authorization`.
+    /// As its type is encoded: `istio.workload.Address` and so on.
     pub value: Bytes,
     /// Further names clients may ask for it by.
     pub aliases: Vec<ArcStr>,
@@ -107,6 +115,12 @@ impl Entry {
             vips.chain(cidrs).collect(),
             EntryKind::Service,
         )
+    }
+
+    /// A record of waypoints, by its name.
+    pub(super) fn waypoint(name: ArcStr, sent: &impl Message) -> Self {
+        let value = sent.encode_to_vec().into();
+        Self::new(name, value, Vec::new(), EntryKind::Waypoint)
     }
 
     pub(super) fn policy(from: &Authorization) -> Self {

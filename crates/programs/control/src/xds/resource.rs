@@ -6,7 +6,10 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WORKLOAD_TYPE_URL};
+use ambit_wire::encode::{
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
+    WAYPOINT_SERVICE_TYPE_URL, WORKLOAD_TYPE_URL,
+};
 
 use super::entry::{Collection, Entry, EntryKind};
 
@@ -25,11 +28,23 @@ struct Definition {
     value: fn(&Entry) -> &[u8],
     /// Pushes of lower ones go out first.
     order: u8,
+    audience: Audience,
     /// Clients get all of them, whatever they ask for.
     is_always_wildcard: bool,
     /// Records of other types name those of this one: a client gets these first, and loses one only when
     /// nothing that it has names it any more.
     is_referenced: bool,
+}
+
+/// Who may see records of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Audience {
+    /// Node proxies.
+    NodeProxies,
+    /// They, and waypoints those that they ask for by name.
+    Everybody,
+    /// Waypoints, each those of its Gateway.
+    Waypoints,
 }
 
 static AUTHORIZATION: Definition = Definition {
@@ -39,6 +54,7 @@ static AUTHORIZATION: Definition = Definition {
     part: None,
     value: whole,
     order: 0,
+    audience: Audience::NodeProxies,
     is_always_wildcard: true,
     is_referenced: true,
 };
@@ -50,6 +66,7 @@ static ADDRESS: Definition = Definition {
     part: None,
     value: whole,
     order: 1,
+    audience: Audience::Everybody,
     is_always_wildcard: false,
     is_referenced: false,
 };
@@ -60,7 +77,36 @@ static WORKLOAD: Definition = Definition {
     part: Some(is_workload),
     value: behind_address,
     order: 2,
+    audience: Audience::NodeProxies,
     ..ADDRESS
+};
+
+static WAYPOINT_POLICY: Definition = Definition {
+    type_url: WAYPOINT_POLICY_TYPE_URL,
+    short_name: "WPPDS",
+    collection: Collection::WAYPOINT_POLICIES,
+    part: None,
+    value: whole,
+    order: 3,
+    audience: Audience::Waypoints,
+    is_always_wildcard: true,
+    is_referenced: false,
+};
+
+static WAYPOINT_GATEWAY: Definition = Definition {
+    type_url: WAYPOINT_GATEWAY_TYPE_URL,
+    short_name: "WPGDS",
+    collection: Collection::WAYPOINT_GATEWAYS,
+    order: 4,
+    ..WAYPOINT_POLICY
+};
+
+static WAYPOINT_SERVICE: Definition = Definition {
+    type_url: WAYPOINT_SERVICE_TYPE_URL,
+    short_name: "WPSDS",
+    collection: Collection::WAYPOINT_SERVICES,
+    order: 5,
+    ..WAYPOINT_POLICY
 };
 
 impl ResourceType {
@@ -71,8 +117,22 @@ impl ResourceType {
     /// Workloads alone.
     pub const WORKLOAD: Self = Self(&WORKLOAD);
 
+    /// What waypoints enforce.
+    pub const WAYPOINT_POLICY: Self = Self(&WAYPOINT_POLICY);
+    /// Settings of waypoints.
+    pub const WAYPOINT_GATEWAY: Self = Self(&WAYPOINT_GATEWAY);
+    /// What waypoints serve.
+    pub const WAYPOINT_SERVICE: Self = Self(&WAYPOINT_SERVICE);
+
     /// Every type that is served.
-    pub const ALL: &[Self] = &[Self::AUTHORIZATION, Self::ADDRESS, Self::WORKLOAD];
+    pub const ALL: &[Self] = &[
+        Self::AUTHORIZATION,
+        Self::ADDRESS,
+        Self::WORKLOAD,
+        Self::WAYPOINT_POLICY,
+        Self::WAYPOINT_GATEWAY,
+        Self::WAYPOINT_SERVICE,
+    ];
 
     /// The type of a URL.
     pub fn from_type_url(url: &str) -> Option<Self> {
@@ -108,6 +168,11 @@ impl ResourceType {
     /// A record in the form of the type.
     pub(super) fn value(self, entry: &Entry) -> &[u8] {
         (self.0.value)(entry)
+    }
+
+    /// Who may see them.
+    pub(super) fn audience(self) -> Audience {
+        self.0.audience
     }
 
     /// Whether clients get all of them, whatever they ask for.

@@ -1,34 +1,56 @@
 //! Which client sees which collection, and which records of it.
+//!
+//! Node proxies see the mesh. A waypoint sees what is told to its Gateway, all of it, and of the mesh what it asks
+//! for by name.
 
 use std::sync::Arc;
 
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, GatewayName};
 
 use super::{
     entry::{Collection, Entry},
-    resource::ResourceType,
+    resource::{Audience, ResourceType},
     store::Store,
 };
 
 /// A client, as far as it matters for what it sees.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its Kubernetes node; may be empty.
+    /// Its Kubernetes node, whose workloads it is told of unasked; may be empty.
     pub node: ArcStr,
+    /// The Gateway whose waypoint it is.
+    pub waypoint: Option<GatewayName>,
 }
 
 impl Client {
-    /// What it sees of a type of resource; `None`: nothing, as if the type were not served. Every client may
-    /// see all of the mesh.
+    /// What it sees of a type of resource; `None`: nothing, as if the type were not served.
     pub fn view(&self, of: ResourceType) -> Option<View> {
-        Some(View { of })
+        let scope = match (&self.waypoint, of.audience()) {
+            (None, Audience::NodeProxies | Audience::Everybody) => Scope::All,
+            (Some(_), Audience::Everybody) => Scope::Named,
+            (Some(gateway), Audience::Waypoints) => Scope::Gateway(gateway.to_string().into()),
+            (None, Audience::Waypoints) | (Some(_), Audience::NodeProxies) => return None,
+        };
+        Some(View { of, scope })
     }
+}
+
+/// Which records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All of them.
+    All,
+    /// All, but only those that are asked for by name.
+    Named,
+    /// Those of a Gateway: its name, and what is below it.
+    Gateway(ArcStr),
 }
 
 /// What a client sees of a type of resource. Clients with equal views share what is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     of: ResourceType,
+    scope: Scope,
 }
 
 impl View {
@@ -42,9 +64,25 @@ impl View {
         self.of.collection()
     }
 
+    /// Whether the client may have everything that it sees without naming it.
+    pub(super) fn may_be_wildcard(&self) -> bool {
+        self.scope != Scope::Named
+    }
+
+    /// Whether a name is one that the client sees, or would see if it were there.
+    pub(super) fn covers(&self, name: &str) -> bool {
+        match &self.scope {
+            Scope::All | Scope::Named => true,
+            Scope::Gateway(gateway) => {
+                let rest = name.strip_prefix(gateway.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            }
+        }
+    }
+
     /// Whether the client sees a record.
     pub(super) fn has(&self, entry: &Entry) -> bool {
-        self.of.has(entry)
+        self.covers(&entry.name) && self.of.has(entry)
     }
 
     /// A record by name, if the client sees it.

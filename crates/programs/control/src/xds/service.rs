@@ -13,6 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
 use bytes::Bytes;
@@ -111,7 +112,7 @@ impl Discovery {
     ) -> Result<mpsc::Receiver<Result<Push, Status>>, Status> {
         let caller = {
             let (metadata, extensions) = (request.metadata(), request.extensions());
-            self.access.discovery_caller(metadata, extensions).await?
+            self.access.caller(metadata, extensions).await?
         };
         if !self.admission.enter().await {
             return Err(Status::unavailable("too many clients come at once"));
@@ -123,6 +124,7 @@ impl Discovery {
                 "the objects of the mesh are not read yet",
             ));
         }
+        self.access.check_discovery(&caller, request.extensions())?;
         let peer = request
             .extensions()
             .get::<ambit_grpc_listener::PeerInfo>()
@@ -189,9 +191,14 @@ impl Discovery {
             return Ok(());
         };
         let node = registered.identify(&first)?;
-        tracing::info!(node = %node.id, "xDS client");
+        let waypoint = registered.waypoint(&self.access);
+        tracing::info!(node = %node.id, waypoint = waypoint.is_some(), "xDS client");
         let client = Client {
-            node: node.node_name.clone(),
+            node: match waypoint {
+                Some(_) => ArcStr::new(),
+                None => node.node_name.clone(),
+            },
+            waypoint: waypoint.clone(),
         };
         let mut session = Session::new(client, rand::rng().random());
         let mut changes = self.changes.clone();
@@ -207,6 +214,9 @@ impl Discovery {
                         .map_err(|refused| Status::unavailable(refused.to_string()))?
                 }
             };
+            if waypoint.is_some() && registered.waypoint(&self.access) != waypoint {
+                return Err(Status::permission_denied("the waypoint's Gateway is gone"));
+            }
             registered.update(&session);
             for push in pushes {
                 self.metrics.pushed(&push);
@@ -290,6 +300,12 @@ impl Registered {
         })?;
         session.node = Some(node.clone());
         Ok(node)
+    }
+
+    /// The waypoint that the client is an instance of.
+    fn waypoint(&self, access: &Access) -> Option<GatewayName> {
+        let sessions = self.sessions.lock();
+        access.waypoint(&sessions.get(&self.id)?.caller)
     }
 
     fn update(&self, session: &Session) {

@@ -317,10 +317,11 @@ impl Subscription {
         client: &Client,
     ) -> Arc<Batch> {
         let has = |names: &[String]| names.iter().any(|name| name == "*");
+        let may_be_wildcard = self.view.may_be_wildcard();
         let asks_all =
             request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
         self.wildcard = self.view.resource_type().is_always_wildcard()
-            || (asks_all && !has(&request.resource_names_unsubscribe));
+            || (may_be_wildcard && asks_all && !has(&request.resource_names_unsubscribe));
         self.cursor = store.revision();
         let claimed = &request.initial_resource_versions;
         if self.wildcard {
@@ -364,18 +365,15 @@ impl Subscription {
         if request.resource_names_subscribe.is_empty() {
             return None;
         }
-        if self.wildcard
-            || request
-                .resource_names_subscribe
-                .iter()
-                .any(|name| name == "*")
-        {
+        let mut names = request.resource_names_subscribe.iter();
+        if self.wildcard || (self.view.may_be_wildcard() && names.any(|name| name == "*")) {
             self.wildcard = true;
             self.cursor = store.revision();
             return Some(self.everything(&request.initial_resource_versions, store));
         }
         let mut answer = Gather::new(&self.view, store);
-        for name in &request.resource_names_subscribe {
+        let names = request.resource_names_subscribe.iter();
+        for name in names.filter(|name| *name != "*") {
             self.explicit.insert(name.into());
             // Asked for again: sent again, the client may have lost it.
             for found in answer.find(name) {
@@ -449,7 +447,7 @@ impl Subscription {
             EntryKind::Workload { node: of, services } => {
                 (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
             }
-            EntryKind::Service | EntryKind::Policy => false,
+            EntryKind::Service | EntryKind::Policy | EntryKind::Waypoint => false,
         };
         known(&entry.name) || asked(&entry.name) || entry.aliases.iter().any(asked) || by_place
     }

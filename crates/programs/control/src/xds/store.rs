@@ -7,6 +7,7 @@ use std::{
 
 use ambit_derive::Delta;
 use ambit_model::ArcStr;
+use ambit_wire::ambit;
 
 use super::{
     batch::Batches,
@@ -61,7 +62,29 @@ impl Store {
             let entry = policy.as_deref().map(Entry::policy);
             self.put(Collection::POLICIES, &key.to_string().into(), entry);
         }
+        self.update_waypoints(delta);
         usize::try_from(self.revision - before).unwrap_or(usize::MAX)
+    }
+
+    fn update_waypoints(&mut self, delta: &Delta) {
+        for (gateway, record) in &delta.waypoint_gateways {
+            let name = ArcStr::from(gateway.to_string());
+            let record = record.as_deref().map(ambit::WaypointGateway::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_GATEWAYS, &name, entry);
+        }
+        for ((gateway, service), record) in &delta.waypoint_services {
+            let name = arcstr::format!("{gateway}/{service}");
+            let record = record.as_deref().map(ambit::WaypointService::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_SERVICES, &name, entry);
+        }
+        for ((gateway, policy), record) in &delta.waypoint_policies {
+            let name = arcstr::format!("{gateway}/{policy}");
+            let record = record.as_deref().map(ambit::WaypointPolicy::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_POLICIES, &name, entry);
+        }
     }
 
     fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {

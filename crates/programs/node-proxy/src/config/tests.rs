@@ -1,5 +1,7 @@
 //! What the environment says, and what is refused with its name.
 
+use ambit_proxy::environment::SettingError;
+
 use super::*;
 
 fn config(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
@@ -39,7 +41,7 @@ fn addresses_get_their_scheme_and_http_is_refused() {
     assert_eq!(with("").unwrap().xds.address, None);
     assert!(matches!(
         with("http://istiod:15010"),
-        Err(ConfigError::PlainHttp { .. })
+        Err(ConfigError::Setting(SettingError::PlainHttp { .. }))
     ));
     let in_cluster = config(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]).unwrap();
     assert_eq!(

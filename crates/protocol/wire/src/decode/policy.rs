@@ -151,7 +151,7 @@ impl TryFrom<wire::Match> for model::Match {
     }
 }
 
-fn texts(
+pub(super) fn texts(
     field: &'static str,
     from: Vec<wire::StringMatch>,
 ) -> Result<Vec<model::StringMatch>, DecodeError> {
@@ -171,17 +171,17 @@ fn texts(
         .collect()
 }
 
-fn nets(field: &'static str, from: &[wire::Address]) -> Result<Vec<IpNet>, DecodeError> {
+pub(super) fn nets(field: &'static str, from: &[wire::Address]) -> Result<Vec<IpNet>, DecodeError> {
     from.iter()
         .map(|net| prefix(field, &net.address, net.length))
         .collect()
 }
 
-fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
+pub(super) fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
     from.into_iter().map(|number| port(field, number)).collect()
 }
 
-fn accounts(
+pub(super) fn accounts(
     field: &'static str,
     from: Vec<wire::ServiceAccountMatch>,
 ) -> Result<Vec<model::ServiceAccountMatch>, DecodeError> {

@@ -1,8 +1,10 @@
 //! Decodes `istio.workload.Service`.
 
+use std::collections::BTreeMap;
+
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, extension, gateway, ip, known, port_map, prefix};
+use super::{DecodeError, Refusal, extension, gateway, ip, known, port, port_map, prefix};
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Service> for model::Service {
@@ -34,6 +36,7 @@ impl TryFrom<wire::Service> for model::Service {
             vips,
             cidr_vips,
             ports: port_map("service.ports", &from.ports)?,
+            app_protocols: app_protocols(&from.ports)?,
             subject_alt_names: from.subject_alt_names.into_iter().map(Into::into).collect(),
             waypoint: from
                 .waypoint
@@ -91,6 +94,24 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
         destination: gateway(FIELD, destination)?,
         weight: from.weight,
     })
+}
+
+/// Those that are said. A protocol of a later version is one that this build cannot understand: not said.
+fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
+    use wire::AppProtocol as Wire;
+    let mut protocols = BTreeMap::new();
+    for entry in ports {
+        let protocol = match Wire::try_from(entry.app_protocol) {
+            Ok(Wire::Http11) => model::AppProtocol::Http11,
+            Ok(Wire::Http2) => model::AppProtocol::Http2,
+            Ok(Wire::Grpc) => model::AppProtocol::Grpc,
+            Ok(Wire::Tls) => model::AppProtocol::Tls,
+            Ok(Wire::Tcp) => model::AppProtocol::Tcp,
+            Ok(Wire::Unknown) | Err(_) => continue,
+        };
+        protocols.insert(port("service.ports", entry.service_port)?, protocol);
+    }
+    Ok(protocols)
 }
 
 /// Our own extension; others are ignored.

@@ -147,6 +147,11 @@ prop_compose! {
                 .filter(|(_, cidr)| cidr.prefix_len() != cidr.max_prefix_len())
                 .map(|(network, cidr)| model::CidrVip { network, cidr })
                 .collect(),
+            // Of a port that is given twice the last counts.
+            app_protocols: ports
+                .iter()
+                .map(|(number, _)| (*number, model::AppProtocol::Http2))
+                .collect(),
             ports: ports.into_iter().collect(),
             subject_alt_names: sans,
             waypoint,

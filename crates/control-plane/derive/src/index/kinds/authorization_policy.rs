@@ -1,6 +1,9 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
+mod attached;
+mod http;
 mod rules;
+mod values;
 
 use ambit_k8s_api::{
     AuthorizationPolicy, ObjectKey, ObjectMeta,
@@ -21,6 +24,7 @@ use crate::{
     problem::{FieldError, Note},
     selects,
 };
+use attached::Attached;
 
 impl Followed for AuthorizationPolicy {
     const EXTENT: Extent = Extent::Whole { labels: None };
@@ -57,6 +61,13 @@ impl MeshKind for AuthorizationPolicy {
     fn changed(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
         let key = change.key;
         index.mark(key.clone());
+        let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
+            let attached = policy.and_then(|policy| policy.attached.as_ref());
+            attached.map(|one| one.targets.clone()).unwrap_or_default()
+        };
+        index
+            .policy_targets
+            .replace(key, targets(change.old), targets(change.new));
         let listed = |policy: Option<&PolicyInput>| {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())
@@ -80,15 +91,17 @@ impl MeshKind for AuthorizationPolicy {
         }
     }
 
-    fn render(_: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
+    fn render(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
+        let attached = policy.attached.as_ref();
         Rendered {
+            waypoint_policies: attached.map(|one| one.render(index)).unwrap_or_default(),
             policies: policy.sent.clone().into_iter().collect(),
             ..Rendered::default()
         }
     }
 
     fn is_in_force(policy: &PolicyInput) -> bool {
-        policy.sent.is_some()
+        policy.sent.is_some() || policy.attached.is_some()
     }
 
     fn is_attached(&self) -> bool {
@@ -137,6 +150,8 @@ pub(crate) struct PolicyInput {
     pub(crate) sent: Option<Authorization>,
     /// Which workloads list it.
     pub(crate) selector: Option<Labels>,
+    /// What waypoints enforce.
+    attached: Option<Attached>,
 }
 
 impl PolicyInput {
@@ -153,6 +168,7 @@ impl PolicyInput {
                 Self {
                     sent: None,
                     selector: None,
+                    attached: None,
                 },
                 vec![note],
             ))
@@ -163,6 +179,14 @@ impl PolicyInput {
                 "spec.selector",
                 "cannot be given together with spec.targetRefs",
             ));
+        }
+        if attached {
+            let attached = Self {
+                sent: None,
+                selector: None,
+                attached: Some(Attached::read(policy, config, &mut notes)?),
+            };
+            return Ok((attached, notes));
         }
         let action = match spec.action {
             PolicyAction::Allow => Action::Allow,
@@ -180,17 +204,10 @@ impl PolicyInput {
                 ));
             }
         };
-        // Read even if it is not sent, so that mistakes show.
         let mut rules = Vec::new();
         for (index, rule) in spec.rules.iter().enumerate() {
             let at = format!("spec.rules[{index}]");
             rules.extend(rules::convert(rule, action, &namespace, &at, &mut notes)?);
-        }
-        if attached {
-            return nothing(Note::new(
-                "spec.targetRefs",
-                "is enforced by the waypoint of its target only",
-            ));
         }
         let dry_run = is_dry_run(policy)?;
         if dry_run && !config.dry_run_policies {
@@ -205,8 +222,15 @@ impl PolicyInput {
     /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
     /// be enforced here anyway.
     fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
-        if policy.spec.is_attached() || is_dry_run(policy) == Ok(true) {
+        if is_dry_run(policy) == Ok(true) {
             return None;
+        }
+        if policy.spec.is_attached() {
+            return Some(Self {
+                sent: None,
+                selector: None,
+                attached: Some(Attached::substitute(policy, config)),
+            });
         }
         // A rule without clauses matches everything.
         let everything = vec![Vec::new()];
@@ -240,6 +264,7 @@ impl PolicyInput {
         Self {
             sent: Some(sent),
             selector,
+            attached: None,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Namespaces: defaults for what is in them, and the cluster's network, which the root namespace names.
 
-use ambit_k8s_api::{Namespace, Service, ServiceEntry, labels};
+use ambit_k8s_api::{Namespace, labels};
 use ambit_model::ArcStr;
 
 use crate::{
-    MeshConfig, PodDirectory,
+    Labels, MeshConfig, PodDirectory,
     index::{
-        Index,
+        Binding, Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
     },
     problem::FieldError,
@@ -18,6 +18,9 @@ pub(crate) struct NamespaceInput {
     /// Traffic distribution of services that say nothing about it themselves.
     distribution: Option<String>,
     network: ArcStr,
+    pub(crate) labels: Labels,
+    /// The waypoint that its labels name.
+    pub(crate) binding: Option<Binding>,
 }
 
 impl Followed for Namespace {
@@ -35,6 +38,11 @@ impl MeshKind for Namespace {
         Ok(Read::plain(NamespaceInput {
             distribution: distribution.cloned(),
             network: network.map(ArcStr::from).unwrap_or_default(),
+            binding: labels.and_then(|all| {
+                let name = self.metadata.name.as_deref().unwrap_or_default();
+                Binding::of(all, name)
+            }),
+            labels: labels.cloned().unwrap_or_default(),
         }))
     }
 
@@ -43,29 +51,20 @@ impl MeshKind for Namespace {
         let nothing = NamespaceInput::default();
         let old = change.old.unwrap_or(&nothing);
         let new = change.new.unwrap_or(&nothing);
-        if old.distribution != new.distribution {
-            for host in hosts(index, name) {
-                index.mark_host(host);
-            }
+        index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
+        // Gateways of other namespaces may allow those with certain labels.
+        let other_waypoint = old.labels != new.labels;
+        if other_waypoint || old.distribution != new.distribution {
+            index.mark_hosts_of_namespace(name);
+        }
+        if other_waypoint {
+            index.mark_namespace(name);
         }
         if *name == index.config.root_namespace && index.network != new.network {
             index.network = new.network.clone();
             index.mark_mesh();
         }
     }
-}
-
-/// The hosts that objects of a namespace declare.
-fn hosts(index: &Index, namespace: &str) -> Vec<ArcStr> {
-    let Some(objects) = index.objects(namespace) else {
-        return Vec::new();
-    };
-    let domain = &index.config.cluster_domain;
-    let services = objects.all::<Service>().values();
-    let services = services.map(|service| service.hostname(domain));
-    let entries = objects.all::<ServiceEntry>().values();
-    let entries = entries.flat_map(|entry| entry.hosts.iter().cloned());
-    services.chain(entries).collect()
 }
 
 /// The traffic distribution that a namespace asks for.

@@ -10,7 +10,7 @@ use super::{Objects, authorization_policy::policies_for, node};
 use crate::{
     Labels, MeshConfig, PodDirectory, PodFacts,
     index::{
-        Index, Services, canonical,
+        Binding, Index, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::FieldError,
@@ -84,6 +84,11 @@ impl MeshKind for Pod {
             let on_node = index.on_node.entry(new.node.clone()).or_default();
             on_node.insert(key.clone());
         }
+        let binding =
+            |pod: Option<&PodInput>| pod.and_then(|pod| Binding::of(&pod.labels, &pod.namespace));
+        let (old, new) = (binding(change.old), binding(change.new));
+        index.bind(key, old.as_ref(), new.as_ref());
+        index.mark_chooser(key, new.is_some());
         index.mark(key.clone());
     }
 
@@ -292,6 +297,15 @@ fn workload_name(pod: &Pod, labels: &Labels) -> ArcStr {
 }
 
 fn workload(index: &Index, objects: &Objects, pod: &PodInput) -> Workload {
+    let mut workload = without_waypoint(index, objects, pod);
+    // Pods in their node's network are never captured: no waypoint takes them by itself.
+    let account = Some(&pod.service_account).filter(|_| !pod.host_network);
+    let attachment = index.waypoint_of_workload(&pod.namespace, &pod.labels, account);
+    index.attach(&mut workload, attachment.as_ref());
+    workload
+}
+
+fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workload {
     let (canonical_name, canonical_revision) = canonical(&pod.labels, &pod.workload_name);
     let hbone = pod.captured || pod.native_tunnel;
     Workload {

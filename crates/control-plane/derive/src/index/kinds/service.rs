@@ -12,7 +12,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND, ConditionType},
     index::{
-        Index,
+        Binding, Index,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read},
     },
     problem::{FieldError, Note},
@@ -49,6 +49,10 @@ impl MeshKind for Service {
             index.mark_selected(&key.namespace, service.selector.as_ref());
         }
         endpoint_slice::mark_of_service(index, key);
+        let binding = |service: Option<&ServiceInput>| service.and_then(|one| one.binding.clone());
+        let (old, new) = (binding(change.old), binding(change.new));
+        index.bind(key, old.as_ref(), new.as_ref());
+        index.mark_attached_to(key);
     }
 
     fn claim<'a>(service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
@@ -123,6 +127,10 @@ pub(crate) struct ServiceInput {
     pub(crate) session_affinity: bool,
     pub(crate) ip_families: Option<IpFamilies>,
     pub(crate) created: String,
+    /// The waypoint that its labels name.
+    pub(crate) binding: Option<Binding>,
+    /// Whether it was made for a Gateway.
+    pub(crate) is_managed: bool,
 }
 
 impl ServiceInput {
@@ -141,6 +149,8 @@ impl ServiceInput {
                 .as_ref()
                 .and_then(|all| all.get(name))
         };
+        let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
+        let own_labels = service.metadata.labels.as_ref();
         let distribution = spec
             .traffic_distribution
             .clone()
@@ -157,12 +167,7 @@ impl ServiceInput {
         Ok((
             Some(Self {
                 name: service.metadata.name.as_deref().unwrap_or_default().into(),
-                namespace: service
-                    .metadata
-                    .namespace
-                    .as_deref()
-                    .unwrap_or("default")
-                    .into(),
+                namespace: namespace.into(),
                 vips: read_vips(spec)?,
                 ports: read_ports(spec)?,
                 selector: spec
@@ -175,6 +180,8 @@ impl ServiceInput {
                 session_affinity: spec.session_affinity.as_deref() == Some("ClientIP"),
                 ip_families: read_families(spec)?,
                 created: created(&service.metadata),
+                binding: own_labels.and_then(|all| Binding::of(all, namespace)),
+                is_managed: own_labels.is_some_and(|all| all.contains_key(labels::GATEWAY_MANAGED)),
             }),
             notes,
         ))

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
 use ambit_model as model;
 use ambit_model::{
-    ArcStr, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname, PortMap, Visibility, Workload,
+    ArcStr, GatewayName, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname, PortMap,
+    Visibility, Workload,
 };
 use ipnet::IpNet;
 
@@ -20,7 +21,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND, ConditionType, USED},
     index::{
-        Index,
+        Binding, Index,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::{FieldError, Note},
@@ -56,6 +57,16 @@ impl MeshKind for ServiceEntry {
         for entry in change.both() {
             index.mark_selected(&key.namespace, entry.selector.as_ref());
         }
+        let bindings = |entry: Option<&ServiceEntryInput>| -> Vec<GatewayName> {
+            entry
+                .into_iter()
+                .flat_map(|entry| entry.gateways())
+                .collect()
+        };
+        index
+            .bound
+            .replace(key, bindings(change.old), bindings(change.new));
+        index.mark_attached_to(key);
     }
 
     fn render(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
@@ -193,6 +204,8 @@ pub(crate) struct ServiceEntryInput {
     distribution: Option<String>,
     export: Export,
     pub(crate) created: String,
+    /// The waypoint that its labels name.
+    pub(crate) binding: Option<Binding>,
 }
 
 /// Which namespaces see it.
@@ -233,6 +246,7 @@ impl ServiceEntryInput {
             .annotations
             .as_ref()
             .and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
+        let own_labels = entry.metadata.labels.as_ref();
         let hosts = read_hosts(&spec.hosts)?;
         let foreign = hosts.iter().filter(|host| {
             namespace != config.root_namespace && is_foreign(host, namespace, config)
@@ -259,6 +273,7 @@ impl ServiceEntryInput {
             subject_alt_names: spec.subject_alt_names.iter().map(ArcStr::from).collect(),
             distribution: annotation.cloned(),
             created: created(&entry.metadata),
+            binding: own_labels.and_then(|all| Binding::of(all, namespace)),
         };
         Ok((input, notes))
     }
@@ -274,6 +289,15 @@ impl ServiceEntryInput {
             Export::All if !self.foreign.contains(host) => Visibility::Public,
             _ => Visibility::Namespace,
         }
+    }
+
+    /// The Gateways that its labels and those of its endpoints name.
+    fn gateways(&self) -> impl Iterator<Item = GatewayName> {
+        let endpoints = self.endpoints.iter();
+        let endpoints =
+            endpoints.filter_map(|endpoint| Binding::of(&endpoint.labels, &self.namespace));
+        let all = self.binding.clone().into_iter().chain(endpoints);
+        all.filter_map(|binding| binding.gateway().cloned())
     }
 
     /// Its virtual addresses with the fields they stand in.

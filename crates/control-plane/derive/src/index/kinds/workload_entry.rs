@@ -16,7 +16,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{BOUND_ENTRY, ConditionType, USED},
     index::{
-        Index, Services, canonical,
+        Binding, Index, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::{FieldError, Note},
@@ -45,6 +45,11 @@ impl MeshKind for WorkloadEntry {
         index
             .addresses
             .name(key, &named(change.old), &named(change.new));
+        let binding = |entry: Option<&WorkloadEntryInput>| {
+            entry.and_then(|entry| Binding::of(&entry.endpoint.labels, &entry.namespace))
+        };
+        let (old, new) = (binding(change.old), binding(change.new));
+        index.bind(key, old.as_ref(), new.as_ref());
         index.mark(key.clone());
     }
 
@@ -86,7 +91,7 @@ pub(super) fn workload_of_endpoint(
     let base = index.base(namespace, name);
     // A pod's address stays the pod's: an entry that has it, too, is found through services only.
     let is_pods = pod_at(index, endpoint).is_some();
-    Workload {
+    let mut workload = Workload {
         uid,
         workload_ips: match &endpoint.address {
             Address::Ip(ip) => vec![*ip],
@@ -120,7 +125,10 @@ pub(super) fn workload_of_endpoint(
         capacity: endpoint.capacity,
         services,
         ..base
-    }
+    };
+    let attachment = index.waypoint_of_workload(namespace, &endpoint.labels, None);
+    index.attach(&mut workload, attachment.as_ref());
+    workload
 }
 
 /// Whether the address of an endpoint is a pod's.

@@ -50,7 +50,13 @@ fn caller(account: &str, pod: Option<(&str, &str)>) -> Caller {
 
 fn check(caller: &Caller, requested: &str) -> Result<Identity, Denied> {
     let trusted = parse_accounts("istio-system/ztunnel").unwrap();
-    let access = Access::new(Arc::new(NoKeys), trusted, false, Arc::default());
+    let access = Access::new(
+        Arc::new(NoKeys),
+        trusted,
+        false,
+        Arc::default(),
+        Arc::default(),
+    );
     check_impersonation(&access, &pods(), caller, requested, "cluster.local")
 }
 

@@ -1,5 +1,7 @@
 //! The protocol, without a network: requests in, decoded responses out.
 
+mod waypoints;
+
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use ambit_derive::{Delta, ServiceRecord};
@@ -17,7 +19,10 @@ use crate::xds::entry::Collection;
 const NODE: &str = "n1";
 
 fn client() -> Client {
-    Client { node: NODE.into() }
+    Client {
+        node: NODE.into(),
+        waypoint: None,
+    }
 }
 
 fn pod(name: &str, node: &str, ip: u8, service: Option<&str>, capacity: u32) -> Delta {

@@ -8,15 +8,10 @@
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen
 //! it.
 
-use std::net::IpAddr;
+use ambit_k8s_api::istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, RuleTo, Source};
+use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
 
-use ambit_k8s_api::{
-    is_dns_name,
-    istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, RuleTo, Source},
-};
-use ambit_model::{Action, ArcStr, Clause, Match, Rule, ServiceAccountMatch, StringMatch};
-use ipnet::IpNet;
-
+use super::values::{list, matches_nobody, names, net, port, service_account};
 use crate::problem::{FieldError, Note};
 
 /// What a rule became: usually one rule, several where sources had to be taken apart, none where the
@@ -278,17 +273,8 @@ impl Converter<'_> {
         })
     }
 
-    /// Names of peers: principals or namespaces.
     fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
-        let literal = values.iter().enumerate();
-        for (index, value) in literal.filter(|(_, value)| matches_nobody(value)) {
-            let message = format!(
-                "{value:?} is compared as it is written and matches nobody: '*' stands for other text only at the beginning or at the end, and principals are written without spiffe://"
-            );
-            self.notes
-                .push(Note::new(format!("{field}[{index}]"), message));
-        }
-        list(values, field, pattern)
+        names(values, field, self.notes)
     }
 
     fn request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
@@ -311,39 +297,6 @@ fn is_request_key(key: &str) -> bool {
         || matches!(key, "remote.ip" | "connection.sni" | "request.headers")
 }
 
-fn list<T>(
-    values: &[String],
-    field: &str,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> Result<Vec<T>, FieldError> {
-    values
-        .iter()
-        .enumerate()
-        .map(|(index, value)| {
-            let error = |message| FieldError::new(format!("{field}[{index}]"), message);
-            if value.is_empty() {
-                return Err(error("is empty".to_owned()));
-            }
-            read(value).map_err(error)
-        })
-        .collect()
-}
-
-/// `*`, `*suffix` and `prefix*`; a `*` anywhere else is a character like any other, as it is to Istio.
-fn pattern(text: &str) -> Result<StringMatch, String> {
-    Ok(StringMatch::from_pattern(text))
-}
-
-/// Whether a pattern has a form that many take for more than it is: peers' names have no `*`, and are
-/// compared without their scheme.
-fn matches_nobody(text: &str) -> bool {
-    let literal = match StringMatch::from_pattern(text) {
-        StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
-        StringMatch::Presence => return false,
-    };
-    literal.contains('*') || text.starts_with("spiffe://")
-}
-
 /// A trust domain is how a principal begins.
 fn trust_domain(text: &str) -> Result<StringMatch, String> {
     match StringMatch::from_pattern(text) {
@@ -354,35 +307,4 @@ fn trust_domain(text: &str) -> Result<StringMatch, String> {
         )),
         other => Ok(other),
     }
-}
-
-fn service_account(text: &str, namespace: &ArcStr) -> Result<ServiceAccountMatch, String> {
-    let (namespace, account) = match text.split_once('/') {
-        Some((namespace, account)) => (ArcStr::from(namespace), account),
-        None => (namespace.clone(), text),
-    };
-    if !is_dns_name(&namespace, 63) || !is_dns_name(account, 253) {
-        return Err(format!(
-            "{text:?} is not <namespace>/<service account> or <service account>"
-        ));
-    }
-    Ok(ServiceAccountMatch {
-        namespace,
-        service_account: account.into(),
-    })
-}
-
-fn net(text: &str) -> Result<IpNet, String> {
-    text.parse::<IpAddr>()
-        .map(|ip| IpNet::from(ip.to_canonical()))
-        .or_else(|_| text.parse::<IpNet>())
-        .map(|net| net.trunc())
-        .map_err(|_| format!("{text:?} is neither an IP address nor a prefix"))
-}
-
-fn port(text: &str) -> Result<u16, String> {
-    text.parse::<u16>()
-        .ok()
-        .filter(|port| *port != 0)
-        .ok_or_else(|| format!("{text:?} is not a port, 1 to 65535"))
 }

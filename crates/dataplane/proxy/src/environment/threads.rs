@@ -5,7 +5,10 @@ use ambit_rt::{Env, EnvError};
 const EXPECTED: &str = "a number of threads, a percentage of the cores such as 50%, or 0 for all";
 
 /// `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); else by the CPU limit and request.
-pub(super) fn workers(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
+///
+/// # Errors
+/// When a variable cannot be read.
+pub fn workers(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if let Some(text) = env
         .get("ZTUNNEL_WORKER_THREADS")

@@ -1,0 +1,391 @@
+//! Which waypoint a workload or a service has.
+//!
+//! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the
+//! Gateways themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that
+//! says anything decides, even if it leads nowhere: what cannot be resolved is refused by clients, rather than
+//! sent another way.
+
+use std::{fmt, fmt::Write};
+
+use ambit_k8s_api::{
+    Gateway, GatewayClass, Kind, Namespace, ObjectKey, Service, ServiceEntry, labels, selector,
+};
+use ambit_model::{
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, GatewayName, HBONE_PORT, Identity,
+    NamespacedHostname, Visibility, Workload,
+};
+
+use super::{Index, binding::Binding, kind::MeshKind};
+use crate::{Labels, WaypointAttachment, WaypointMissing};
+
+/// A Gateway as understood.
+type GatewayInput = <Gateway as MeshKind>::Input;
+
+/// The class that is a waypoint's wherever it comes from.
+const WAYPOINT_CLASS: &str = "istio-waypoint";
+/// The controller of further classes.
+const CONTROLLER: &str = "istio.io/mesh-controller";
+
+/// What a waypoint takes care of (`istio.io/waypoint-for`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Serves {
+    /// Services.
+    Services,
+    /// Workloads that are called themselves.
+    Workloads,
+    /// Both.
+    All,
+    /// Neither.
+    Nothing,
+}
+
+impl Serves {
+    /// The value of the label.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        match text {
+            "service" => Some(Self::Services),
+            "workload" => Some(Self::Workloads),
+            "all" => Some(Self::All),
+            "none" => Some(Self::Nothing),
+            _ => None,
+        }
+    }
+
+    /// Whether services are among it.
+    pub(crate) fn services(self) -> bool {
+        matches!(self, Self::Services | Self::All)
+    }
+
+    /// Whether workloads are among it.
+    pub(crate) fn workloads(self) -> bool {
+        matches!(self, Self::Workloads | Self::All)
+    }
+}
+
+/// Who may use a waypoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Consent {
+    /// Its own namespace.
+    #[default]
+    Same,
+    /// Everybody.
+    All,
+    /// Nobody.
+    Nobody,
+    /// Namespaces with such labels.
+    Selected(Box<selector::LabelSelector>),
+}
+
+/// What attaches a workload or service to a waypoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Its own labels.
+    Own,
+    /// Those of its namespace.
+    Namespace,
+    /// A Gateway of its namespace.
+    Gateway,
+}
+
+/// Why an attachment leads nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// There is no such Gateway.
+    Missing,
+    /// The Gateway's class is none of waypoints.
+    NotAWaypoint,
+    /// The Gateway's listener does not allow the namespace.
+    NotPermitted,
+    /// What only its own namespace sees cannot be served in another.
+    OtherNamespace,
+    /// The waypoint does not serve such objects.
+    UnsupportedType,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "missing",
+            Self::NotAWaypoint => "not-a-waypoint",
+            Self::NotPermitted => "not-permitted",
+            Self::OtherNamespace => "other-namespace",
+            Self::UnsupportedType => "unsupported-type",
+        })
+    }
+}
+
+/// The waypoint of a workload or service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Attachment {
+    /// What attaches it.
+    pub(crate) origin: Origin,
+    /// The Gateway.
+    pub(crate) gateway: GatewayName,
+    /// What the waypoint serves, or why there is none.
+    pub(crate) outcome: Result<Serves, Obstacle>,
+}
+
+impl Attachment {
+    /// The Gateway, if all is well.
+    pub(crate) fn bound(&self) -> Option<&GatewayName> {
+        self.outcome.is_ok().then_some(&self.gateway)
+    }
+}
+
+impl Index {
+    // === Gateways ===
+
+    /// A waypoint by name.
+    pub(crate) fn waypoint(&self, name: &GatewayName) -> Result<&GatewayInput, Obstacle> {
+        let gateways = self
+            .objects(&name.namespace)
+            .map(|all| all.all::<Gateway>());
+        let gateway = gateways.and_then(|all| all.get(&name.name));
+        let gateway = gateway.ok_or(Obstacle::Missing)?;
+        if self.is_waypoint(gateway) {
+            Ok(gateway)
+        } else {
+            Err(Obstacle::NotAWaypoint)
+        }
+    }
+
+    /// Whether a Gateway is a waypoint.
+    pub(crate) fn is_waypoint(&self, gateway: &GatewayInput) -> bool {
+        let class = || self.class(&gateway.class);
+        gateway.class == WAYPOINT_CLASS
+            || class().is_some_and(|class| class.controller == CONTROLLER)
+    }
+
+    fn class(&self, name: &ArcStr) -> Option<&<GatewayClass as MeshKind>::Input> {
+        self.objects("")?.all::<GatewayClass>().get(name)
+    }
+
+    /// What the labels of a Gateway or its class say that it serves.
+    fn declared(&self, gateway: &GatewayInput) -> Option<Serves> {
+        let of_class = || self.class(&gateway.class)?.serves;
+        gateway.serves.or_else(of_class)
+    }
+
+    fn allows(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
+        match &gateway.consent {
+            Consent::Same => gateway.name.namespace == *namespace,
+            Consent::All => true,
+            Consent::Nobody => false,
+            Consent::Selected(wanted) => {
+                let namespaces = self.objects("").map(|all| all.all::<Namespace>());
+                let known = namespaces.and_then(|all| all.get(namespace));
+                let mut found = known.map(|known| known.labels.clone()).unwrap_or_default();
+                // Kubernetes sets it; manifests need not have it.
+                found.insert(labels::NAMESPACE_NAME.to_owned(), namespace.to_string());
+                selector::matches(wanted, &found)
+            }
+        }
+    }
+
+    /// The waypoints of a namespace, the first of several first.
+    fn waypoints_of(&self, namespace: &str) -> Vec<&GatewayInput> {
+        let gateways = self.objects(namespace).map(|all| all.all::<Gateway>());
+        let gateways = gateways.into_iter().flat_map(|all| all.values());
+        let mut found: Vec<_> = gateways.filter(|one| self.is_waypoint(one)).collect();
+        found.sort_by_key(|one| (&one.created, &one.name.name));
+        found
+    }
+
+    /// Those that take pods and services of their namespace by themselves, with what they serve then.
+    fn takers(&self, namespace: &str) -> impl Iterator<Item = (&GatewayInput, Serves)> {
+        let by_rule = self.config.waypoint_attachment == WaypointAttachment::Seed;
+        let all = if by_rule {
+            self.waypoints_of(namespace)
+        } else {
+            Vec::new()
+        };
+        all.into_iter()
+            .map(|one| (one, self.declared(one).unwrap_or(Serves::All)))
+    }
+
+    // === the order ===
+
+    /// What labels ask for: those of an object, else those of its namespace.
+    fn labelled(&self, namespace: &ArcStr, own: Option<Binding>) -> Option<(Origin, Binding)> {
+        let of_namespace = || {
+            let namespaces = self.objects("")?.all::<Namespace>();
+            namespaces.get(namespace)?.binding.clone()
+        };
+        let own = own.map(|binding| (Origin::Own, binding));
+        own.or_else(|| Some((Origin::Namespace, of_namespace()?)))
+    }
+
+    /// The waypoint of a workload. `account`: of a pod, which Gateways may take by themselves.
+    pub(crate) fn waypoint_of_workload(
+        &self,
+        namespace: &ArcStr,
+        own: &Labels,
+        account: Option<&ArcStr>,
+    ) -> Option<Attachment> {
+        if own
+            .get(labels::GATEWAY_NAME)
+            .is_some_and(|name| !name.is_empty())
+        {
+            return None;
+        }
+        let Some((origin, binding)) = self.labelled(namespace, Binding::of(own, namespace)) else {
+            return self.taken(namespace, account?);
+        };
+        let name = binding.gateway()?;
+        let outcome = match self.waypoint(name) {
+            // Whether it would have served workloads cannot be known.
+            Err(obstacle) => Err(obstacle),
+            Ok(gateway) => {
+                let serves = self.declared(gateway).unwrap_or(Serves::Services);
+                if !serves.workloads() {
+                    return None;
+                }
+                let allows = self.allows(gateway, namespace);
+                allows.then_some(serves).ok_or(Obstacle::NotPermitted)
+            }
+        };
+        Some(Attachment {
+            origin,
+            gateway: name.clone(),
+            outcome,
+        })
+    }
+
+    /// The waypoint that takes a pod by itself: its account's, else its namespace's.
+    fn taken(&self, namespace: &ArcStr, account: &ArcStr) -> Option<Attachment> {
+        let takers = || {
+            let all = self.takers(namespace);
+            all.filter(|(_, serves)| serves.workloads())
+        };
+        let of_account = takers().find(|(one, _)| one.account.as_ref() == Some(account));
+        let of_namespace = || takers().find(|(one, _)| one.account.is_none());
+        let (gateway, serves) = of_account.or_else(of_namespace)?;
+        Some(Attachment {
+            origin: Origin::Gateway,
+            gateway: gateway.name.clone(),
+            outcome: Ok(serves),
+        })
+    }
+
+    /// The waypoint of a Service or ServiceEntry.
+    pub(crate) fn waypoint_of_service(&self, key: &ObjectKey) -> Option<Attachment> {
+        let namespace = &key.namespace;
+        let (own, has_pods, is_public) = match key.kind {
+            Kind::Service => {
+                let service = self.get::<Service>(key).filter(|one| !one.is_managed)?;
+                if self
+                    .waypoint(&GatewayName::new(namespace.clone(), key.name.clone()))
+                    .is_ok()
+                {
+                    // A waypoint's own.
+                    return None;
+                }
+                (service.binding.clone(), service.selector.is_some(), true)
+            }
+            Kind::ServiceEntry => {
+                let entry = self.get::<ServiceEntry>(key)?;
+                let is_public = entry
+                    .hosts
+                    .iter()
+                    .all(|host| entry.visibility(host) == Visibility::Public);
+                (entry.binding.clone(), entry.selector.is_some(), is_public)
+            }
+            _ => return None,
+        };
+        let Some((origin, binding)) = self.labelled(namespace, own) else {
+            return self.taken_service(namespace).filter(|_| has_pods);
+        };
+        let name = binding.gateway()?;
+        let outcome = self.waypoint(name).and_then(|gateway| {
+            let serves = self.declared(gateway).unwrap_or(Serves::Services);
+            if !serves.services() {
+                Err(Obstacle::UnsupportedType)
+            } else if !self.allows(gateway, namespace) {
+                Err(Obstacle::NotPermitted)
+            } else if !is_public && name.namespace != *namespace {
+                Err(Obstacle::OtherNamespace)
+            } else {
+                Ok(serves)
+            }
+        });
+        Some(Attachment {
+            origin,
+            gateway: name.clone(),
+            outcome,
+        })
+    }
+
+    /// The waypoint that takes the services of a namespace by itself. One that takes pods, too, is that of a
+    /// service only if all pods there have it; else it depends on the endpoint.
+    fn taken_service(&self, namespace: &ArcStr) -> Option<Attachment> {
+        let mut of_services = self.takers(namespace);
+        let (gateway, serves) =
+            of_services.find(|(one, serves)| one.account.is_none() && serves.services())?;
+        if serves.workloads() {
+            let mut others = self.takers(namespace);
+            let is_mixed = others.any(|(one, serves)| one.account.is_some() && serves.workloads());
+            if is_mixed || self.choosers.contains_key(namespace) {
+                return None;
+            }
+        }
+        Some(Attachment {
+            origin: Origin::Gateway,
+            gateway: gateway.name.clone(),
+            outcome: Ok(serves),
+        })
+    }
+
+    // === what is sent ===
+
+    /// Where clients go. What leads nowhere has a name that nothing has.
+    pub(crate) fn waypoint_address(&self, attachment: &Attachment) -> Option<GatewayAddress> {
+        let GatewayName { namespace, name } = &attachment.gateway;
+        let hostname = match attachment.outcome {
+            Ok(_) => arcstr::format!("{name}.{namespace}.svc.{}", self.config.cluster_domain),
+            // A label of the namespace is there for all kinds of objects: those that the waypoint is not for
+            // are left alone.
+            Err(Obstacle::UnsupportedType) if attachment.origin == Origin::Namespace => {
+                return None;
+            }
+            Err(_) if self.config.waypoint_missing == WaypointMissing::Allow => return None,
+            Err(obstacle) => {
+                let mut text = String::new();
+                write!(text, "{obstacle}.{name}.{namespace}.waypoint.invalid").ok()?;
+                text.into()
+            }
+        };
+        let destination = NamespacedHostname::new(namespace.clone(), hostname);
+        Some(GatewayAddress {
+            destination: Destination::Hostname(destination),
+            hbone_mtls_port: HBONE_PORT,
+        })
+    }
+
+    /// Gives a workload its waypoint.
+    pub(crate) fn attach(&self, workload: &mut Workload, attachment: Option<&Attachment>) {
+        let Some(attachment) = attachment else {
+            return;
+        };
+        let address = self.waypoint_address(attachment);
+        workload.endpoint_waypoint = address.clone().map(|waypoint| EndpointWaypoint {
+            waypoint,
+            identities: attachment
+                .bound()
+                .map(|gateway| self.waypoint_identity(gateway))
+                .into_iter()
+                .collect(),
+            enforce: true,
+            for_services: attachment.outcome.is_ok_and(Serves::services),
+        });
+        workload.waypoint = address;
+    }
+
+    /// The identity of a waypoint's pods.
+    fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
+        Identity::new(
+            self.config.trust_domain.clone(),
+            gateway.namespace.clone(),
+            gateway.name.clone(),
+        )
+    }
+}

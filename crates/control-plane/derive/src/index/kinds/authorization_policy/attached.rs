@@ -1,0 +1,174 @@
+//! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
+//! sent it, with what it concerns there.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    AuthorizationPolicy, Kind, ObjectKey, Service, ServiceEntry, gateway,
+    istio::PolicyTargetReference,
+};
+use ambit_model::{ArcStr, GatewayName, HttpPolicy, NamespacedHostname};
+
+use super::{http, namespace_of};
+use crate::{
+    MeshConfig,
+    index::{Index, kinds::gateway as gateways},
+    problem::{FieldError, Note},
+};
+
+/// Most targets of one policy.
+const MAX_TARGETS: usize = 16;
+
+/// A policy with what it is attached to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Attached {
+    pub(crate) targets: Vec<ObjectKey>,
+    policy: HttpPolicy,
+}
+
+impl Attached {
+    pub(super) fn read(
+        policy: &AuthorizationPolicy,
+        config: &MeshConfig,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let references = references(policy);
+        if references.len() > MAX_TARGETS {
+            let message = format!("{} targets; at most {MAX_TARGETS}", references.len());
+            return Err(FieldError::new("spec.targetRefs", message));
+        }
+        let mut targets = Vec::new();
+        for (field, reference) in references {
+            let target = target(reference, policy, config);
+            targets.push(target.map_err(|message| FieldError::new(field, message))?);
+        }
+        let (policy, of_policy) = http::http_policy(policy)?;
+        notes.extend(of_policy);
+        Ok(Self { targets, policy })
+    }
+
+    /// Denies everything at those of its targets that can be understood.
+    pub(super) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Self {
+        let targets = references(policy).into_iter();
+        Self {
+            targets: targets
+                .filter_map(|(_, reference)| target(reference, policy, config).ok())
+                .collect(),
+            policy: http::substitute(policy, "the policy cannot be used as it is written"),
+        }
+    }
+
+    /// What each waypoint is sent.
+    pub(super) fn render(&self, index: &Index) -> Vec<(GatewayName, HttpPolicy)> {
+        let mut waypoints: BTreeMap<GatewayName, HttpPolicy> = BTreeMap::new();
+        for target in &self.targets {
+            let (gateways, services) = match target.kind {
+                Kind::Gateway | Kind::GatewayClass => (waypoints_of(index, target), Vec::new()),
+                _ => (Vec::new(), served(index, target)),
+            };
+            for gateway in gateways {
+                let policy = waypoints.entry(gateway);
+                let policy = policy.or_insert_with(|| self.policy.clone());
+                policy.for_gateway = true;
+            }
+            for (gateway, service) in services {
+                let policy = waypoints.entry(gateway);
+                let policy = policy.or_insert_with(|| self.policy.clone());
+                policy.services.push(service);
+            }
+        }
+        for policy in waypoints.values_mut() {
+            policy.services.sort_unstable();
+            policy.services.dedup();
+        }
+        waypoints.into_iter().collect()
+    }
+}
+
+/// The waypoints that a target of the Gateway API stands for.
+fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
+    let mut names = match target.kind {
+        Kind::GatewayClass => gateways::of_class(index, &target.name),
+        _ => vec![GatewayName::new(
+            target.namespace.clone(),
+            target.name.clone(),
+        )],
+    };
+    names.retain(|name| index.waypoint(name).is_ok());
+    names
+}
+
+/// The services of a target, each with the waypoints that serve it.
+fn served(index: &Index, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
+    let hosts: Vec<&ArcStr>;
+    let own;
+    match target.kind {
+        Kind::Service => {
+            let Some(service) = index.get::<Service>(target) else {
+                return Vec::new();
+            };
+            own = service.hostname(&index.config.cluster_domain);
+            hosts = vec![&own];
+        }
+        _ => {
+            let Some(entry) = index.get::<ServiceEntry>(target) else {
+                return Vec::new();
+            };
+            hosts = index.hosts_won(entry).collect();
+        }
+    }
+    let of_host = |host: &ArcStr| {
+        let name = NamespacedHostname::new(target.namespace.clone(), host.clone());
+        let waypoints = index.waypoints_serving(target, host).into_iter();
+        waypoints.map(move |gateway| (gateway, name.clone()))
+    };
+    hosts.into_iter().flat_map(of_host).collect()
+}
+
+/// The references of a policy with their fields.
+fn references(policy: &AuthorizationPolicy) -> Vec<(String, &PolicyTargetReference)> {
+    let spec = &policy.spec;
+    let one = spec.target_ref.iter();
+    let one = one.map(|reference| ("spec.targetRef".to_owned(), reference));
+    let several = spec.target_refs.iter().enumerate();
+    let several =
+        several.map(|(index, reference)| (format!("spec.targetRefs[{index}]"), reference));
+    one.chain(several).collect()
+}
+
+/// The object that a reference names.
+fn target(
+    reference: &PolicyTargetReference,
+    policy: &AuthorizationPolicy,
+    config: &MeshConfig,
+) -> Result<ObjectKey, String> {
+    let namespace = namespace_of(policy);
+    if let Some(other) = &reference.namespace
+        && !other.is_empty()
+        && *other != namespace.as_str()
+    {
+        return Err(format!(
+            "a policy of {namespace} cannot be attached to an object of {other}"
+        ));
+    }
+    let kind = match (reference.group.as_str(), reference.kind.as_str()) {
+        ("" | "core", "Service") => Kind::Service,
+        ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
+        (gateway::GROUP, "Gateway") => Kind::Gateway,
+        (gateway::GROUP, "GatewayClass") if namespace == config.root_namespace => {
+            Kind::GatewayClass
+        }
+        (gateway::GROUP, "GatewayClass") => {
+            let root = &config.root_namespace;
+            return Err(format!(
+                "only policies of {root} can be attached to a GatewayClass"
+            ));
+        }
+        (group, kind) => {
+            return Err(format!(
+                "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"
+            ));
+        }
+    };
+    Ok(ObjectKey::new(kind, namespace, reference.name.as_str()))
+}

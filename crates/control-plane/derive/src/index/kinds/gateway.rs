@@ -1,0 +1,136 @@
+//! Gateways: those whose class is one of waypoints are waypoints.
+
+use ambit_k8s_api::{
+    Gateway, ObjectKey, created,
+    gateway::{Listener, RouteNamespaces},
+    labels,
+};
+use ambit_model::{ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
+
+use crate::{
+    Labels, MeshConfig, PodDirectory,
+    index::{
+        Consent, Index, Serves,
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+    },
+    problem::{FieldError, Note},
+};
+
+impl Followed for Gateway {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A Gateway as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GatewayInput {
+    pub(crate) name: GatewayName,
+    pub(crate) class: ArcStr,
+    pub(crate) created: String,
+    /// What it says that it serves.
+    pub(crate) serves: Option<Serves>,
+    /// The one service account whose pods it takes.
+    pub(crate) account: Option<ArcStr>,
+    pub(crate) consent: Consent,
+    client_identity_header: bool,
+}
+
+impl MeshKind for Gateway {
+    type Input = GatewayInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<GatewayInput>, FieldError> {
+        let metadata = &self.metadata;
+        let annotation = |name: &str| metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let mut notes = Vec::new();
+        let account = annotation(labels::FOR_SERVICE_ACCOUNT).filter(|name| !name.is_empty());
+        let input = GatewayInput {
+            name: GatewayName::new(
+                metadata.namespace.as_deref().unwrap_or("default"),
+                metadata.name.as_deref().unwrap_or_default(),
+            ),
+            class: self.spec.gateway_class_name.as_str().into(),
+            created: created(metadata),
+            serves: serves(metadata.labels.as_ref())?,
+            account: account.map(ArcStr::from),
+            consent: consent(&self.spec.listeners, &mut notes),
+            client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
+                .is_some_and(|value| value == "true"),
+        };
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
+        let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
+        let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
+        for class in &classes {
+            index.mark_gateway(&name, class);
+        }
+    }
+
+    fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
+        let is_waypoint = index.is_waypoint(gateway);
+        let record = is_waypoint.then(|| WaypointGateway {
+            gateway: gateway.name.clone(),
+            path_normalization: index.config.path_normalization,
+            trusted_proxies: index.config.trusted_proxies,
+            client_identity_header: gateway.client_identity_header,
+        });
+        Rendered {
+            waypoint_gateways: record.into_iter().collect(),
+            ..Rendered::default()
+        }
+    }
+}
+
+/// The Gateways of a class.
+pub(super) fn of_class(index: &Index, class: &ArcStr) -> Vec<GatewayName> {
+    let gateways = index
+        .all_objects()
+        .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+    let of_class = gateways.filter(|gateway| gateway.class == *class);
+    of_class.map(|gateway| gateway.name.clone()).collect()
+}
+
+/// What a Gateway or its class says that it serves.
+pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
+    let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {
+        return Ok(None);
+    };
+    let unknown = || {
+        FieldError::new(
+            format!("metadata.labels[{}]", labels::WAYPOINT_FOR),
+            format!("{value:?} is none of service, workload, all and none"),
+        )
+    };
+    Serves::read(value).map(Some).ok_or_else(unknown)
+}
+
+/// Who may use the waypoint: what its HBONE listener says of routes.
+fn consent(listeners: &[Listener], notes: &mut Vec<Note>) -> Consent {
+    let found = listeners
+        .iter()
+        .enumerate()
+        .find(|(_, one)| one.protocol == "HBONE" && one.port == i32::from(HBONE_PORT));
+    let namespaces = found.and_then(|(index, one)| {
+        let allowed = one.allowed_routes.as_ref()?;
+        Some((index, allowed.namespaces.as_ref()?))
+    });
+    let Some((index, RouteNamespaces { from, selector })) = namespaces else {
+        return Consent::Same;
+    };
+    match (from.as_deref(), selector) {
+        (None | Some("Same"), _) => Consent::Same,
+        (Some("All"), _) => Consent::All,
+        (Some("None"), _) => Consent::Nobody,
+        (Some("Selector"), Some(selector)) => Consent::Selected(Box::new(selector.clone())),
+        (from, _) => {
+            notes.push(Note::new(
+                format!("spec.listeners[{index}].allowedRoutes.namespaces"),
+                format!(
+                    "{:?} allows nobody: give Same, All, or Selector with a selector",
+                    from.unwrap_or_default()
+                ),
+            ));
+            Consent::Nobody
+        }
+    }
+}

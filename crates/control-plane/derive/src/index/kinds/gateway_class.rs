@@ -1,0 +1,44 @@
+//! Gateway classes: which Gateways are waypoints.
+
+use ambit_k8s_api::GatewayClass;
+use ambit_model::ArcStr;
+
+use super::gateway;
+use crate::{
+    MeshConfig, PodDirectory,
+    index::{
+        Index, Serves,
+        kind::{Change, Extent, Followed, MeshKind, Read},
+    },
+    problem::FieldError,
+};
+
+impl Followed for GatewayClass {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A class as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ClassInput {
+    /// Who takes care of its Gateways.
+    pub(crate) controller: ArcStr,
+    /// What waypoints of the class serve, if they do not say so themselves.
+    pub(crate) serves: Option<Serves>,
+}
+
+impl MeshKind for GatewayClass {
+    type Input = ClassInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<ClassInput>, FieldError> {
+        Ok(Read::plain(ClassInput {
+            controller: self.spec.controller_name.as_str().into(),
+            serves: gateway::serves(self.metadata.labels.as_ref())?,
+        }))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {
+        for gateway in gateway::of_class(index, &change.key.name) {
+            index.mark_gateway(&gateway, &change.key.name);
+        }
+    }
+}

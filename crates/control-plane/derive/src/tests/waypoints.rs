@@ -1,0 +1,14 @@
+//! Which waypoint pods and services have, and what waypoints are told.
+
+mod attachment;
+
+use super::*;
+
+/// A Gateway of `shop`, `wp` unless renamed; `{}` in its metadata for more.
+pub(super) fn gateway(name: &str, more_metadata: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\
+         metadata: {{name: {name}, namespace: shop{more_metadata}}}\n\
+         spec: {{gatewayClassName: istio-waypoint, listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]}}\n"
+    )
+}

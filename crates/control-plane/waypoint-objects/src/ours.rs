@@ -1,0 +1,104 @@
+//! Which Gateways are ours to run, and which objects were made by us.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::Gateway;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// The class of waypoints.
+pub const CLASS: &str = "istio-waypoint";
+/// The controller of that class.
+pub const CONTROLLER: &str = "istio.io/mesh-controller";
+/// Label of every object made for a Gateway: who manages it.
+pub const MANAGED: &str = "gateway.istio.io/managed";
+/// Value of [`MANAGED`] on a waypoint's objects.
+pub const MANAGED_BY: &str = "istio.io-mesh-controller";
+/// Label of a Gateway: the revision of the control plane that takes care of it.
+const REVISION: &str = "istio.io/rev";
+
+/// Whether a Gateway's waypoint is to be made by a control plane of this revision. Namespaces choose a
+/// revision too: `namespace` are the labels of the Gateway's own.
+///
+/// A Gateway that asks for an address by host name brings its own Service and what is behind it.
+pub fn is_ours(gateway: &Gateway, namespace: &BTreeMap<String, String>, revision: &str) -> bool {
+    let labels = gateway.metadata.labels.as_ref();
+    let wanted = labels
+        .and_then(|labels| labels.get(REVISION))
+        .or_else(|| namespace.get(REVISION))
+        .map_or("default", String::as_str);
+    let by_hostname = gateway
+        .spec
+        .addresses
+        .iter()
+        .any(|address| address.type_.as_deref() == Some("Hostname"));
+    gateway.spec.gateway_class_name == CLASS && !by_hostname && wanted == revision
+}
+
+/// Whether an object was made for a waypoint, by us or by another implementation of the same controller.
+pub fn is_managed(metadata: &ObjectMeta) -> bool {
+    let labels = metadata.labels.as_ref();
+    labels
+        .and_then(|labels| labels.get(MANAGED))
+        .map(String::as_str)
+        == Some(MANAGED_BY)
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_k8s_api::gateway::{GatewayAddress, GatewaySpec};
+
+    use super::*;
+
+    fn gateway(class: &str, revision: Option<&str>) -> Gateway {
+        let labels = revision.map(|revision| BTreeMap::from([(REVISION.into(), revision.into())]));
+        Gateway {
+            metadata: ObjectMeta {
+                labels,
+                ..ObjectMeta::default()
+            },
+            spec: GatewaySpec {
+                gateway_class_name: class.into(),
+                ..GatewaySpec::default()
+            },
+            ..Gateway::default()
+        }
+    }
+
+    #[test]
+    fn class_and_revision_decide_and_a_gateway_goes_before_its_namespace() {
+        let none = BTreeMap::new();
+        let canary = BTreeMap::from([(REVISION.to_owned(), "canary".to_owned())]);
+        for (class, own, namespace, revision, ours) in [
+            (CLASS, None, &none, "default", true),
+            (CLASS, None, &none, "canary", false),
+            (CLASS, Some("canary"), &none, "canary", true),
+            (CLASS, Some("canary"), &none, "default", false),
+            (CLASS, None, &canary, "canary", true),
+            (CLASS, None, &canary, "default", false),
+            (CLASS, Some("default"), &canary, "default", true),
+            ("istio", None, &none, "default", false),
+        ] {
+            let gateway = gateway(class, own);
+            assert_eq!(
+                is_ours(&gateway, namespace, revision),
+                ours,
+                "{class} {own:?} {namespace:?} {revision}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_by_host_name_means_that_the_waypoint_is_brought_along() {
+        let mut gateway = gateway(CLASS, None);
+        gateway.spec.addresses = vec![GatewayAddress {
+            type_: Some("IPAddress".into()),
+            value: "10.0.0.1".into(),
+        }];
+        assert!(is_ours(&gateway, &BTreeMap::new(), "default"));
+        gateway.spec.addresses.push(GatewayAddress {
+            type_: Some("Hostname".into()),
+            value: "own.shop.svc.cluster.local".into(),
+        });
+        assert!(!is_ours(&gateway, &BTreeMap::new(), "default"));
+    }
+}

@@ -1,0 +1,198 @@
+//! A waypoint's pod.
+
+use serde_json::{Value, json};
+
+use crate::Settings;
+use ambit_k8s_api::labels::{
+    CANONICAL_NAME, CANONICAL_REVISION, DATAPLANE_MODE, DATAPLANE_MODE_NONE, POD_TEMPLATE_HASH,
+};
+
+/// Label of a waypoint's pods: the name of their Gateway.
+pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Where a waypoint takes tunnels.
+pub const HBONE_PORT: u16 = 15008;
+/// Where it says whether it is ready.
+pub(crate) const READINESS_PORT: u16 = 15021;
+const METRICS_PORT: u16 = 15020;
+/// Lifetime of a token, in seconds; Kubernetes renews it long before.
+const TOKEN_LIFETIME: u32 = 43_200;
+/// An account without rights.
+const USER: u32 = 1337;
+
+/// The labels of a waypoint's pods, but for those of every object of the waypoint.
+pub(crate) fn labels(gateway: &str) -> Value {
+    json!({
+        GATEWAY_NAME: gateway,
+        CANONICAL_NAME: gateway,
+        CANONICAL_REVISION: "latest",
+        // It has its own identity and certificates; nobody takes its connections from it.
+        DATAPLANE_MODE: DATAPLANE_MODE_NONE,
+        "sidecar.istio.io/inject": "false",
+    })
+}
+
+/// The annotations of a waypoint's pods.
+pub(crate) fn annotations() -> Value {
+    json!({
+        "prometheus.io/scrape": "true",
+        "prometheus.io/path": "/stats/prometheus",
+        "prometheus.io/port": METRICS_PORT.to_string(),
+    })
+}
+
+/// The pod.
+pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Value {
+    let secrets: Vec<_> = settings
+        .image_pull_secrets
+        .iter()
+        .map(|name| json!({"name": name}))
+        .collect();
+    let mut spec = json!({
+        "serviceAccountName": gateway,
+        // It never talks to the API server; the token for the control plane is a volume.
+        "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
+        "securityContext": {
+            "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+            "seccompProfile": settings.seccomp_profile,
+        },
+        "imagePullSecrets": secrets,
+        "nodeSelector": settings.node_selector,
+        "tolerations": settings.tolerations,
+        "affinity": settings.affinity,
+        "topologySpreadConstraints": spread(selector, settings),
+        "containers": [container(gateway, settings)],
+        "volumes": volumes(),
+    });
+    drop_empty(&mut spec);
+    spec
+}
+
+fn container(gateway: &str, settings: &Settings) -> Value {
+    let ready = json!({"path": "/healthz/ready", "port": READINESS_PORT});
+    let mut container = json!({
+        "name": "istio-proxy",
+        "image": settings.image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": settings.command,
+        "args": ["proxy", "waypoint"],
+        "env": env(gateway, settings),
+        "ports": [
+            {"name": "hbone", "containerPort": HBONE_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+            {"name": "status-port", "containerPort": READINESS_PORT, "protocol": "TCP"},
+        ],
+        "startupProbe": {
+            "httpGet": ready, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 60,
+        },
+        "readinessProbe": {
+            "httpGet": ready, "periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 4,
+        },
+        "resources": settings.resources,
+        "securityContext": {
+            "privileged": false,
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "runAsNonRoot": true,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "istio-token", "mountPath": "/var/run/secrets/tokens", "readOnly": true},
+            {"name": "istiod-ca-cert", "mountPath": "/var/run/secrets/istio", "readOnly": true},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    });
+    drop_empty(&mut container);
+    container
+}
+
+fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let mut env = vec![
+        field("POD_NAME", "metadata.name"),
+        field("POD_NAMESPACE", "metadata.namespace"),
+        field("POD_UID", "metadata.uid"),
+        field("SERVICE_ACCOUNT", "spec.serviceAccountName"),
+        field("INSTANCE_IP", "status.podIP"),
+        field("NODE_NAME", "spec.nodeName"),
+    ];
+    let grace = settings.termination_grace_period_seconds.to_string();
+    let format = if settings.log_as_json {
+        "json"
+    } else {
+        "plain"
+    };
+    let fixed = [
+        ("GATEWAY_NAME", gateway),
+        ("XDS_ADDRESS", &settings.control_address),
+        ("CA_ADDRESS", &settings.control_address),
+        ("XDS_ROOT_CA", &settings.files.root_cert),
+        ("CA_ROOT_CA", &settings.files.root_cert),
+        ("AUTH_TOKEN", &settings.files.token),
+        ("TRUST_DOMAIN", &settings.trust_domain),
+        ("CLUSTER_ID", &settings.cluster_id),
+        ("CLUSTER_DOMAIN", &settings.cluster_domain),
+        ("NETWORK", &settings.network),
+        ("TERMINATION_GRACE_PERIOD_SECONDS", &grace),
+        ("RUST_LOG", &settings.log_level),
+        ("LOG_FORMAT", format),
+    ];
+    let further = settings
+        .env
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    // Server-side apply knows variables by name: each only once.
+    let ours = fixed
+        .into_iter()
+        .filter(|(name, value)| !value.is_empty() && !settings.env.contains_key(*name));
+    env.extend(
+        ours.chain(further)
+            .map(|(name, value)| json!({"name": name, "value": value})),
+    );
+    env
+}
+
+fn volumes() -> Value {
+    let token = json!({
+        "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
+    });
+    json!([
+        {"name": "istio-token", "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": "istiod-ca-cert", "configMap": {"name": "istio-ca-root-cert"}},
+        {"name": "tmp", "emptyDir": {}},
+    ])
+}
+
+/// Over nodes and zones, unless the settings say otherwise; in either case the pods of one rollout.
+fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
+    let usual = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(
+        |key| json!({"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway"}),
+    );
+    let mut constraints = match settings.topology_spread_constraints.as_slice() {
+        [] => usual.to_vec(),
+        given => given.to_vec(),
+    };
+    for constraint in constraints.iter_mut().filter_map(Value::as_object_mut) {
+        constraint
+            .entry("labelSelector")
+            .or_insert_with(|| selector.clone());
+        constraint
+            .entry("matchLabelKeys")
+            .or_insert_with(|| json!([POD_TEMPLATE_HASH]));
+    }
+    constraints
+}
+
+/// Leaves out what says nothing, so that applying it claims no field for nothing.
+fn drop_empty(object: &mut Value) {
+    let Some(members) = object.as_object_mut() else {
+        return;
+    };
+    members.retain(|_, value| match value {
+        Value::Null => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    });
+}

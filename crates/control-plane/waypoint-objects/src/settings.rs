@@ -1,0 +1,103 @@
+//! What an installation says about its waypoints.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The settings of all waypoints of an installation; the chart writes them in this form.
+///
+/// Parts of Kubernetes' own types are passed on as they are given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Settings {
+    /// The container's image.
+    pub image: String,
+    /// When it is pulled; empty leaves it to Kubernetes.
+    pub image_pull_policy: String,
+    /// Secrets with credentials for the registry.
+    pub image_pull_secrets: Vec<String>,
+    /// The program; empty means the image's own.
+    pub command: Vec<String>,
+    /// How many pods a waypoint has.
+    pub replicas: i32,
+    /// Resources of the container.
+    pub resources: Value,
+    /// Labels of the nodes that waypoints may run on.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that they tolerate.
+    pub tolerations: Vec<Value>,
+    /// Their affinity.
+    pub affinity: Map<String, Value>,
+    /// How a waypoint's pods are spread, without selectors; empty spreads them over nodes and zones.
+    pub topology_spread_constraints: Vec<Value>,
+    /// The seccomp profile.
+    pub seccomp_profile: Value,
+    /// How long a waypoint that goes away may finish what it has begun.
+    pub termination_grace_period_seconds: u32,
+    /// Where xDS and the CA are, as a URL.
+    pub control_address: String,
+    /// Trust domain of every identity.
+    pub trust_domain: String,
+    /// Name of the cluster.
+    pub cluster_id: String,
+    /// Domain of services.
+    pub cluster_domain: String,
+    /// Name of the network; empty if there is only one.
+    pub network: String,
+    /// What is logged.
+    pub log_level: String,
+    /// Log as JSON.
+    pub log_as_json: bool,
+    /// Further environment variables, after and so over ours.
+    pub env: BTreeMap<String, String>,
+    /// Where the container finds its files.
+    pub files: Files,
+}
+
+/// Paths inside the container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Files {
+    /// The service account's token.
+    pub token: String,
+    /// The mesh's root certificate.
+    pub root_cert: String,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self {
+            token: "/var/run/secrets/tokens/istio-token".into(),
+            root_cert: "/var/run/secrets/istio/root-cert.pem".into(),
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            image: "ambit/waypoint".into(),
+            image_pull_policy: String::new(),
+            image_pull_secrets: Vec::new(),
+            command: Vec::new(),
+            replicas: 2,
+            resources: Value::Null,
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+            affinity: Map::new(),
+            topology_spread_constraints: Vec::new(),
+            seccomp_profile: serde_json::json!({"type": "RuntimeDefault"}),
+            termination_grace_period_seconds: 60,
+            control_address: "https://istiod.istio-system.svc:15012".into(),
+            trust_domain: "cluster.local".into(),
+            cluster_id: "Kubernetes".into(),
+            cluster_domain: "cluster.local".into(),
+            network: String::new(),
+            log_level: "info".into(),
+            log_as_json: false,
+            env: BTreeMap::new(),
+            files: Files::default(),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The objects in full, for reviewers of a change to them, and what no Gateway can change.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+use ambit_k8s_api::{Deployment, Gateway, Kind, Object, Pod};
+use ambit_waypoint_objects::{Settings, Unusable, WaypointObjects, objects};
+use serde_json::{Value, json};
+
+fn gateway(metadata: Value, spec: Value) -> Gateway {
+    let mut value = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": {"name": "waypoint", "namespace": "shop", "uid": "1234"},
+        "spec": {
+            "gatewayClassName": "istio-waypoint",
+            "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}],
+        },
+    });
+    for (place, members) in [("metadata", metadata), ("spec", spec)] {
+        let into = value[place].as_object_mut().unwrap();
+        into.extend(members.as_object().unwrap().clone());
+    }
+    serde_json::from_value(value).unwrap()
+}
+
+fn ordinary() -> WaypointObjects {
+    objects(&gateway(json!({}), json!({})), &Settings::default()).unwrap()
+}
+
+#[test]
+fn an_ordinary_waypoint() {
+    insta::assert_yaml_snapshot!("ordinary", ordinary().all());
+}
+
+#[test]
+fn every_setting_has_its_place() {
+    let settings = json!({
+        "image": "registry/waypoint:1", "imagePullPolicy": "Always", "imagePullSecrets": ["registry"],
+        "replicas": 3, "resources": {"requests": {"cpu": "100m"}},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]}}},
+        "topologySpreadConstraints": [
+            {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+        "seccompProfile": {"type": "Unconfined"}, "terminationGracePeriodSeconds": 600,
+        "controlAddress": "https://control:1", "trustDomain": "td", "clusterId": "c1",
+        "clusterDomain": "c.l", "network": "n1", "logLevel": "debug", "logAsJson": true,
+        "env": {"RUST_LOG": "trace", "EXTRA": "1"},
+    });
+    let settings: Settings = serde_json::from_value(settings).unwrap();
+    let made = objects(&gateway(json!({}), json!({})), &settings).unwrap();
+    insta::assert_yaml_snapshot!("every_setting", made.deployment["spec"]);
+}
+
+/// What Kubernetes would refuse as an unknown field or a wrong type.
+#[test]
+fn objects_are_what_kubernetes_reads() {
+    let made = ordinary();
+    for (kind, value) in [
+        (Kind::ServiceAccount, &made.service_account),
+        (Kind::Service, &made.service),
+        (Kind::Deployment, &made.deployment),
+    ] {
+        let object = Object::from_value(kind, value).unwrap();
+        assert_eq!(object.key().to_string(), format!("{kind} shop/waypoint"));
+    }
+    // Nothing is lost in reading: no field is misspelt.
+    let typed: Deployment = serde_json::from_value(made.deployment.clone()).unwrap();
+    assert_eq!(serde_json::to_value(typed).unwrap(), made.deployment);
+}
+
+#[test]
+fn labels_and_annotations_asked_for_are_everywhere_and_change_nothing_of_ours() {
+    let infrastructure = json!({"infrastructure": {
+        "labels": {"team": "a", "istio.io/dataplane-mode": "ambient",
+            "gateway.istio.io/managed": "me", "gateway.networking.k8s.io/gateway-name": "other"},
+        "annotations": {"note": "b", "prometheus.io/port": "1"},
+    }});
+    let made = objects(
+        &gateway(json!({"labels": {"own": "c"}}), infrastructure),
+        &Settings::default(),
+    );
+    let made = made.unwrap();
+    let pod = &made.deployment["spec"]["template"];
+    for object in made.all().into_iter().chain([pod]) {
+        let metadata = &object["metadata"];
+        assert_eq!(metadata["labels"]["team"], "a");
+        assert_eq!(metadata["annotations"]["note"], "b");
+        assert_eq!(
+            metadata["labels"]["gateway.istio.io/managed"],
+            "istio.io-mesh-controller"
+        );
+        assert_eq!(
+            metadata["labels"]["gateway.networking.k8s.io/gateway-name"],
+            "waypoint"
+        );
+        assert_eq!(metadata["labels"].get("own"), None);
+    }
+    assert_eq!(pod["metadata"]["labels"]["istio.io/dataplane-mode"], "none");
+    assert_eq!(
+        pod["metadata"]["annotations"]["prometheus.io/port"],
+        "15020"
+    );
+}
+
+#[test]
+fn without_infrastructure_the_gateways_own_labels_are_copied_but_not_to_its_pods() {
+    let own = json!({"labels": {"own": "c"},
+        "annotations": {"note": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"}});
+    let made = objects(&gateway(own, json!({})), &Settings::default()).unwrap();
+    for object in made.all() {
+        assert_eq!(object["metadata"]["labels"]["own"], "c");
+        assert_eq!(object["metadata"]["annotations"]["note"], "b");
+        let last = "kubectl.kubernetes.io/last-applied-configuration";
+        assert_eq!(object["metadata"]["annotations"].get(last), None);
+    }
+    let pod: Pod = serde_json::from_value(made.deployment["spec"]["template"].clone()).unwrap();
+    assert!(!pod.metadata.labels.unwrap().contains_key("own"));
+    assert!(!pod.metadata.annotations.unwrap().contains_key("note"));
+}
+
+#[test]
+fn a_gateway_may_say_how_many_pods_it_wants_and_none_is_a_number() {
+    let annotated = |text: &str| {
+        let annotations = json!({"annotations": {"ambit.io/waypoint-replicas": text}});
+        let made = objects(&gateway(annotations, json!({})), &Settings::default());
+        made.map(|made| made.deployment["spec"]["replicas"].clone())
+    };
+    assert_eq!(ordinary().deployment["spec"]["replicas"], 2);
+    assert_eq!(annotated("5"), Ok(json!(5)));
+    assert_eq!(annotated("0"), Ok(json!(0)));
+    for wrong in ["-1", "many", ""] {
+        assert_eq!(annotated(wrong), Err(Unusable::Replicas(wrong.into())));
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_said() {
+    for name in ["a.b", "1a", &"a".repeat(64)] {
+        let made = objects(
+            &gateway(json!({"name": name}), json!({})),
+            &Settings::default(),
+        );
+        assert_eq!(made, Err(Unusable::Name(name.into())));
+    }
+    let overlay = json!({"infrastructure": {"parametersRef":
+        {"group": "", "kind": "ConfigMap", "name": "overlay"}}});
+    let made = objects(&gateway(json!({}), overlay), &Settings::default());
+    assert_eq!(made, Err(Unusable::Parameters));
+}

@@ -1,0 +1,267 @@
+//! Policies in the form in which they are evaluated: every field of a source or an operation, and every
+//! condition, is a test of one attribute.
+
+use ambit_model::{
+    ArcStr, HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule,
+    HttpSource, HttpValue, PathPattern, PathTemplate, PolicyKey, StringMatch,
+};
+use http::HeaderName;
+
+use super::{
+    facts::{Facts, Reading},
+    matcher::{Matcher, PathMatcher, PathShape},
+    text::map_text,
+};
+use crate::path;
+
+/// A policy, ready for evaluation.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    policy: HttpPolicy,
+    rules: Vec<Rule>,
+    /// Why it denies everything.
+    not_understood: Option<ArcStr>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    sources: Vec<Vec<Test>>,
+    operations: Vec<Vec<Test>>,
+    conditions: Vec<Test>,
+    is_http: bool,
+}
+
+/// One attribute: any of the values if there are any, and none of the others.
+#[derive(Debug)]
+struct Test {
+    any: Vec<Matcher>,
+    none: Vec<Matcher>,
+}
+
+impl Compiled {
+    pub(super) fn new(policy: HttpPolicy) -> Self {
+        let rules = policy.rules.iter().map(Rule::new).collect();
+        let (rules, error) = match rules {
+            Ok(rules) => (rules, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        Self {
+            not_understood: policy.not_understood.clone().or(error),
+            policy,
+            rules,
+        }
+    }
+
+    pub(super) fn policy(&self) -> &HttpPolicy {
+        &self.policy
+    }
+
+    pub(super) fn key(&self) -> &PolicyKey {
+        &self.policy.key
+    }
+
+    pub(super) fn dry_run(&self) -> bool {
+        self.policy.dry_run
+    }
+
+    pub(super) fn action(&self) -> HttpAction {
+        match self.not_understood {
+            Some(_) => HttpAction::Deny,
+            None => self.policy.action,
+        }
+    }
+
+    pub(super) fn not_understood(&self) -> Option<&ArcStr> {
+        self.not_understood.as_ref()
+    }
+
+    pub(super) fn needs_http(&self) -> bool {
+        self.rules.iter().any(|rule| rule.is_http)
+    }
+
+    /// The first rule that matches.
+    pub(super) fn matching_rule(&self, facts: &Facts<'_>) -> Option<usize> {
+        if self.not_understood.is_some() {
+            return Some(0);
+        }
+        let action = self.policy.action;
+        self.rules
+            .iter()
+            .position(|rule| rule.matches(facts, action))
+    }
+}
+
+impl Rule {
+    fn new(rule: &HttpRule) -> Result<Self, ArcStr> {
+        let operations: Result<Vec<_>, _> = rule.operations.iter().map(operation).collect();
+        let conditions: Result<Vec<_>, _> = rule.conditions.iter().map(condition).collect();
+        let (operations, conditions) = (operations?, conditions?);
+        let is_http =
+            operations.iter().flatten().any(Test::is_http) || conditions.iter().any(Test::is_http);
+        Ok(Self {
+            sources: rule.sources.iter().map(source).collect(),
+            operations,
+            conditions,
+            is_http,
+        })
+    }
+
+    fn matches(&self, facts: &Facts<'_>, action: HttpAction) -> bool {
+        if self.is_http && facts.http.is_none() && action == HttpAction::Allow {
+            return false;
+        }
+        let all = |tests: &Vec<Test>| tests.iter().all(|test| test.holds(facts, action));
+        let one_of =
+            |alternatives: &[Vec<Test>]| alternatives.is_empty() || alternatives.iter().any(all);
+        one_of(&self.sources) && one_of(&self.operations) && all(&self.conditions)
+    }
+}
+
+impl Test {
+    /// `None` for a field that is not given.
+    fn new<T>(any: &[T], none: &[T], matcher: impl Fn(&T) -> Matcher) -> Option<Self> {
+        let test = Self {
+            any: any.iter().map(&matcher).collect(),
+            none: none.iter().map(&matcher).collect(),
+        };
+        (!test.any.is_empty() || !test.none.is_empty()).then_some(test)
+    }
+
+    fn is_http(&self) -> bool {
+        self.any.iter().chain(&self.none).any(Matcher::is_http)
+    }
+
+    fn holds(&self, facts: &Facts<'_>, action: HttpAction) -> bool {
+        if facts.http.is_none() && self.is_http() {
+            // An ALLOW rule does not get here. Others are the wider for it.
+            return true;
+        }
+        let (any, none) = match action {
+            HttpAction::Allow => (Reading::Plain, Reading::Any),
+            HttpAction::Deny | HttpAction::Audit => (Reading::Any, Reading::Plain),
+        };
+        let among = |values: &[Matcher], reading| values.iter().any(|v| v.matches(facts, reading));
+        (self.any.is_empty() || among(&self.any, any)) && !among(&self.none, none)
+    }
+}
+
+fn source(source: &HttpSource) -> Vec<Test> {
+    let s = source;
+    let text = |any: &[StringMatch], none: &[StringMatch], matcher: fn(StringMatch) -> Matcher| {
+        Test::new(any, none, |wanted| matcher(wanted.clone()))
+    };
+    [
+        text(&s.principals, &s.not_principals, Matcher::Principal),
+        text(&s.namespaces, &s.not_namespaces, Matcher::Namespace),
+        text(&s.trust_domains, &s.not_trust_domains, Matcher::TrustDomain),
+        Test::new(&s.service_accounts, &s.not_service_accounts, |account| {
+            Matcher::Account(account.clone())
+        }),
+        Test::new(&s.ip_blocks, &s.not_ip_blocks, |n| Matcher::SourceIp(*n)),
+        Test::new(&s.remote_ip_blocks, &s.not_remote_ip_blocks, |net| {
+            Matcher::RemoteIp(*net)
+        }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn operation(operation: &HttpOperation) -> Result<Vec<Test>, ArcStr> {
+    let o = operation;
+    let paths = |patterns: &[PathPattern]| -> Result<Vec<_>, ArcStr> {
+        patterns.iter().map(path_matcher).collect()
+    };
+    let paths = Test {
+        any: paths(&o.paths)?,
+        none: paths(&o.not_paths)?,
+    };
+    let tests = [
+        Test::new(&o.hosts, &o.not_hosts, host),
+        Test::new(&o.ports, &o.not_ports, |p| Matcher::DestinationPort(*p)),
+        Test::new(&o.methods, &o.not_methods, |m| Matcher::Method(m.clone())),
+        (!paths.any.is_empty() || !paths.none.is_empty()).then_some(paths),
+    ];
+    Ok(tests.into_iter().flatten().collect())
+}
+
+fn host(pattern: &StringMatch) -> Matcher {
+    let text = match pattern {
+        StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
+        StringMatch::Presence => "",
+    };
+    let after_address = text.rsplit(']').next().unwrap_or_default();
+    match after_address.contains(':') {
+        true => Matcher::HostAndPort(pattern.clone()),
+        false => Matcher::Host(pattern.clone()),
+    }
+}
+
+fn path_matcher(pattern: &PathPattern) -> Result<Matcher, ArcStr> {
+    let canonical = |text: &str| path::canonical_escapes(text).into_owned();
+    let (plain, decoded) = match pattern {
+        PathPattern::Text(text) => (
+            PathShape::Text(map_text(text, canonical)),
+            PathShape::Text(map_text(text, path::decoded_escapes)),
+        ),
+        PathPattern::Template(template) => {
+            let parsed: PathTemplate = template
+                .parse()
+                .map_err(|e| arcstr(&format!("path template {template:?}: {e}")))?;
+            (
+                PathShape::Template(parsed.clone().map_text(|text| canonical(text).into())),
+                PathShape::Template(parsed.map_text(|text| path::decoded_escapes(text).into())),
+            )
+        }
+    };
+    Ok(Matcher::Path(Box::new(PathMatcher { plain, decoded })))
+}
+
+fn condition(condition: &HttpCondition) -> Result<Test, ArcStr> {
+    let attribute = &condition.attribute;
+    let values = |values: &[HttpValue]| -> Result<Vec<_>, ArcStr> {
+        values.iter().map(|v| value(attribute, v)).collect()
+    };
+    Ok(Test {
+        any: values(&condition.values)?,
+        none: values(&condition.not_values)?,
+    })
+}
+
+fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr> {
+    use HttpAttribute as A;
+    Ok(match (attribute, value) {
+        (A::Header(name), HttpValue::Text(text)) => header(name, text)?,
+        (A::SourceNamespace, HttpValue::Text(text)) => Matcher::Namespace(text.clone()),
+        (A::SourceServiceAccount, HttpValue::Text(text)) => Matcher::AccountText(text.clone()),
+        (A::SourceTrustDomain, HttpValue::Text(text)) => Matcher::TrustDomain(text.clone()),
+        (A::SourcePrincipal, HttpValue::Text(text)) => Matcher::Principal(text.clone()),
+        (A::ConnectionSni, HttpValue::Text(text)) => Matcher::Sni(text.clone()),
+        (A::SourceIp, HttpValue::Net(net)) => Matcher::SourceIp(*net),
+        (A::RemoteIp, HttpValue::Net(net)) => Matcher::RemoteIp(*net),
+        (A::DestinationIp, HttpValue::Net(net)) => Matcher::DestinationIp(*net),
+        (A::DestinationPort, HttpValue::Port(port)) => Matcher::DestinationPort(*port),
+        (attribute, value) => {
+            return Err(arcstr(&format!(
+                "{attribute:?} cannot be compared with {value:?}"
+            )));
+        }
+    })
+}
+
+/// The host and the method are headers to HTTP/2, and so to Envoy.
+fn header(name: &str, wanted: &StringMatch) -> Result<Matcher, ArcStr> {
+    match name {
+        ":authority" | "host" => Ok(host(wanted)),
+        ":method" => Ok(Matcher::Method(wanted.clone())),
+        _ => {
+            let name = HeaderName::from_bytes(name.as_bytes())
+                .map_err(|_| arcstr(&format!("{name:?} is no header's name")))?;
+            Ok(Matcher::Header(name, wanted.clone()))
+        }
+    }
+}
+
+fn arcstr(text: &str) -> ArcStr {
+    text.into()
+}

@@ -1,0 +1,118 @@
+//! Outcomes, and how they are told.
+
+use std::fmt;
+
+use ambit_model::{ArcStr, PolicyKey};
+
+/// The outcome for a request or a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpDecision {
+    /// How it was reached.
+    pub why: Why,
+    /// The dry-run policies that would have denied.
+    pub dry_run: Vec<DryRun>,
+    /// What AUDIT policies ask to note.
+    pub audits: Vec<RuleId>,
+}
+
+/// How a decision was reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Allowed: no ALLOW policy applies, and none denies.
+    NoAllowPolicies,
+    /// An ALLOW policy matches.
+    Allowed(RuleId),
+    /// A DENY policy matches.
+    Denied(RuleId),
+    /// ALLOW policies apply, and none of them matches.
+    NoneAllows,
+    /// A policy applies that is not understood in full.
+    NotUnderstood {
+        /// Which.
+        policy: PolicyKey,
+        /// Why it is not understood.
+        why: ArcStr,
+    },
+}
+
+/// A rule of a policy, counted from zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleId {
+    /// The policy.
+    pub policy: PolicyKey,
+    /// The rule's place.
+    pub rule: usize,
+}
+
+impl RuleId {
+    pub(super) fn new(policy: &PolicyKey, rule: usize) -> Self {
+        Self {
+            policy: policy.clone(),
+            rule,
+        }
+    }
+}
+
+/// A dry-run policy that would have denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DryRun {
+    /// The policy.
+    pub policy: PolicyKey,
+    /// The rule that denies; `None` for an ALLOW policy that does not match when no other does.
+    pub rule: Option<usize>,
+}
+
+impl DryRun {
+    pub(super) fn new(policy: &PolicyKey, rule: Option<usize>) -> Self {
+        Self {
+            policy: policy.clone(),
+            rule,
+        }
+    }
+}
+
+impl HttpDecision {
+    /// Whether it is allowed.
+    pub fn is_allowed(&self) -> bool {
+        matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
+    }
+
+    /// A denial as Envoy puts it in `%RESPONSE_CODE_DETAILS%`; `None` if it is allowed.
+    pub fn details(&self) -> Option<String> {
+        let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {
+            format!(
+                "rbac_access_denied_matched_policy[ns[{namespace}]-policy[{name}]-rule[{rule}]]"
+            )
+        };
+        match &self.why {
+            Why::NoAllowPolicies | Why::Allowed(_) => None,
+            Why::Denied(RuleId { policy, rule }) => Some(of_rule(policy, *rule)),
+            Why::NotUnderstood { policy, .. } => Some(of_rule(policy, 0)),
+            Why::NoneAllows => Some("rbac_access_denied_matched_policy[none]".to_owned()),
+        }
+    }
+}
+
+/// The text in logs.
+impl fmt::Display for HttpDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Why::NoAllowPolicies => f.write_str("allowed: no ALLOW policy applies"),
+            Why::Allowed(rule) => write!(f, "allowed by {rule}"),
+            Why::Denied(rule) => write!(f, "denied by {rule}"),
+            Why::NoneAllows => {
+                f.write_str("denied: ALLOW policies apply, and none of them matches")
+            }
+            Why::NotUnderstood { policy, why } => write!(
+                f,
+                "denied: policy {policy} is not understood ({why}), so it denies everything it covers"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {} of policy {}", self.rule, self.policy)
+    }
+}

@@ -1,0 +1,156 @@
+use ambit_model::{
+    HttpAttribute, HttpCondition, HttpOperation, HttpRule, HttpSource, HttpValue, Identity,
+    PathPattern, ServiceAccountMatch, StringMatch,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::*;
+
+mod matching;
+mod scopes;
+mod spellings;
+
+/// A request that can be changed.
+#[derive(Clone, Debug)]
+struct Call {
+    source: Option<Identity>,
+    source_ip: &'static str,
+    remote_ip: &'static str,
+    destination: &'static str,
+    sni: Option<&'static str>,
+    method: String,
+    host: String,
+    path: String,
+    headers: HeaderMap,
+}
+
+impl Default for Call {
+    fn default() -> Self {
+        Self {
+            source: Some(Identity::new("td", "ns", "sa")),
+            source_ip: "10.0.0.1",
+            remote_ip: "192.0.2.1",
+            destination: "10.96.0.9:80",
+            sni: None,
+            method: "GET".to_owned(),
+            host: "shop.example.com".to_owned(),
+            path: "/".to_owned(),
+            headers: HeaderMap::new(),
+        }
+    }
+}
+
+impl Call {
+    fn path(path: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            ..Self::default()
+        }
+    }
+
+    fn header(mut self, name: &str, value: &[u8]) -> Self {
+        self.headers.append(
+            HeaderName::from_bytes(name.as_bytes()).unwrap(),
+            HeaderValue::from_bytes(value).unwrap(),
+        );
+        self
+    }
+
+    fn connection(&self) -> Connection<'_> {
+        Connection {
+            source: self.source.as_ref(),
+            source_ip: self.source_ip.parse().unwrap(),
+            remote_ip: self.remote_ip.parse().unwrap(),
+            destination: self.destination.parse().unwrap(),
+            sni: self.sni,
+        }
+    }
+
+    fn request(&self) -> Request<'_> {
+        Request {
+            connection: self.connection(),
+            method: &self.method,
+            host: &self.host,
+            path: &self.path,
+            headers: &self.headers,
+        }
+    }
+}
+
+fn key(name: &str) -> PolicyKey {
+    PolicyKey::of_record(&format!("ns/{name}"))
+}
+
+fn policy(name: &str, action: HttpAction, rules: Vec<HttpRule>) -> HttpPolicy {
+    HttpPolicy {
+        key: key(name),
+        for_gateway: true,
+        action,
+        rules,
+        ..HttpPolicy::default()
+    }
+}
+
+fn policies(all: impl IntoIterator<Item = HttpPolicy>) -> Policies {
+    let mut policies = Policies::default();
+    for policy in all {
+        policies.insert(policy);
+    }
+    policies
+}
+
+fn texts(patterns: &[&str]) -> Vec<StringMatch> {
+    patterns
+        .iter()
+        .map(|text| StringMatch::from_pattern(text))
+        .collect()
+}
+
+fn paths(patterns: &[&str]) -> Vec<PathPattern> {
+    patterns
+        .iter()
+        .map(|text| match text.contains('{') {
+            true => PathPattern::Template((*text).into()),
+            false => PathPattern::Text(StringMatch::from_pattern(text)),
+        })
+        .collect()
+}
+
+fn from(source: HttpSource) -> HttpRule {
+    HttpRule {
+        sources: vec![source],
+        ..HttpRule::default()
+    }
+}
+
+fn to(operation: HttpOperation) -> HttpRule {
+    HttpRule {
+        operations: vec![operation],
+        ..HttpRule::default()
+    }
+}
+
+fn when(attribute: HttpAttribute, values: Vec<HttpValue>, not_values: Vec<HttpValue>) -> HttpRule {
+    HttpRule {
+        conditions: vec![HttpCondition {
+            attribute,
+            values,
+            not_values,
+        }],
+        ..HttpRule::default()
+    }
+}
+
+/// Whether a policy with this rule alone allows a request, or denies it.
+fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
+    let policies = policies([policy("p", action, vec![rule.clone()])]);
+    let decision = policies.evaluate(Scope::Pod, &call.request());
+    decision.is_allowed() == (action == HttpAction::Allow)
+}
+
+/// The same, where readings do not matter.
+fn plainly_matches(rule: &HttpRule, call: &Call) -> bool {
+    let allowed = matches(rule, HttpAction::Allow, call);
+    assert_eq!(allowed, matches(rule, HttpAction::Deny, call), "{rule:?}");
+    allowed
+}

@@ -1,0 +1,295 @@
+//! What each attribute compares.
+
+use super::*;
+
+fn anonymous() -> Call {
+    Call {
+        source: None,
+        ..Call::default()
+    }
+}
+
+#[test]
+fn identities() {
+    let source = |patterns: &[&str]| {
+        from(HttpSource {
+            principals: texts(patterns),
+            ..HttpSource::default()
+        })
+    };
+    for (pattern, expected) in [
+        ("td/ns/ns/sa/sa", true),
+        ("td/*", true),
+        ("*/sa/sa", true),
+        ("*", true),
+        ("td/ns/ns/sa/other", false),
+        ("spiffe://td/ns/ns/sa/sa", false),
+        ("td/ns/n", false),
+    ] {
+        let rule = source(&[pattern]);
+        assert_eq!(plainly_matches(&rule, &Call::default()), expected);
+        assert!(!plainly_matches(&rule, &anonymous()), "{pattern}");
+    }
+    let not = from(HttpSource {
+        not_principals: texts(&["td/ns/ns/sa/sa"]),
+        ..HttpSource::default()
+    });
+    assert!(!plainly_matches(&not, &Call::default()));
+    assert!(plainly_matches(&not, &anonymous()));
+    let account = |namespace: &str| ServiceAccountMatch {
+        namespace: namespace.into(),
+        service_account: "sa".into(),
+    };
+    let of = |namespace| HttpSource {
+        namespaces: texts(&["n*"]),
+        service_accounts: vec![account(namespace)],
+        trust_domains: texts(&["td"]),
+        ..HttpSource::default()
+    };
+    assert!(plainly_matches(&from(of("ns")), &Call::default()));
+    assert!(!plainly_matches(&from(of("other")), &Call::default()));
+    assert!(!plainly_matches(&from(of("ns")), &anonymous()));
+}
+
+#[test]
+fn addresses_and_ports() {
+    let net = |text: &str| text.parse().unwrap();
+    let rule = |source: &str, remote: &str, port| HttpRule {
+        sources: vec![HttpSource {
+            ip_blocks: vec![net(source)],
+            remote_ip_blocks: vec![net(remote)],
+            ..HttpSource::default()
+        }],
+        operations: vec![HttpOperation {
+            ports: vec![port],
+            ..HttpOperation::default()
+        }],
+        ..HttpRule::default()
+    };
+    let call = Call {
+        source_ip: "::ffff:10.0.0.1",
+        ..Call::default()
+    };
+    assert!(plainly_matches(
+        &rule("10.0.0.0/24", "192.0.2.1/32", 80),
+        &call
+    ));
+    for other in [
+        rule("10.0.1.0/24", "192.0.2.1/32", 80),
+        rule("10.0.0.0/24", "192.0.2.2/32", 80),
+        rule("10.0.0.0/24", "192.0.2.1/32", 81),
+    ] {
+        assert!(!plainly_matches(&other, &call), "{other:?}");
+    }
+}
+
+#[test]
+fn hosts_are_compared_without_case_and_with_any_port() {
+    for (pattern, host, expected) in [
+        ("shop.example.com", "Shop.Example.COM:8080", true),
+        ("Shop.example.com", "shop.example.com.", true),
+        ("shop.example.com", "shop.example.com:", true),
+        ("shop.example.com", "x@shop.example.com", true),
+        ("*.example.com", "shop.EXAMPLE.com:80", true),
+        ("shop.*", "SHOP.example.com:1", true),
+        ("shop.example.com:80", "SHOP.example.com:80", true),
+        ("shop.example.com:80", "shop.example.com:81", false),
+        ("shop.example.com:80", "shop.example.com", false),
+        ("shop.example.com:*", "shop.example.com:81", true),
+        ("[::1]", "[::1]:80", true),
+        ("[::1]:80", "[::1]:80", true),
+        ("shop.example.com", "shop.example.com.evil.com", false),
+        ("*", "", false),
+        ("*", "a", true),
+    ] {
+        let rule = to(HttpOperation {
+            hosts: texts(&[pattern]),
+            ..HttpOperation::default()
+        });
+        let call = Call {
+            host: host.to_owned(),
+            ..Call::default()
+        };
+        assert_eq!(plainly_matches(&rule, &call), expected, "{pattern} {host}");
+    }
+}
+
+#[test]
+fn methods_are_compared_with_case() {
+    for (pattern, expected) in [("GET", true), ("get", false), ("G*", true), ("*", true)] {
+        let rule = to(HttpOperation {
+            methods: texts(&[pattern]),
+            ..HttpOperation::default()
+        });
+        assert_eq!(plainly_matches(&rule, &Call::default()), expected);
+    }
+}
+
+#[test]
+fn paths_that_admit_are_plain_and_paths_that_deny_are_read_in_any_way() {
+    let any = |patterns: &[&str]| {
+        to(HttpOperation {
+            paths: paths(patterns),
+            ..HttpOperation::default()
+        })
+    };
+    let none = |patterns: &[&str]| {
+        to(HttpOperation {
+            not_paths: paths(patterns),
+            ..HttpOperation::default()
+        })
+    };
+    for (pattern, path) in [
+        ("/admin", "//admin"),
+        ("/admin/*", "/admin%2Fx"),
+        ("/admin", "/admin;x"),
+        ("/{*}/b", "/a%2Fb"),
+        ("/@me", "/%40me"),
+        ("/caf\u{e9}", "/caf%C3%A9;x"),
+        ("/a%20b", "/a%20b;x"),
+    ] {
+        let call = Call::path(path);
+        assert!(matches(&any(&[pattern]), HttpAction::Deny, &call), "{path}");
+        assert!(!matches(&any(&[pattern]), HttpAction::Allow, &call));
+        assert!(!matches(&none(&[pattern]), HttpAction::Allow, &call));
+        assert!(matches(&none(&[pattern]), HttpAction::Deny, &call));
+    }
+    for (pattern, path) in [
+        ("/group%2fproject", "/group%2Fproject"),
+        ("/caf\u{e9}", "/caf%C3%A9"),
+        ("/a|b", "/a%7Cb"),
+        ("/api/{*}/x", "/api/a%2Fb/x"),
+        ("*.css", "/a//b.css"),
+    ] {
+        let call = Call::path(path);
+        assert!(plainly_matches(&any(&[pattern]), &call), "{path}");
+        assert!(!plainly_matches(&none(&[pattern]), &call), "{path}");
+    }
+}
+
+#[test]
+fn several_header_lines_are_joined_to_admit_and_looked_at_one_by_one_to_deny() {
+    let role = |pattern: &str| {
+        when(
+            HttpAttribute::Header("x-role".into()),
+            vec![HttpValue::Text(StringMatch::from_pattern(pattern))],
+            vec![],
+        )
+    };
+    let one = Call::default().header("x-role", b"user");
+    assert!(plainly_matches(&role("user"), &one));
+    assert!(!plainly_matches(&role("admin"), &one));
+    assert!(!plainly_matches(&role("*"), &Call::default()));
+    assert!(plainly_matches(
+        &role("*"),
+        &Call::default().header("x-role", b"")
+    ));
+    assert!(plainly_matches(
+        &role("a*"),
+        &Call::default().header("x-role", b"a\xff")
+    ));
+
+    let two = one.clone().header("x-role", b"admin");
+    for pattern in ["user", "admin", "user*", "*admin", "user,admin"] {
+        assert!(matches(&role(pattern), HttpAction::Deny, &two), "{pattern}");
+        assert!(!matches(&role(pattern), HttpAction::Allow, &two));
+    }
+    let same = one.header("x-role", b"users");
+    assert!(matches(&role("user*"), HttpAction::Allow, &same));
+
+    let not = when(
+        HttpAttribute::Header("x-role".into()),
+        vec![],
+        vec![HttpValue::Text(StringMatch::Exact("admin".into()))],
+    );
+    assert!(!matches(&not, HttpAction::Allow, &two));
+    assert!(matches(&not, HttpAction::Allow, &Call::default()));
+
+    let cookie = when(
+        HttpAttribute::Header("cookie".into()),
+        vec![HttpValue::Text(StringMatch::Prefix("a=1; b".into()))],
+        vec![],
+    );
+    let crumbs = Call::default()
+        .header("cookie", b"a=1")
+        .header("cookie", b"b=2");
+    assert!(plainly_matches(&cookie, &crumbs));
+}
+
+#[test]
+fn conditions_compare_their_attributes() {
+    let text = |text: &str| HttpValue::Text(StringMatch::from_pattern(text));
+    let net = |text: &str| HttpValue::Net(text.parse().unwrap());
+    use HttpAttribute::*;
+    for (attribute, matching, other) in [
+        (SourceIp, net("10.0.0.1/32"), net("10.0.0.2/32")),
+        (RemoteIp, net("192.0.2.0/24"), net("10.0.0.0/8")),
+        (SourceNamespace, text("n*"), text("n")),
+        (SourceServiceAccount, text("ns/sa"), text("sa")),
+        (SourceServiceAccount, text("*/sa"), text("ns/s")),
+        (SourceTrustDomain, text("td"), text("other")),
+        (SourcePrincipal, text("td/ns/ns/sa/sa"), text("td")),
+        (DestinationIp, net("10.96.0.9/32"), net("10.96.0.10/32")),
+        (DestinationPort, HttpValue::Port(80), HttpValue::Port(81)),
+        (ConnectionSni, text("WWW.example.com"), text("example.com")),
+        (Header(":authority".into()), text("SHOP*"), text("example")),
+        (Header(":method".into()), text("GET"), text("POST")),
+    ] {
+        let call = Call {
+            sni: Some("www.EXAMPLE.com"),
+            ..Call::default()
+        };
+        for (value, expected) in [(matching, true), (other, false)] {
+            let any = when(attribute.clone(), vec![value.clone()], vec![]);
+            let none = when(attribute.clone(), vec![], vec![value]);
+            assert_eq!(plainly_matches(&any, &call), expected, "{any:?}");
+            assert_eq!(plainly_matches(&none, &call), !expected, "{none:?}");
+        }
+    }
+    let sni = when(ConnectionSni, vec![text("*")], vec![]);
+    assert!(!plainly_matches(&sni, &Call::default()));
+}
+
+#[test]
+fn a_rule_needs_a_source_an_operation_and_all_conditions() {
+    let namespace = |name: &str| HttpSource {
+        namespaces: texts(&[name]),
+        ..HttpSource::default()
+    };
+    let method = |name: &str| HttpOperation {
+        methods: texts(&[name]),
+        ..HttpOperation::default()
+    };
+    let port = |port| HttpCondition {
+        attribute: HttpAttribute::DestinationPort,
+        values: vec![HttpValue::Port(port)],
+        not_values: vec![],
+    };
+    let rule = HttpRule {
+        sources: vec![namespace("other"), namespace("ns")],
+        operations: vec![method("PUT"), method("GET")],
+        conditions: vec![port(80), port(80)],
+    };
+    assert!(plainly_matches(&rule, &Call::default()));
+    for changed in [
+        HttpRule {
+            sources: vec![namespace("other")],
+            ..rule.clone()
+        },
+        HttpRule {
+            operations: vec![method("PUT")],
+            ..rule.clone()
+        },
+        HttpRule {
+            conditions: vec![port(80), port(81)],
+            ..rule.clone()
+        },
+    ] {
+        assert!(!plainly_matches(&changed, &Call::default()), "{changed:?}");
+    }
+    assert!(plainly_matches(&HttpRule::default(), &Call::default()));
+    assert!(plainly_matches(
+        &from(HttpSource::default()),
+        &Call::default()
+    ));
+}

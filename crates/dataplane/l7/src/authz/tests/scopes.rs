@@ -1,0 +1,232 @@
+//! Which policies apply, in which order, and what is told.
+
+use super::*;
+
+fn service(name: &str) -> NamespacedHostname {
+    NamespacedHostname {
+        namespace: "ns".into(),
+        hostname: name.into(),
+    }
+}
+
+fn method(name: &str) -> HttpRule {
+    to(HttpOperation {
+        methods: texts(&[name]),
+        ..HttpOperation::default()
+    })
+}
+
+fn for_services(policy: HttpPolicy, services: &[&str]) -> HttpPolicy {
+    HttpPolicy {
+        for_gateway: false,
+        services: services.iter().map(|name| service(name)).collect(),
+        ..policy
+    }
+}
+
+fn decide(policies: &Policies, scope: Scope<'_>) -> HttpDecision {
+    policies.evaluate(scope, &Call::default().request())
+}
+
+fn rule(name: &str, rule: usize) -> RuleId {
+    RuleId::new(&key(name), rule)
+}
+
+#[test]
+fn without_policies_everything_is_allowed() {
+    let decision = decide(&Policies::default(), Scope::Pod);
+    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert!(decision.is_allowed() && decision.details().is_none());
+    assert!(!Policies::default().need_http(Scope::Pod));
+}
+
+#[test]
+fn deny_counts_before_allow() {
+    let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
+    let deny = policy("d", HttpAction::Deny, vec![method("PUT"), method("GET")]);
+    let decision = decide(&policies([allow.clone()]), Scope::Pod);
+    assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
+    assert_eq!(decision.to_string(), "allowed by rule 0 of policy ns/a");
+    let decision = decide(&policies([allow, deny]), Scope::Pod);
+    assert_eq!(decision.why, Why::Denied(rule("d", 1)));
+    assert_eq!(
+        decision.details().as_deref(),
+        Some("rbac_access_denied_matched_policy[ns[ns]-policy[d]-rule[1]]")
+    );
+}
+
+#[test]
+fn policies_without_rules_never_match() {
+    let allow = decide(
+        &policies([policy("a", HttpAction::Allow, vec![])]),
+        Scope::Pod,
+    );
+    assert_eq!(allow.why, Why::NoneAllows);
+    assert_eq!(
+        allow.details().as_deref(),
+        Some("rbac_access_denied_matched_policy[none]")
+    );
+    let deny = decide(
+        &policies([policy("d", HttpAction::Deny, vec![])]),
+        Scope::Pod,
+    );
+    assert_eq!(deny.why, Why::NoAllowPolicies);
+}
+
+#[test]
+fn policies_of_services_concern_requests_for_these() {
+    let deny = policy("d", HttpAction::Deny, vec![HttpRule::default()]);
+    let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
+    let (a, b, c) = (service("a"), service("b"), service("c"));
+    let policies = policies([for_services(deny, &["a", "b"]), allow]);
+    for denied in [&a, &b] {
+        let decision = decide(&policies, Scope::Service(denied));
+        assert_eq!(decision.why, Why::Denied(rule("d", 0)));
+    }
+    for allowed in [Scope::Service(&c), Scope::Pod] {
+        let decision = decide(&policies, allowed);
+        assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
+    }
+}
+
+#[test]
+fn a_policy_that_is_not_understood_denies_what_it_is_attached_to() {
+    let odd = HttpPolicy {
+        not_understood: Some("field 99 is unknown".into()),
+        ..policy("odd", HttpAction::Allow, vec![HttpRule::default()])
+    };
+    let bad_template = to(HttpOperation {
+        paths: vec![PathPattern::Template("/a{*}".into())],
+        ..HttpOperation::default()
+    });
+    let bad_value = when(HttpAttribute::SourceIp, vec![HttpValue::Port(1)], vec![]);
+    let bad_header = when(
+        HttpAttribute::Header("a b".into()),
+        vec![HttpValue::Text(StringMatch::Presence)],
+        vec![],
+    );
+    let with = |rule| policy("odd", HttpAction::Allow, vec![HttpRule::default(), rule]);
+    for odd in [odd, with(bad_template), with(bad_value), with(bad_header)] {
+        let decision = decide(&policies([odd.clone()]), Scope::Pod);
+        assert!(
+            matches!(&decision.why, Why::NotUnderstood { policy, .. } if *policy == key("odd"))
+        );
+        assert!(decision.to_string().contains("not understood"));
+        let elsewhere = for_services(odd.clone(), &["a"]);
+        let scope = service("b");
+        let others = policies([elsewhere]);
+        assert!(decide(&others, Scope::Service(&scope)).is_allowed());
+        let dry = HttpPolicy {
+            dry_run: true,
+            ..odd
+        };
+        let decision = decide(&policies([dry]), Scope::Pod);
+        assert!(decision.is_allowed() && !decision.dry_run.is_empty());
+    }
+}
+
+#[test]
+fn dry_run_policies_tell_what_they_would_have_denied() {
+    let dry = |name, action, rule| HttpPolicy {
+        dry_run: true,
+        ..policy(name, action, vec![rule])
+    };
+    let deny = dry("d", HttpAction::Deny, method("GET"));
+    let allow = dry("a", HttpAction::Allow, method("PUT"));
+    let decision = decide(&policies([deny, allow.clone()]), Scope::Pod);
+    assert!(decision.is_allowed());
+    assert_eq!(
+        decision.dry_run,
+        [
+            DryRun::new(&key("d"), Some(0)),
+            DryRun::new(&key("a"), None)
+        ]
+    );
+    // Another ALLOW policy would still admit, in force or not.
+    for other in [
+        dry("b", HttpAction::Allow, method("GET")),
+        policy("b", HttpAction::Allow, vec![method("GET")]),
+    ] {
+        let decision = decide(&policies([allow.clone(), other]), Scope::Pod);
+        assert!(decision.is_allowed() && decision.dry_run.is_empty());
+    }
+}
+
+#[test]
+fn audits_are_told_and_decide_nothing() {
+    let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
+    let other = policy("other", HttpAction::Audit, vec![method("PUT")]);
+    let decision = decide(&policies([audit, other]), Scope::Pod);
+    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert_eq!(decision.audits, [rule("audit", 0)]);
+}
+
+#[test]
+fn connections_that_are_not_http_never_pass_for_http_rules_and_are_denied_for_the_rest() {
+    let namespace = |name: &str| HttpSource {
+        namespaces: texts(&[name]),
+        ..HttpSource::default()
+    };
+    let decide = |action, rule: HttpRule| {
+        let policies = policies([policy("p", action, vec![rule])]);
+        let call = Call::default();
+        policies.evaluate_connection(Scope::Pod, &call.connection())
+    };
+    let header = when(
+        HttpAttribute::Header("a".into()),
+        vec![HttpValue::Text(StringMatch::Presence)],
+        vec![],
+    );
+    let host = to(HttpOperation {
+        not_hosts: texts(&["a"]),
+        ..HttpOperation::default()
+    });
+    let path = to(HttpOperation {
+        ports: vec![80],
+        paths: paths(&["/a"]),
+        ..HttpOperation::default()
+    });
+    for http in [header, host, path, method("GET")] {
+        let allow = decide(HttpAction::Allow, http.clone());
+        assert_eq!(allow.why, Why::NoneAllows);
+        let of = |name| HttpRule {
+            sources: vec![namespace(name)],
+            ..http.clone()
+        };
+        assert!(!decide(HttpAction::Deny, of("ns")).is_allowed());
+        assert!(decide(HttpAction::Deny, of("other")).is_allowed());
+        assert_eq!(decide(HttpAction::Audit, of("ns")).audits.len(), 1);
+        let policies = policies([policy("p", HttpAction::Deny, vec![http.clone()])]);
+        assert!(policies.need_http(Scope::Pod));
+    }
+    let other_port = to(HttpOperation {
+        ports: vec![81],
+        methods: texts(&["GET"]),
+        ..HttpOperation::default()
+    });
+    assert!(decide(HttpAction::Deny, other_port).is_allowed());
+    assert!(decide(HttpAction::Allow, from(namespace("ns"))).is_allowed());
+}
+
+#[test]
+fn policies_come_change_and_go() {
+    let mut policies = Policies::default();
+    let deny = policy("p", HttpAction::Deny, vec![HttpRule::default()]);
+    assert!(policies.insert(deny.clone()));
+    assert!(!policies.insert(deny.clone()));
+    assert!(!decide(&policies, Scope::Pod).is_allowed());
+    let a = service("a");
+    assert!(policies.insert(for_services(deny.clone(), &["a"])));
+    assert!(decide(&policies, Scope::Pod).is_allowed());
+    assert!(!decide(&policies, Scope::Service(&a)).is_allowed());
+    assert!(policies.insert(for_services(deny, &["b"])));
+    assert!(decide(&policies, Scope::Service(&a)).is_allowed());
+    assert_eq!(policies.iter().count(), 1);
+    let copy = policies.clone();
+    assert!(policies.remove(&key("p")));
+    assert!(!policies.remove(&key("p")));
+    assert!(policies.services.is_empty() && policies.iter().next().is_none());
+    let b = service("b");
+    assert!(decide(&policies, Scope::Service(&b)).is_allowed());
+    assert!(!decide(&copy, Scope::Service(&b)).is_allowed());
+}

@@ -1,0 +1,201 @@
+//! The path of a request in the one form that policies judge, routes match and applications get.
+//!
+//! Proxies and applications read odd paths differently, and what one of them judges another may serve. So
+//! what has one meaning is brought into one form, and what is known to be read differently is refused:
+//!
+//! | in the path | with `Base` |
+//! |---|---|
+//! | `.` and `..`, also as `%2e` | resolved (RFC 3986); `..` above the root is refused |
+//! | escapes of unreserved characters | decoded; other escapes get upper-case digits |
+//! | `\` | becomes `/` |
+//! | characters that a URL cannot have (`"<>^`, a backtick, `{\|}`, and all beyond ASCII) | escaped |
+//! | `%` without two hexadecimal digits, also IIS's `%u002e` | refused |
+//! | control characters, raw or escaped (`%00`, `%0d`, `%7f`), spaces | refused |
+//! | overlong UTF-8 (`%c0%ae` is a dot to some) | refused |
+//! | dot segments that only some see: `..;x` (Tomcat), `a%2f..%2fb` | refused |
+//! | `#` | refused, in the query too: a fragment is never sent |
+//! | anything that does not begin with `/` | refused; [`for_request`] accepts `OPTIONS *` |
+//!
+//! `MergeSlashes` and `DecodeAndMergeSlashes` do more of the same (see [`PathNormalization`]). With `None`
+//! nothing is changed or interpreted; control characters, `#` and broken escapes are refused all the same.
+//! The query is passed on as it came. An escaped percent sign stays one: `%2561` is the text `%61`, and an
+//! application that decodes twice is on its own.
+//!
+//! That paths differ after normalization does not mean that applications tell them apart: see [`decoded`].
+
+use std::borrow::Cow;
+
+use ambit_model::PathNormalization;
+use http::Method;
+
+mod escapes;
+mod segments;
+
+#[cfg(test)]
+mod tests;
+
+pub use escapes::{canonical_escapes, decoded_escapes};
+
+/// The target of a request, in origin form (or `*`), whose path is normal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NormalizedTarget<'a> {
+    text: Cow<'a, str>,
+    /// Where the query begins, with its question mark.
+    path_end: usize,
+}
+
+impl NormalizedTarget<'_> {
+    /// Path and query: what is forwarded.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The path alone: what is judged and routed.
+    pub fn path(&self) -> &str {
+        self.text.get(..self.path_end).unwrap_or_default()
+    }
+
+    /// The query without its question mark.
+    pub fn query(&self) -> Option<&str> {
+        self.text
+            .get(self.path_end..)
+            .and_then(|query| query.strip_prefix('?'))
+    }
+
+    /// Whether it differs from what was given.
+    pub fn is_changed(&self) -> bool {
+        matches!(self.text, Cow::Owned(_))
+    }
+
+    /// Keeps it.
+    pub fn into_owned(self) -> NormalizedTarget<'static> {
+        NormalizedTarget {
+            text: Cow::Owned(self.text.into_owned()),
+            path_end: self.path_end,
+        }
+    }
+}
+
+/// Why a target is refused: a request with it is answered with 400.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// Neither origin form nor `*` of OPTIONS.
+    #[error("the request's target does not begin with a slash")]
+    NotOriginForm,
+    /// A control character or a space, raw or escaped.
+    #[error("the request's target has a control character or a space")]
+    Control,
+    /// `#`.
+    #[error("the request's target has a fragment")]
+    Fragment,
+    /// `%` without two hexadecimal digits.
+    #[error("the request's path has a percent sign that escapes nothing")]
+    BrokenEscape,
+    /// Overlong UTF-8.
+    #[error("the request's path has overlong UTF-8")]
+    Overlong,
+    /// More `..` than there are segments.
+    #[error("the request's path leads above the root")]
+    AboveRoot,
+    /// A dot segment that only some implementations see.
+    #[error("the request's path has a dot segment that is hidden by an escape or a parameter")]
+    HiddenDotSegment,
+}
+
+impl PathError {
+    /// For metrics and logs.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NotOriginForm => "path_form",
+            Self::Control => "path_control_character",
+            Self::Fragment => "path_fragment",
+            Self::BrokenEscape => "path_escape",
+            Self::Overlong => "path_overlong",
+            Self::AboveRoot => "path_above_root",
+            Self::HiddenDotSegment => "path_hidden_dot_segment",
+        }
+    }
+}
+
+/// As [`normalize`]; `OPTIONS *` is accepted.
+pub fn for_request<'a>(
+    method: &Method,
+    path_and_query: &'a str,
+    mode: PathNormalization,
+) -> Result<NormalizedTarget<'a>, PathError> {
+    if path_and_query == "*" && method == Method::OPTIONS {
+        return Ok(NormalizedTarget {
+            text: Cow::Borrowed(path_and_query),
+            path_end: path_and_query.len(),
+        });
+    }
+    normalize(path_and_query, mode)
+}
+
+/// Normalizes a target in origin form, or refuses it. Applied again it changes nothing more. A target that is
+/// normal is not copied.
+pub fn normalize(
+    path_and_query: &str,
+    mode: PathNormalization,
+) -> Result<NormalizedTarget<'_>, PathError> {
+    if !path_and_query.starts_with('/') && !path_and_query.starts_with('\\') {
+        return Err(PathError::NotOriginForm);
+    }
+    if path_and_query
+        .bytes()
+        .any(|byte| byte <= b' ' || byte == 0x7f)
+    {
+        return Err(PathError::Control);
+    }
+    if path_and_query.contains('#') {
+        return Err(PathError::Fragment);
+    }
+    let path_end = path_and_query.find('?').unwrap_or(path_and_query.len());
+    let (path, query) = path_and_query.split_at(path_end);
+    escapes::check(path)?;
+    let path = match mode {
+        PathNormalization::None if path.starts_with('/') => Cow::Borrowed(path),
+        PathNormalization::None => return Err(PathError::NotOriginForm),
+        PathNormalization::Base => resolved(path, false, false)?,
+        PathNormalization::MergeSlashes => resolved(path, false, true)?,
+        PathNormalization::DecodeAndMergeSlashes => resolved(path, true, true)?,
+    };
+    Ok(match path {
+        Cow::Borrowed(_) => NormalizedTarget {
+            text: Cow::Borrowed(path_and_query),
+            path_end,
+        },
+        Cow::Owned(mut text) => {
+            let path_end = text.len();
+            text.push_str(query);
+            NormalizedTarget {
+                text: Cow::Owned(text),
+                path_end,
+            }
+        }
+    })
+}
+
+fn resolved(path: &str, decode_slashes: bool, merge: bool) -> Result<Cow<'_, str>, PathError> {
+    let path = escapes::in_one_form(path, decode_slashes);
+    segments::check(&path)?;
+    Ok(match path {
+        Cow::Borrowed(path) => segments::resolve(path, merge)?,
+        Cow::Owned(path) => match segments::resolve(&path, merge)? {
+            Cow::Borrowed(_) => Cow::Owned(path),
+            Cow::Owned(resolved) => Cow::Owned(resolved),
+        },
+    })
+}
+
+/// The path as an application reads it that decodes all escapes, strips parameters (`;x`), takes backslashes
+/// for slashes and merges slashes; `None` if that is the same. Only for comparisons that lead to a denial:
+/// what is meant by `/admin` is also meant by `//admin`, `/admin;x` and `/%2Fadmin`.
+pub fn decoded(path: &str) -> Option<String> {
+    let odd = path.contains(['%', ';', '\\']) || path.contains("//") || path.contains("/.");
+    if !odd {
+        return None;
+    }
+    let decoded = segments::loosely(&decoded_escapes(path));
+    (decoded != path).then_some(decoded)
+}

@@ -1,0 +1,147 @@
+//! Percent escapes: which are refused, and their one form.
+
+use std::borrow::Cow;
+
+use super::PathError;
+
+/// Refuses broken escapes, escaped control characters and overlong UTF-8.
+pub(super) fn check(path: &str) -> Result<(), PathError> {
+    let mut rest = path.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
+        rest = rest.get(at..).unwrap_or_default();
+        let byte = escaped(rest).ok_or(PathError::BrokenEscape)?;
+        if byte < b' ' || byte == 0x7f {
+            return Err(PathError::Control);
+        }
+        if is_overlong(byte, rest) {
+            return Err(PathError::Overlong);
+        }
+        rest = rest.get(3..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Whether escapes begin here that spell a character in more bytes than it needs.
+fn is_overlong(first: u8, escapes: &[u8]) -> bool {
+    let second = || escapes.get(3..).and_then(escaped);
+    match first {
+        0xc0 | 0xc1 => matches!(second(), Some(0x80..=0xbf)),
+        0xe0 => matches!(second(), Some(0x80..=0x9f)),
+        0xf0 => matches!(second(), Some(0x80..=0x8f)),
+        _ => false,
+    }
+}
+
+/// The byte that is escaped at the beginning of `text`.
+fn escaped(text: &[u8]) -> Option<u8> {
+    let [b'%', high, low, ..] = *text else {
+        return None;
+    };
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    u8::try_from(digit(high)? * 16 + digit(low)?).ok()
+}
+
+/// The one form of a path's characters: unreserved ones never escaped, those that a URL cannot have always,
+/// escapes in upper case, backslashes as slashes, and if `decode_slashes`, escaped ones as well. For a path
+/// that passed [`check`].
+pub(super) fn in_one_form(path: &str, decode_slashes: bool) -> Cow<'_, str> {
+    rewrite(path, |byte| match byte {
+        Byte::Raw(b'\\') => Some(Written::Raw(b'/')),
+        Byte::Escaped(b'/' | b'\\') if decode_slashes => Some(Written::Raw(b'/')),
+        other => canonical(other),
+    })
+}
+
+/// The text of a policy or a route in the form that normalized paths have, as far as single characters go.
+pub fn canonical_escapes(text: &str) -> Cow<'_, str> {
+    rewrite(text, canonical)
+}
+
+#[derive(Clone, Copy)]
+enum Byte {
+    Raw(u8),
+    Escaped(u8),
+}
+
+enum Written {
+    Raw(u8),
+    Escaped(u8),
+}
+
+impl Written {
+    /// Its text, in a buffer of the caller's.
+    fn text(self, buffer: &mut [u8; 3]) -> &str {
+        let digit = |value: u8| b"0123456789ABCDEF".get(usize::from(value)).copied();
+        let length = match self {
+            Self::Raw(byte) => {
+                *buffer = [byte, 0, 0];
+                1
+            }
+            Self::Escaped(byte) => {
+                let digits = (digit(byte >> 4), digit(byte & 0xf));
+                *buffer = [
+                    b'%',
+                    digits.0.unwrap_or_default(),
+                    digits.1.unwrap_or_default(),
+                ];
+                3
+            }
+        };
+        let text = buffer.get(..length).unwrap_or_default();
+        str::from_utf8(text).unwrap_or_default()
+    }
+}
+
+/// What is written for a byte; `None` for what stays as it is.
+fn canonical(byte: Byte) -> Option<Written> {
+    match byte {
+        Byte::Raw(b @ (b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' | 0x80..)) => {
+            Some(Written::Escaped(b))
+        }
+        Byte::Raw(_) => None,
+        Byte::Escaped(b) if b.is_ascii_alphanumeric() || b"-._~".contains(&b) => {
+            Some(Written::Raw(b))
+        }
+        Byte::Escaped(b) => Some(Written::Escaped(b)),
+    }
+}
+
+/// Replaces bytes and escapes as `replacement` says; borrowed if that changes nothing. What is put in for a
+/// byte beyond ASCII is an escape, so that the result is text whenever all of a character's bytes are replaced.
+fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_, str> {
+    let bytes = text.as_bytes();
+    let mut out = String::new();
+    let (mut copied, mut at) = (0, 0);
+    while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+        let (byte, length) = match (escaped(rest), rest.first()) {
+            (Some(byte), _) => (Byte::Escaped(byte), 3),
+            (None, Some(byte)) => (Byte::Raw(*byte), 1),
+            (None, None) => break,
+        };
+        let mut buffer = [0; 3];
+        let written = replacement(byte).map(|written| written.text(&mut buffer));
+        if let Some(written) = written.filter(|text| rest.get(..length) != Some(text.as_bytes())) {
+            out.push_str(text.get(copied..at).unwrap_or_default());
+            out.push_str(written);
+            copied = at + length;
+        }
+        at += length;
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(text.get(copied..).unwrap_or_default());
+    Cow::Owned(out)
+}
+
+/// All escapes decoded, once; what is not UTF-8 then is replaced.
+pub fn decoded_escapes(path: &str) -> String {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some(first) = rest.first() {
+        let (byte, length) = escaped(rest).map_or((*first, 1), |byte| (byte, 3));
+        out.push(byte);
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}

@@ -1,0 +1,81 @@
+//! Segments of paths: dot segments, and slashes side by side.
+
+use std::borrow::Cow;
+
+use super::PathError;
+
+/// Refuses dot segments that only some implementations see: beside an escaped slash or backslash, or with a
+/// parameter. For a path whose escapes are in one form.
+pub(super) fn check(path: &str) -> Result<(), PathError> {
+    let hides = |segment: &str| {
+        segment
+            .split("%2F")
+            .flat_map(|part| part.split("%5C"))
+            .filter_map(|part| part.split(';').next()?.split("%3B").next())
+            .any(|name| is_dots(name) && name != segment)
+    };
+    match path.split('/').any(hides) {
+        true => Err(PathError::HiddenDotSegment),
+        false => Ok(()),
+    }
+}
+
+fn is_dots(segment: &str) -> bool {
+    matches!(segment, "." | "..")
+}
+
+/// Resolves dot segments, and merges slashes if told to.
+pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError> {
+    let has_double = merge && path.contains("//");
+    if !has_double && !path.split('/').any(is_dots) {
+        return Ok(Cow::Borrowed(path));
+    }
+    let mut segments = Vec::new();
+    let mut rest = path.split('/').skip(1).peekable();
+    while let Some(segment) = rest.next() {
+        let is_last = rest.peek().is_none();
+        match segment {
+            ".." if segments.pop().is_none() => return Err(PathError::AboveRoot),
+            "." | ".." if is_last => segments.push(""),
+            "." | ".." => {}
+            _ => segments.push(segment),
+        }
+    }
+    Ok(Cow::Owned(joined(&segments, merge)))
+}
+
+/// As the most lenient application reads a decoded path: without parameters, slashes merged, and never above
+/// the root.
+pub(super) fn loosely(decoded: &str) -> String {
+    let mut segments = Vec::new();
+    let mut rest = decoded.split(['/', '\\']).peekable();
+    while let Some(segment) = rest.next() {
+        let name = segment.split(';').next().unwrap_or_default();
+        match name {
+            ".." => {
+                segments.pop();
+            }
+            "." | "" => {}
+            _ => segments.push(name),
+        }
+        if rest.peek().is_none() && matches!(name, "" | "." | "..") {
+            segments.push("");
+        }
+    }
+    joined(&segments, true)
+}
+
+fn joined(segments: &[&str], merge: bool) -> String {
+    let mut path = String::new();
+    for (at, segment) in segments.iter().enumerate() {
+        let is_last = at + 1 == segments.len();
+        if !merge || is_last || !segment.is_empty() {
+            path.push('/');
+            path.push_str(segment);
+        }
+    }
+    if path.is_empty() {
+        path.push('/');
+    }
+    path
+}

@@ -1,0 +1,225 @@
+use ambit_model::PathNormalization::{self, *};
+use proptest::prelude::*;
+
+use super::*;
+
+fn path(target: &str, mode: PathNormalization) -> Result<String, PathError> {
+    normalize(target, mode).map(|target| target.as_str().to_owned())
+}
+
+#[test]
+fn base_gives_one_form_to_what_has_one_meaning() {
+    for (given, expected) in [
+        ("/", "/"),
+        ("/a/b", "/a/b"),
+        ("/a/./b", "/a/b"),
+        ("/a/../b", "/b"),
+        ("/a/b/..", "/a/"),
+        ("/a/b/.", "/a/b/"),
+        ("/a/..", "/"),
+        ("/a/%2e%2E/b", "/b"),
+        ("/%61dmin", "/admin"),
+        ("/a%7eb%5F", "/a~b_"),
+        ("/a%2fb", "/a%2Fb"),
+        ("/a%20b", "/a%20b"),
+        ("/a%c3%a9", "/a%C3%A9"),
+        ("/aé", "/a%C3%A9"),
+        ("/a|b", "/a%7Cb"),
+        ("\\a\\b", "/a/b"),
+        ("/a\\..\\b", "/b"),
+        ("//a//b/", "//a//b/"),
+        ("/a//../b", "/a/b"),
+        ("/%2561", "/%2561"),
+        ("/a?b=/../%2e\\", "/a?b=/../%2e\\"),
+        ("/%61?%61", "/a?%61"),
+        ("/...", "/..."),
+        ("/a;b=c", "/a;b=c"),
+    ] {
+        assert_eq!(path(given, Base).as_deref(), Ok(expected), "{given}");
+    }
+}
+
+#[test]
+fn slashes_are_merged_and_decoded_if_told_to() {
+    for (given, merged, decoded) in [
+        ("//a///b//", "/a/b/", "/a/b/"),
+        ("/a%2Fb%5cc", "/a%2Fb%5Cc", "/a/b/c"),
+        ("/a%2f%2F/b", "/a%2F%2F/b", "/a/b"),
+        ("/a//../b", "/a/b", "/a/b"),
+        ("/?//", "/?//", "/?//"),
+    ] {
+        assert_eq!(path(given, MergeSlashes).as_deref(), Ok(merged), "{given}");
+        let all = path(given, DecodeAndMergeSlashes);
+        assert_eq!(all.as_deref(), Ok(decoded), "{given}");
+    }
+    let dots = path("/a%2f..%5Cb", DecodeAndMergeSlashes);
+    assert_eq!(dots.as_deref(), Ok("/b"));
+}
+
+#[test]
+fn what_is_read_differently_by_different_parties_is_refused() {
+    use PathError::*;
+    for (given, error) in [
+        ("", NotOriginForm),
+        ("*", NotOriginForm),
+        ("a/b", NotOriginForm),
+        ("http://a/b", NotOriginForm),
+        ("?a", NotOriginForm),
+        ("/a b", Control),
+        ("/a\u{0}", Control),
+        ("/a?b\r\nc", Control),
+        ("/a\u{7f}", Control),
+        ("/%00", Control),
+        ("/a%0d%0a", Control),
+        ("/%7F", Control),
+        ("/a#b", Fragment),
+        ("/a?b#c", Fragment),
+        ("/%", BrokenEscape),
+        ("/%2", BrokenEscape),
+        ("/%zz", BrokenEscape),
+        ("/%u002e", BrokenEscape),
+        ("/%+1", BrokenEscape),
+        ("/%c0%ae%c0%ae/", Overlong),
+        ("/%e0%80%af", Overlong),
+        ("/%f0%80%80%af", Overlong),
+        ("/..", AboveRoot),
+        ("/../a", AboveRoot),
+        ("/a/../../b", AboveRoot),
+        ("/%2e%2e/a", AboveRoot),
+        ("/a/..;/b", HiddenDotSegment),
+        ("/a/.;x=y/b", HiddenDotSegment),
+        ("/a/%2e%2e;x/b", HiddenDotSegment),
+        ("/a/..%3bx/b", HiddenDotSegment),
+        ("/a%2f..%2fb", HiddenDotSegment),
+        ("/a%5c..", HiddenDotSegment),
+        ("/.%2Fa", HiddenDotSegment),
+    ] {
+        assert_eq!(path(given, Base), Err(error), "{given:?}");
+    }
+}
+
+#[test]
+fn without_normalization_nothing_is_changed_but_control_characters_are_refused() {
+    for kept in ["/a/../b", "/%61\\", "//", "/../..;/%2f..", "/é"] {
+        assert_eq!(path(kept, None).as_deref(), Ok(kept));
+    }
+    for refused in ["/%00", "/a#", "\\a", "/%", "/ "] {
+        assert!(path(refused, None).is_err(), "{refused}");
+    }
+}
+
+#[test]
+fn the_asterisk_is_for_options_alone() {
+    let target = for_request(&Method::OPTIONS, "*", Base).unwrap();
+    assert_eq!((target.path(), target.query()), ("*", Option::None));
+    assert_eq!(
+        for_request(&Method::GET, "*", Base),
+        Err(PathError::NotOriginForm)
+    );
+    assert!(for_request(&Method::OPTIONS, "*?", Base).is_err());
+}
+
+#[test]
+fn a_target_has_a_path_and_a_query() {
+    let target = normalize("/%61?b?c", Base).unwrap();
+    assert_eq!((target.path(), target.query()), ("/a", Some("b?c")));
+    assert!(target.is_changed());
+    let target = normalize("/a?", Base).unwrap().into_owned();
+    assert_eq!((target.path(), target.query()), ("/a", Some("")));
+    assert_eq!(normalize("/a", Base).unwrap().query(), Option::None);
+}
+
+#[test]
+fn a_normal_target_is_not_copied() {
+    for normal in ["/", "/a/b.c?d=%2f", "/a%20b%2F/é".trim_end_matches("/é")] {
+        assert!(!normalize(normal, Base).unwrap().is_changed(), "{normal}");
+    }
+}
+
+#[test]
+fn the_lenient_reading_is_there_only_when_it_differs() {
+    for (path, lenient) in [
+        ("/admin", Option::None),
+        ("/.well-known/x", Option::None),
+        ("/a%2Fb", Some("/a/b")),
+        ("//admin", Some("/admin")),
+        ("/admin;x=y", Some("/admin")),
+        ("/%40admin", Some("/@admin")),
+        ("/;x/admin;y/", Some("/admin/")),
+        ("/a%C3%A9", Some("/aé")),
+        ("/%FF", Some("/\u{fffd}")),
+        ("/a/../../b", Some("/b")),
+        ("/a\\b/..", Some("/a/")),
+    ] {
+        assert_eq!(decoded(path).as_deref(), lenient, "{path}");
+    }
+}
+
+#[test]
+fn texts_of_policies_get_the_form_of_normalized_paths() {
+    for (given, expected) in [
+        ("/a%2fb", "/a%2Fb"),
+        ("/%61*", "/a*"),
+        ("/é", "/%C3%A9"),
+        ("/{a}/100%", "/%7Ba%7D/100%"),
+    ] {
+        assert_eq!(canonical_escapes(given), expected);
+    }
+}
+
+fn target() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        4 => prop::sample::select(vec![
+            "/", "//", ".", "..", "%2e", "%2F", "%5c", "\\", ";", "%3b", "a", "admin", "%61", "%25",
+            "%", "?", "é", "%c3%a9", "%C0%AF", "|", "{", "*", "=", "%41", "25",
+        ])
+        .prop_map(str::to_owned),
+        1 => "\\PC{1,3}",
+    ];
+    prop::collection::vec(part, 0..12).prop_map(|parts| format!("/{}", parts.concat()))
+}
+
+fn mode() -> impl Strategy<Value = PathNormalization> {
+    prop::sample::select(vec![None, Base, MergeSlashes, DecodeAndMergeSlashes])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn normalizing_again_changes_nothing(target in target(), mode in mode()) {
+        if let Ok(once) = normalize(&target, mode) {
+            let twice = normalize(once.as_str(), mode);
+            prop_assert_eq!(twice.as_ref().map(NormalizedTarget::as_str), Ok(once.as_str()));
+            prop_assert!(!twice.unwrap().is_changed());
+        }
+    }
+
+    #[test]
+    fn the_query_is_untouched_and_the_path_has_no_dots(target in target(), mode in mode()) {
+        if let Ok(normal) = normalize(&target, mode) {
+            prop_assert_eq!(normal.query(), target.split_once('?').map(|(_, query)| query));
+            prop_assert!(normal.path().starts_with('/'));
+            if mode != None {
+                prop_assert!(!normal.path().split('/').any(|s| s == "." || s == ".."));
+                prop_assert!(!normal.path().contains('\\'));
+            }
+            if matches!(mode, MergeSlashes | DecodeAndMergeSlashes) {
+                prop_assert!(!normal.path().contains("//"));
+            }
+        }
+    }
+
+    /// What is forwarded means to the most lenient application what was sent, as far as slashes may be
+    /// merged before dots are resolved.
+    #[test]
+    fn normalization_keeps_the_meaning(target in target()) {
+        let Ok(normal) = normalize(&target, Base) else { return Ok(()) };
+        let path = target.split('?').next().unwrap_or_default();
+        if path.replace('\\', "/").contains("//") {
+            return Ok(());
+        }
+        let lenient = |path: &str| decoded(path).unwrap_or_else(|| path.to_owned());
+        prop_assert_eq!(lenient(path), lenient(normal.path()));
+    }
+}

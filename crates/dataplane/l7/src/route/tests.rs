@@ -1,0 +1,242 @@
+//! Which rule a request takes.
+
+use ambit_model::{HttpRouteMatch, NamespacedHostname};
+use http::HeaderMap;
+
+use super::*;
+
+fn path(of: HttpPathMatch) -> HttpRouteMatch {
+    HttpRouteMatch {
+        path: Some(of),
+        ..HttpRouteMatch::default()
+    }
+}
+
+fn prefix(text: &str) -> HttpRouteMatch {
+    path(HttpPathMatch::Prefix(text.into()))
+}
+
+fn rule(matches: Vec<HttpRouteMatch>) -> HttpRouteRule {
+    HttpRouteRule {
+        matches,
+        backends: vec![backend("b", 1)],
+        unsupported: None,
+    }
+}
+
+fn backend(name: &str, weight: u32) -> HttpBackend {
+    HttpBackend {
+        service: Ok(NamespacedHostname::new("ns", name)),
+        port: 80,
+        weight,
+    }
+}
+
+fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
+    HttpRoute {
+        name: RouteName {
+            kind: "HTTPRoute".into(),
+            namespace: "ns".into(),
+            name: name.into(),
+        },
+        ports: ports.to_vec(),
+        rules,
+    }
+}
+
+/// `route/rule` that a GET takes, or what else becomes of it.
+fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) -> String {
+    let (path, query) = target
+        .split_once('?')
+        .map_or((target, None), |(path, query)| (path, Some(query)));
+    let headers: HeaderMap = headers
+        .iter()
+        .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+        .collect();
+    let request = RouteRequest {
+        method: "GET",
+        path,
+        query,
+        headers: &headers,
+    };
+    match table.choose(&request) {
+        Choice::Itself => "itself".to_owned(),
+        Choice::NoMatch => "none".to_owned(),
+        Choice::Rule(rule) if rule.unsupported.is_some() => "unsupported".to_owned(),
+        Choice::Rule(rule) => format!("{}/{}", rule.route.name, rule.index),
+    }
+}
+
+#[test]
+fn without_routes_a_service_leads_to_itself_and_with_them_not() {
+    assert_eq!(chosen(&RouteTable::new(&[], 80), "/", &[]), "itself");
+    let other_port = [route("a", &[81], vec![rule(vec![])])];
+    assert_eq!(
+        chosen(&RouteTable::new(&other_port, 80), "/", &[]),
+        "itself"
+    );
+    assert_eq!(chosen(&RouteTable::new(&other_port, 81), "/", &[]), "a/0");
+    let some = [route("a", &[], vec![rule(vec![prefix("/a")])])];
+    assert_eq!(chosen(&RouteTable::new(&some, 80), "/b", &[]), "none");
+}
+
+#[test]
+fn the_most_specific_match_wins_wherever_it_stands() {
+    let with = |headers: usize, params: usize, method: bool| HttpRouteMatch {
+        path: Some(HttpPathMatch::Prefix("/p".into())),
+        method: method.then(|| "GET".into()),
+        headers: (0..headers)
+            .map(|index| {
+                (
+                    arcstr(&format!("h{index}")),
+                    HttpValueMatch::Exact("1".into()),
+                )
+            })
+            .collect(),
+        query_params: (0..params)
+            .map(|index| {
+                (
+                    arcstr(&format!("q{index}")),
+                    HttpValueMatch::Exact("1".into()),
+                )
+            })
+            .collect(),
+    };
+    let routes = [
+        route(
+            "old",
+            &[],
+            vec![
+                rule(vec![path(HttpPathMatch::Regex("/p/.*".into()))]),
+                rule(vec![prefix("/p")]),
+                rule(vec![with(0, 1, false)]),
+                rule(vec![with(1, 0, false)]),
+            ],
+        ),
+        route(
+            "new",
+            &[],
+            vec![
+                rule(vec![prefix("/p")]),
+                rule(vec![prefix("/p/long")]),
+                rule(vec![path(HttpPathMatch::Exact("/p/long".into()))]),
+                rule(vec![with(0, 0, true)]),
+                rule(vec![with(2, 0, false)]),
+            ],
+        ),
+    ];
+    let table = RouteTable::new(&routes, 80);
+    assert_eq!(chosen(&table, "/p/long", &[]), "new/2");
+    assert_eq!(chosen(&table, "/p/long/er", &[]), "new/1");
+    assert_eq!(
+        chosen(&table, "/p/other", &[]),
+        "new/3",
+        "the method counts most after the path"
+    );
+    let request = |headers: &[(&'static str, &str)], target: &str| chosen(&table, target, headers);
+    // The method again, whatever else matches.
+    assert_eq!(request(&[("h0", "1"), ("h1", "1")], "/p?q0=1"), "new/3");
+    assert_eq!(request(&[], "/q"), "none");
+}
+
+fn arcstr(text: &str) -> ArcStr {
+    text.into()
+}
+
+#[test]
+fn equally_specific_ones_go_by_age_and_order() {
+    let routes = [
+        route(
+            "old",
+            &[],
+            vec![rule(vec![prefix("/")]), rule(vec![prefix("/")])],
+        ),
+        route("new", &[], vec![rule(vec![])]),
+    ];
+    assert_eq!(chosen(&RouteTable::new(&routes, 80), "/x", &[]), "old/0");
+}
+
+#[test]
+fn prefixes_match_whole_segments() {
+    let routes = [route("a", &[], vec![rule(vec![prefix("/abc/")])])];
+    let table = RouteTable::new(&routes, 80);
+    for (target, expected) in [
+        ("/abc", "a/0"),
+        ("/abc/", "a/0"),
+        ("/abc/d", "a/0"),
+        ("/abcd", "none"),
+        ("/ab", "none"),
+    ] {
+        assert_eq!(chosen(&table, target, &[]), expected, "{target}");
+    }
+}
+
+#[test]
+fn parameters_are_decoded_and_the_first_counts() {
+    let of = HttpRouteMatch {
+        query_params: vec![("a b".into(), HttpValueMatch::Exact("1&2".into()))],
+        ..HttpRouteMatch::default()
+    };
+    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80);
+    assert_eq!(chosen(&table, "/?x=1&a%20b=1%262", &[]), "a/0");
+    assert_eq!(chosen(&table, "/?a+b=1%262&a+b=3", &[]), "a/0");
+    assert_eq!(chosen(&table, "/?a+b=3&a+b=1%262", &[]), "none");
+}
+
+#[test]
+fn what_a_broken_expression_might_match_is_not_served() {
+    let of = path(HttpPathMatch::Regex("(".into()));
+    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of, prefix("/ok")])])], 80);
+    assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
+    assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+}
+
+#[test]
+fn expressions_match_whole_values() {
+    let of = HttpRouteMatch {
+        headers: vec![("x-v".into(), HttpValueMatch::Regex("a|b".into()))],
+        ..HttpRouteMatch::default()
+    };
+    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80);
+    assert_eq!(chosen(&table, "/", &[("x-v", "b")]), "a/0");
+    assert_eq!(chosen(&table, "/", &[("x-v", "ab")]), "none");
+}
+
+#[test]
+fn backends_share_by_weight_and_none_has_nothing() {
+    let mut rng = rand::rng();
+    let mut of = rule(vec![]);
+    of.backends = vec![backend("zero", 0), backend("one", 1), backend("three", 3)];
+    let table = RouteTable::new(&[route("a", &[], vec![of])], 80);
+    let headers = HeaderMap::new();
+    let request = RouteRequest {
+        method: "GET",
+        path: "/",
+        query: None,
+        headers: &headers,
+    };
+    let Choice::Rule(rule) = table.choose(&request) else {
+        panic!("no rule");
+    };
+    let mut three = 0;
+    for _ in 0..4000 {
+        match rule
+            .backend(&mut rng)
+            .unwrap()
+            .service
+            .as_ref()
+            .unwrap()
+            .hostname
+            .as_str()
+        {
+            "three" => three += 1,
+            "one" => {}
+            other => panic!("{other}"),
+        }
+    }
+    assert!((2700..3300).contains(&three), "{three}");
+    let mut nothing = super::Rule::new(&route("a", &[], vec![]), 0, &HttpRouteRule::default());
+    assert!(nothing.backend(&mut rng).is_none());
+    nothing.backends = vec![backend("zero", 0)];
+    assert!(nothing.backend(&mut rng).is_none());
+}

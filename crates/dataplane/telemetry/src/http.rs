@@ -1,0 +1,17 @@
+//! What a waypoint tells about requests: Istio's request metrics ([`HttpMetrics`]) and its access log
+//! ([`HttpRequestReport`]).
+//!
+//! No label's value comes from a request: parties and services are records of the mesh, codes and flags are
+//! few. No text of a request is written as it came: see [`AccessLogFormat`].
+
+mod flags;
+mod histogram;
+mod labels;
+mod metrics;
+mod report;
+mod value;
+
+pub use flags::{ResponseFlag, ResponseFlags};
+pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
+pub use metrics::HttpMetrics;
+pub use report::{AccessLogFormat, HttpRequestReport};

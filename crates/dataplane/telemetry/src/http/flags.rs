@@ -1,0 +1,134 @@
+//! What happened to a response, in Envoy's codes.
+
+use std::{fmt, ops::BitOr};
+
+/// One thing that happened. A denial by policy has none, as in Envoy; its details tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResponseFlag {
+    /// `UH`: no endpoint of the upstream is ready.
+    NoHealthyUpstream,
+    /// `UF`: connecting to the upstream failed.
+    UpstreamConnectionFailure,
+    /// `UO`: a limit on connections or requests to the upstream.
+    UpstreamOverflow,
+    /// `NR`: no route matches.
+    NoRoute,
+    /// `URX`: the last retry failed too.
+    RetryLimitExceeded,
+    /// `NC`: the route's backend does not exist.
+    NoCluster,
+    /// `DC`: the caller ended the connection.
+    DownstreamConnectionTermination,
+    /// `UT`: the upstream took too long.
+    UpstreamRequestTimeout,
+    /// `LR`: reset here.
+    LocalReset,
+    /// `UR`: reset by the upstream.
+    UpstreamRemoteReset,
+    /// `UC`: the upstream ended the connection.
+    UpstreamConnectionTermination,
+    /// `UAEX`: denied by an external authorizer.
+    UnauthorizedExternal,
+    /// `SI`: nothing moved for too long.
+    StreamIdleTimeout,
+    /// `DPE`: the caller violates HTTP.
+    DownstreamProtocolError,
+    /// `UPE`: the upstream violates HTTP.
+    UpstreamProtocolError,
+    /// `DT`: it took too long altogether.
+    DurationTimeout,
+    /// `DR`: reset by the caller.
+    DownstreamRemoteReset,
+    /// `OM`: refused for being overloaded.
+    OverloadManager,
+}
+
+use ResponseFlag as F;
+
+/// In the order in which Envoy writes them.
+const CODES: [(ResponseFlag, &str); 18] = [
+    (F::NoHealthyUpstream, "UH"),
+    (F::UpstreamConnectionFailure, "UF"),
+    (F::UpstreamOverflow, "UO"),
+    (F::NoRoute, "NR"),
+    (F::RetryLimitExceeded, "URX"),
+    (F::NoCluster, "NC"),
+    (F::DownstreamConnectionTermination, "DC"),
+    (F::UpstreamRequestTimeout, "UT"),
+    (F::LocalReset, "LR"),
+    (F::UpstreamRemoteReset, "UR"),
+    (F::UpstreamConnectionTermination, "UC"),
+    (F::UnauthorizedExternal, "UAEX"),
+    (F::StreamIdleTimeout, "SI"),
+    (F::DownstreamProtocolError, "DPE"),
+    (F::UpstreamProtocolError, "UPE"),
+    (F::DurationTimeout, "DT"),
+    (F::DownstreamRemoteReset, "DR"),
+    (F::OverloadManager, "OM"),
+];
+
+/// All that happened: `-` if nothing did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ResponseFlags(u32);
+
+impl ResponseFlags {
+    /// Adds one.
+    pub fn insert(&mut self, flag: ResponseFlag) {
+        *self = *self | flag;
+    }
+
+    /// Whether it is among them.
+    pub fn contains(self, flag: ResponseFlag) -> bool {
+        self.0 & bit(flag) != 0
+    }
+}
+
+fn bit(flag: ResponseFlag) -> u32 {
+    1 << flag as u32
+}
+
+impl From<ResponseFlag> for ResponseFlags {
+    fn from(flag: ResponseFlag) -> Self {
+        Self(bit(flag))
+    }
+}
+
+impl BitOr<ResponseFlag> for ResponseFlags {
+    type Output = Self;
+
+    fn bitor(self, flag: ResponseFlag) -> Self {
+        Self(self.0 | bit(flag))
+    }
+}
+
+impl fmt::Display for ResponseFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (_, code) in CODES.iter().filter(|(flag, _)| self.contains(*flag)) {
+            write!(f, "{separator}{code}")?;
+            separator = ",";
+        }
+        match self.0 {
+            0 => f.write_str("-"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_written_as_envoys_codes() {
+        let mut flags = ResponseFlags::default();
+        assert_eq!(flags.to_string(), "-");
+        flags.insert(F::RetryLimitExceeded);
+        flags.insert(F::UpstreamConnectionFailure);
+        assert_eq!(flags.to_string(), "UF,URX");
+        assert!(flags.contains(F::RetryLimitExceeded) && !flags.contains(F::NoRoute));
+        for (flag, code) in CODES {
+            assert_eq!(ResponseFlags::from(flag).to_string(), code);
+        }
+    }
+}

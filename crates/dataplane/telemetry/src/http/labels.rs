@@ -1,0 +1,101 @@
+//! The label set of request metrics.
+
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
+
+use super::ResponseFlags;
+use crate::{
+    TrafficLabels,
+    labels::{Labels, encode_parties},
+};
+
+/// The `request_protocol`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RequestProtocol {
+    /// HTTP of any version.
+    #[default]
+    Http,
+    /// gRPC, with the status that the response had. Those that are not gRPC's count as none.
+    Grpc(Option<u32>),
+}
+
+impl RequestProtocol {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc(_) => "grpc",
+        }
+    }
+
+    /// With what is no status of gRPC left out: the upstream chooses it freely.
+    fn bounded(self) -> Self {
+        match self {
+            Self::Grpc(status) => Self::Grpc(status.filter(|status| *status <= 16)),
+            Self::Http => Self::Http,
+        }
+    }
+}
+
+/// A status code from 100 to 599; zero for what is none, as for requests without a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ResponseCode(u16);
+
+impl ResponseCode {
+    /// A code. What is none counts as zero.
+    pub fn new(code: u16) -> Self {
+        Self(if (100..600).contains(&code) { code } else { 0 })
+    }
+}
+
+impl fmt::Display for ResponseCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The labels of requests that ended alike.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HttpLabels {
+    traffic: TrafficLabels,
+    protocol: RequestProtocol,
+    code: ResponseCode,
+    flags: ResponseFlags,
+}
+
+impl HttpLabels {
+    /// Between these parties, with this outcome.
+    pub fn new(
+        traffic: TrafficLabels,
+        protocol: RequestProtocol,
+        code: ResponseCode,
+        flags: ResponseFlags,
+    ) -> Self {
+        Self {
+            traffic,
+            protocol: protocol.bounded(),
+            code,
+            flags,
+        }
+    }
+
+    pub(super) fn is_grpc(&self) -> bool {
+        matches!(self.protocol, RequestProtocol::Grpc(_))
+    }
+}
+
+impl EncodeLabelSet for HttpLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut labels = Labels(encoder);
+        encode_parties(&mut labels, &self.traffic)?;
+        labels.put("request_protocol", self.protocol.as_str())?;
+        labels.put("response_code", &self.code.to_string())?;
+        if let RequestProtocol::Grpc(status) = self.protocol {
+            let status = status.map(|status| status.to_string());
+            labels.put("grpc_response_status", &status.unwrap_or_default())?;
+        }
+        labels.put("response_flags", &self.flags.to_string())?;
+        labels.put("connection_security_policy", self.traffic.security.as_str())
+    }
+}

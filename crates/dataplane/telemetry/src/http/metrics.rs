@@ -1,0 +1,296 @@
+//! Counters and histograms of requests, one series for each [`HttpLabels`].
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_model::PolicyKey;
+use parking_lot::RwLock;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter, counter::Counter, family::Family},
+    registry::Registry,
+};
+
+use super::{HttpLabels, HttpRequestReport, histogram::Histogram};
+
+#[cfg(test)]
+mod tests;
+
+/// A series without requests is dropped after this time: several scrapes see its last values first.
+const UNUSED: Duration = Duration::from_secs(3600);
+/// Maximum of series; beyond it the longest unused ones are dropped at once.
+const MAX_SERIES: usize = 20_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PolicyLabels {
+    policy: String,
+}
+
+/// The request metrics of a waypoint, to be made once and shared.
+#[derive(Debug, Default)]
+pub struct HttpMetrics {
+    series: Arc<AllSeries>,
+    refused: Family<ReasonLabels, Counter>,
+    dry_run_denied: Family<PolicyLabels, Counter>,
+}
+
+#[derive(Debug, Default)]
+struct AllSeries {
+    /// Read by each request that ends; written for new labels, and to drop unused ones.
+    table: RwLock<HashMap<Arc<HttpLabels>, Arc<Series>>>,
+    dropped: Counter,
+}
+
+#[derive(Debug)]
+struct Series {
+    requests: AtomicU64,
+    milliseconds: Histogram,
+    request_bytes: Histogram,
+    response_bytes: Histogram,
+    request_messages: AtomicU64,
+    response_messages: AtomicU64,
+    born: Instant,
+    /// Milliseconds from `born` to the last use.
+    used: AtomicU64,
+}
+
+impl Series {
+    fn new(now: Instant) -> Self {
+        Self {
+            requests: AtomicU64::default(),
+            milliseconds: Histogram::default(),
+            request_bytes: Histogram::default(),
+            response_bytes: Histogram::default(),
+            request_messages: AtomicU64::default(),
+            response_messages: AtomicU64::default(),
+            born: now,
+            used: AtomicU64::default(),
+        }
+    }
+
+    fn add(&self, report: &HttpRequestReport<'_>, now: Instant) {
+        self.requests.fetch_add(1, Relaxed);
+        self.milliseconds.observe(milliseconds(report.duration));
+        self.request_bytes.observe(report.request_bytes);
+        self.response_bytes.observe(report.response_bytes);
+        self.request_messages
+            .fetch_add(report.request_messages, Relaxed);
+        self.response_messages
+            .fetch_add(report.response_messages, Relaxed);
+        let age = milliseconds(now.saturating_duration_since(self.born));
+        self.used.fetch_max(age, Relaxed);
+    }
+
+    fn last_use(&self) -> Instant {
+        self.born + Duration::from_millis(self.used.load(Relaxed))
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl HttpMetrics {
+    /// Registers all families.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register_collector(Box::new(HttpCollector(metrics.series.clone())));
+        registry.register(
+            "ambit_http_series_dropped",
+            "The total number of series of requests dropped because there were too many",
+            metrics.series.dropped.clone(),
+        );
+        registry.register(
+            "ambit_requests_refused",
+            "The total number of requests refused before any policy or route was asked",
+            metrics.refused.clone(),
+        );
+        registry.register(
+            "ambit_policy_dry_run_denied",
+            "The total number of requests that a dry-run policy would have denied",
+            metrics.dry_run_denied.clone(),
+        );
+        metrics
+    }
+
+    /// Counts a request that is over.
+    pub fn record(&self, labels: &HttpLabels, report: &HttpRequestReport<'_>) {
+        let now = Instant::now();
+        self.series.of(labels, now).add(report, now);
+    }
+
+    /// A request was refused for what it is, before any policy or route was asked.
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// A dry-run policy would have denied a request.
+    pub fn dry_run_denied(&self, policy: &PolicyKey) {
+        let labels = PolicyLabels {
+            policy: policy.to_string(),
+        };
+        self.dry_run_denied.get_or_create(&labels).inc();
+    }
+
+    /// A policy is no more: so is its count.
+    pub fn policy_removed(&self, policy: &PolicyKey) {
+        let policy = policy.to_string();
+        self.dry_run_denied.remove(&PolicyLabels { policy });
+    }
+}
+
+impl AllSeries {
+    fn of(&self, labels: &HttpLabels, now: Instant) -> Arc<Series> {
+        if let Some(series) = self.table.read().get(labels) {
+            return series.clone();
+        }
+        let mut table = self.table.write();
+        if table.len() >= MAX_SERIES && !table.contains_key(labels) {
+            let dropped = make_room(&mut table);
+            self.dropped.inc_by(dropped as u64);
+        }
+        let series = table.entry(Arc::new(labels.clone()));
+        series.or_insert_with(|| Arc::new(Series::new(now))).clone()
+    }
+
+    fn drop_unused(&self, now: Instant) {
+        self.table
+            .write()
+            .retain(|_, series| now.saturating_duration_since(series.last_use()) < UNUSED);
+    }
+}
+
+/// Drops the longest unused half of the series, and says how many these are.
+fn make_room(table: &mut HashMap<Arc<HttpLabels>, Arc<Series>>) -> usize {
+    let before = table.len();
+    let mut uses: Vec<_> = table.values().map(|series| series.last_use()).collect();
+    if uses.is_empty() {
+        return 0;
+    }
+    let middle = (uses.len() - 1) / 2;
+    let (_, limit, _) = uses.select_nth_unstable(middle);
+    let limit = *limit;
+    // Of those used at one moment no more than half go.
+    let mut left = before.div_ceil(2);
+    table.retain(|_, series| {
+        let goes = left > 0 && series.last_use() <= limit;
+        left -= usize::from(goes);
+        !goes
+    });
+    before - table.len()
+}
+
+/// Writes the families at a scrape.
+#[derive(Debug)]
+struct HttpCollector(Arc<AllSeries>);
+
+type Rows = Vec<(Arc<HttpLabels>, Arc<Series>)>;
+
+impl Collector for HttpCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.drop_unused(Instant::now());
+        let rows: Rows = {
+            let table = self.0.table.read();
+            table.iter().map(|(l, s)| (l.clone(), s.clone())).collect()
+        };
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut out = Families {
+            encoder: &mut encoder,
+            rows: &rows,
+        };
+        out.counter(
+            "istio_requests",
+            "The total number of requests",
+            |_| true,
+            |series| &series.requests,
+        )?;
+        out.histogram(
+            "istio_request_duration_milliseconds",
+            "The duration of requests in milliseconds",
+            |series| &series.milliseconds,
+        )?;
+        out.histogram(
+            "istio_request_bytes",
+            "The size of requests' bodies in bytes",
+            |series| &series.request_bytes,
+        )?;
+        out.histogram(
+            "istio_response_bytes",
+            "The size of responses' bodies in bytes",
+            |series| &series.response_bytes,
+        )?;
+        out.counter(
+            "istio_request_messages",
+            "The total number of gRPC messages from clients",
+            HttpLabels::is_grpc,
+            |series| &series.request_messages,
+        )?;
+        out.counter(
+            "istio_response_messages",
+            "The total number of gRPC messages from servers",
+            HttpLabels::is_grpc,
+            |series| &series.response_messages,
+        )
+    }
+}
+
+struct Families<'a, 'b> {
+    encoder: &'a mut DescriptorEncoder<'b>,
+    rows: &'a Rows,
+}
+
+impl Families<'_, '_> {
+    fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        has: impl Fn(&HttpLabels) -> bool,
+        value: impl Fn(&Series) -> &AtomicU64,
+    ) -> fmt::Result {
+        let mut rows = self
+            .rows
+            .iter()
+            .filter(|(labels, _)| has(labels))
+            .peekable();
+        // Families without samples are left out.
+        if rows.peek().is_none() {
+            return Ok(());
+        }
+        let kind = MetricType::Counter;
+        let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+        for (labels, series) in rows {
+            let count = ConstCounter::new(value(series).load(Relaxed));
+            count.encode(family.encode_family(labels.as_ref())?)?;
+        }
+        Ok(())
+    }
+
+    fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: impl Fn(&Series) -> &Histogram,
+    ) -> fmt::Result {
+        let kind = MetricType::Histogram;
+        let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+        for (labels, series) in self.rows {
+            value(series).encode(family.encode_family(labels.as_ref())?)?;
+        }
+        Ok(())
+    }
+}

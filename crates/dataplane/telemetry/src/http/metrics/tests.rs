@@ -1,0 +1,235 @@
+//! Request metrics as a scrape reads them.
+
+use std::time::SystemTime;
+
+use ambit_model::{Service, Workload};
+use prometheus_client::encoding::text::encode;
+
+use super::*;
+use crate::{
+    Party, Reporter, SecurityPolicy, TrafficLabels,
+    http::{RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags},
+};
+
+fn workload(name: &str) -> Workload {
+    Workload {
+        workload_name: name.into(),
+        canonical_name: name.into(),
+        canonical_revision: "v1".into(),
+        namespace: "ns".into(),
+        service_account: name.into(),
+        ..Workload::default()
+    }
+}
+
+fn traffic() -> TrafficLabels {
+    let client = workload("client");
+    let service = Service {
+        name: "svc".into(),
+        namespace: "ns".into(),
+        hostname: "svc.ns.svc.cluster.local".into(),
+        ..Service::default()
+    };
+    TrafficLabels {
+        reporter: Reporter::Waypoint,
+        source: Some(Arc::new(Party::new(&client, Some(client.identity())))),
+        destination: Some(Arc::new(Party::destination(&workload("server")))),
+        service: Some((&service).into()),
+        security: SecurityPolicy::MutualTls,
+    }
+}
+
+fn labels(code: u16) -> HttpLabels {
+    HttpLabels::new(
+        traffic(),
+        RequestProtocol::Http,
+        ResponseCode::new(code),
+        ResponseFlags::default(),
+    )
+}
+
+fn report(milliseconds: u64, bytes: u64) -> HttpRequestReport<'static> {
+    let address = "10.0.0.1:80".parse().unwrap();
+    HttpRequestReport {
+        request_bytes: bytes,
+        request_messages: 2,
+        response_messages: 3,
+        ..HttpRequestReport::new(
+            SystemTime::UNIX_EPOCH,
+            Duration::from_millis(milliseconds),
+            address,
+            address,
+        )
+    }
+}
+
+fn scrape(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    text
+}
+
+fn value<'a>(text: &'a str, name: &str, having: &str) -> Option<&'a str> {
+    let mut lines = text.lines();
+    let line = lines.find(|l| l.starts_with(&format!("{name}{{")) && l.contains(having))?;
+    line.rsplit_once(' ').map(|(_, value)| value)
+}
+
+#[test]
+fn labels_have_the_contracts_names() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    metrics.record(&labels(200), &report(1, 1));
+    let text = scrape(&registry);
+    let line = text
+        .lines()
+        .find(|l| l.starts_with("istio_requests_total{"));
+    assert_eq!(
+        line.unwrap(),
+        "istio_requests_total{reporter=\"waypoint\",source_workload=\"client\",\
+         source_canonical_service=\"client\",source_canonical_revision=\"v1\",\
+         source_workload_namespace=\"ns\",\
+         source_principal=\"spiffe://cluster.local/ns/ns/sa/client\",source_app=\"client\",\
+         source_version=\"v1\",source_cluster=\"Kubernetes\",\
+         destination_service=\"svc.ns.svc.cluster.local\",destination_service_namespace=\"ns\",\
+         destination_service_name=\"svc\",destination_workload=\"server\",\
+         destination_canonical_service=\"server\",destination_canonical_revision=\"v1\",\
+         destination_workload_namespace=\"ns\",\
+         destination_principal=\"spiffe://cluster.local/ns/ns/sa/server\",\
+         destination_app=\"server\",destination_version=\"v1\",destination_cluster=\"Kubernetes\",\
+         request_protocol=\"http\",response_code=\"200\",response_flags=\"-\",\
+         connection_security_policy=\"mutual_tls\"} 1"
+    );
+}
+
+#[test]
+fn durations_and_sizes_are_histograms_with_envoys_buckets() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    for (milliseconds, bytes) in [(0, 0), (5, 10), (6, 3_600_000), (20, 3_600_001)] {
+        metrics.record(&labels(200), &report(milliseconds, bytes));
+    }
+    let text = scrape(&registry);
+    let milliseconds = "istio_request_duration_milliseconds";
+    let bucket = |name: &str, le: &str| {
+        let having = format!("le=\"{le}\"");
+        value(&text, &format!("{name}_bucket"), &having)
+            .unwrap()
+            .to_owned()
+    };
+    for (le, count) in [
+        ("0.5", "1"),
+        ("1.0", "1"),
+        ("5.0", "2"),
+        ("10.0", "3"),
+        ("25.0", "4"),
+    ] {
+        assert_eq!(bucket(milliseconds, le), count, "{le}");
+    }
+    assert_eq!(
+        value(&text, &format!("{milliseconds}_sum"), ""),
+        Some("31.0")
+    );
+    assert_eq!(
+        value(&text, &format!("{milliseconds}_count"), ""),
+        Some("4")
+    );
+    assert_eq!(bucket("istio_request_bytes", "3600000.0"), "3");
+    assert_eq!(bucket("istio_request_bytes", "+Inf"), "4");
+    assert_eq!(bucket("istio_response_bytes", "0.5"), "4");
+}
+
+#[test]
+fn messages_are_counted_of_grpc_alone() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    metrics.record(&labels(200), &report(1, 1));
+    assert!(!scrape(&registry).contains("istio_request_messages"));
+    let grpc = |status| {
+        let code = ResponseCode::new(200);
+        let flags = ResponseFlag::UpstreamRemoteReset.into();
+        HttpLabels::new(traffic(), RequestProtocol::Grpc(status), code, flags)
+    };
+    for status in [Some(14), Some(17), Some(99), None] {
+        metrics.record(&grpc(status), &report(1, 1));
+    }
+    let text = scrape(&registry);
+    let known = "request_protocol=\"grpc\",response_code=\"200\",grpc_response_status=\"14\",response_flags=\"UR\"";
+    let unknown = "grpc_response_status=\"unknown\"";
+    for (family, known_count, unknown_count) in [
+        ("istio_requests_total", "1", "3"),
+        ("istio_request_messages_total", "2", "6"),
+        ("istio_response_messages_total", "3", "9"),
+    ] {
+        assert_eq!(value(&text, family, known), Some(known_count), "{family}");
+        assert_eq!(value(&text, family, unknown), Some(unknown_count));
+    }
+}
+
+#[test]
+fn codes_that_are_none_share_one_series() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    for code in [0, 1, 99, 600, 999, u16::MAX] {
+        metrics.record(&labels(code), &report(1, 1));
+    }
+    let text = scrape(&registry);
+    assert_eq!(
+        value(&text, "istio_requests_total", "response_code=\"0\""),
+        Some("6")
+    );
+    for code in [100, 599] {
+        assert_eq!(ResponseCode::new(code).to_string(), code.to_string());
+    }
+}
+
+#[test]
+fn series_have_a_limit_which_drops_the_longest_unused() {
+    let series = AllSeries::default();
+    let start = Instant::now();
+    let with = |number: usize| {
+        let traffic = TrafficLabels {
+            source: Some(Arc::new(Party::new(&workload(&number.to_string()), None))),
+            ..traffic()
+        };
+        let flags = ResponseFlags::default();
+        HttpLabels::new(
+            traffic,
+            RequestProtocol::Http,
+            ResponseCode::new(200),
+            flags,
+        )
+    };
+    let used = start + Duration::from_secs(5);
+    for number in 0..=MAX_SERIES {
+        let one = series.of(&with(number), start);
+        if number % 3 == 0 {
+            one.add(&report(1, 1), used);
+        }
+    }
+    let kept = series.table.read().len();
+    assert_eq!(kept, MAX_SERIES / 2 + 1);
+    assert_eq!(series.dropped.get(), (MAX_SERIES / 2) as u64);
+    for number in (0..MAX_SERIES).step_by(3) {
+        assert!(series.table.read().contains_key(&with(number)), "{number}");
+    }
+    series.drop_unused(start + UNUSED);
+    assert_eq!(series.table.read().len(), MAX_SERIES / 3 + 1);
+    series.drop_unused(used + UNUSED);
+    assert!(series.table.read().is_empty());
+}
+
+#[test]
+fn refusals_and_dry_runs_are_counted() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    metrics.refused("path_form");
+    let policy = PolicyKey::of_record("ns/p");
+    metrics.dry_run_denied(&policy);
+    let text = scrape(&registry);
+    assert!(text.contains("ambit_requests_refused_total{reason=\"path_form\"} 1"));
+    assert!(text.contains("ambit_policy_dry_run_denied_total{policy=\"ns/p\"} 1"));
+    assert!(text.contains("ambit_http_series_dropped_total 0"));
+    metrics.policy_removed(&policy);
+    assert!(!scrape(&registry).contains("ns/p"));
+}

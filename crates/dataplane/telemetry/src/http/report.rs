@@ -1,0 +1,310 @@
+//! One finished request, and its line in the access log: Istio's default formats.
+
+use std::{
+    fmt::{Display, Write as _},
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use time::OffsetDateTime;
+
+use super::{
+    ResponseCode, ResponseFlags,
+    value::{push_json, push_text},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// How lines look. In both, texts of requests are cut to 1 KiB, and whatever is not printable ASCII is
+/// escaped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessLogFormat {
+    /// Istio's default line, which begins with the time in brackets.
+    #[default]
+    Text,
+    /// Istio's default JSON object.
+    Json,
+}
+
+/// A request that is over, or a connection that is not HTTP: then the fields of requests are `None`.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpRequestReport<'a> {
+    /// When it began.
+    pub started: SystemTime,
+    /// Until its last byte.
+    pub duration: Duration,
+    /// The method.
+    pub method: Option<&'a [u8]>,
+    /// Path and query, as forwarded.
+    pub path: Option<&'a [u8]>,
+    /// For instance `HTTP/1.1`.
+    pub protocol: Option<&'a str>,
+    /// The status that the caller got.
+    pub response_code: ResponseCode,
+    /// What happened to it.
+    pub flags: ResponseFlags,
+    /// Why the code is what it is, for instance `via_upstream`.
+    pub code_details: Option<&'a str>,
+    /// Why the caller's connection was ended, if it was.
+    pub termination_details: Option<&'a str>,
+    /// Why there was no connection to the upstream.
+    pub upstream_failure: Option<&'a str>,
+    /// Bytes of the request's body.
+    pub request_bytes: u64,
+    /// Bytes of the response's body.
+    pub response_bytes: u64,
+    /// gRPC messages of the request.
+    pub request_messages: u64,
+    /// gRPC messages of the response.
+    pub response_messages: u64,
+    /// Until the upstream's response began.
+    pub upstream_time: Option<Duration>,
+    /// The header `x-forwarded-for`.
+    pub forwarded_for: Option<&'a [u8]>,
+    /// The header `user-agent`.
+    pub user_agent: Option<&'a [u8]>,
+    /// The header `x-request-id`.
+    pub request_id: Option<&'a [u8]>,
+    /// The authority.
+    pub authority: Option<&'a [u8]>,
+    /// The endpoint's address.
+    pub upstream_host: Option<SocketAddr>,
+    /// The name of what it was forwarded to.
+    pub upstream_cluster: Option<&'a str>,
+    /// Our address towards the endpoint.
+    pub upstream_local: Option<SocketAddr>,
+    /// What the caller called.
+    pub downstream_local: SocketAddr,
+    /// The caller's address.
+    pub downstream_remote: SocketAddr,
+    /// The server name of TLS that is passed through.
+    pub server_name: Option<&'a [u8]>,
+    /// The route's name.
+    pub route: Option<&'a str>,
+    /// The AUDIT policy that matched, if one did. Not in Istio's formats: added where there is one.
+    pub audited_by: Option<&'a str>,
+}
+
+impl HttpRequestReport<'_> {
+    /// With only the times and the caller's side.
+    pub fn new(
+        started: SystemTime,
+        duration: Duration,
+        downstream_remote: SocketAddr,
+        downstream_local: SocketAddr,
+    ) -> Self {
+        Self {
+            started,
+            duration,
+            method: None,
+            path: None,
+            protocol: None,
+            response_code: ResponseCode::default(),
+            flags: ResponseFlags::default(),
+            code_details: None,
+            termination_details: None,
+            upstream_failure: None,
+            request_bytes: 0,
+            response_bytes: 0,
+            request_messages: 0,
+            response_messages: 0,
+            upstream_time: None,
+            forwarded_for: None,
+            user_agent: None,
+            request_id: None,
+            authority: None,
+            upstream_host: None,
+            upstream_cluster: None,
+            upstream_local: None,
+            downstream_local,
+            downstream_remote,
+            server_name: None,
+            route: None,
+            audited_by: None,
+        }
+    }
+
+    /// Its line, with the line feed that ends it.
+    pub fn line(&self, format: AccessLogFormat) -> String {
+        let mut line = String::with_capacity(512);
+        match format {
+            AccessLogFormat::Text => self.text(&mut line),
+            AccessLogFormat::Json => self.json(&mut line),
+        }
+        line.push('\n');
+        line
+    }
+
+    fn text(&self, line: &mut String) {
+        let mut out = Text(line);
+        out.0.push('[');
+        out.bare(Some(timestamp(self.started)));
+        out.0.push_str("] \"");
+        out.peer_bare(self.method);
+        out.space().peer_bare(self.path);
+        out.space().peer_bare(self.protocol.map(str::as_bytes));
+        out.0.push_str("\" ");
+        out.bare(Some(self.response_code));
+        out.space().bare(Some(self.flags));
+        out.space().peer_bare(self.code_details.map(str::as_bytes));
+        out.space()
+            .peer_bare(self.termination_details.map(str::as_bytes));
+        out.space().quoted(self.upstream_failure.map(str::as_bytes));
+        out.space().bare(Some(self.request_bytes));
+        out.space().bare(Some(self.response_bytes));
+        out.space().bare(Some(self.duration.as_millis()));
+        out.space()
+            .bare(self.upstream_time.map(|time| time.as_millis()));
+        for value in [
+            self.forwarded_for,
+            self.user_agent,
+            self.request_id,
+            self.authority,
+        ] {
+            out.space().quoted(value);
+        }
+        let upstream = self.upstream_host.map(|address| address.to_string());
+        out.space().quoted(upstream.as_deref().map(str::as_bytes));
+        out.space()
+            .peer_bare(self.upstream_cluster.map(str::as_bytes));
+        out.space().bare(self.upstream_local);
+        out.space().bare(Some(self.downstream_local));
+        out.space().bare(Some(self.downstream_remote));
+        out.space().peer_bare(self.server_name);
+        out.space().peer_bare(self.route.map(str::as_bytes));
+        if let Some(policy) = self.audited_by {
+            out.0.push_str(" audit=");
+            out.quoted(Some(policy.as_bytes()));
+        }
+    }
+
+    fn json(&self, line: &mut String) {
+        let mut out = Json {
+            line,
+            has_any: false,
+        };
+        out.display("start_time", Some(timestamp(self.started)));
+        out.string("method", self.method);
+        out.string("path", self.path);
+        out.text("protocol", self.protocol);
+        out.number("response_code", self.response_code);
+        out.display("response_flags", Some(self.flags));
+        out.text("response_code_details", self.code_details);
+        out.text("connection_termination_details", self.termination_details);
+        out.text("upstream_transport_failure_reason", self.upstream_failure);
+        out.number("bytes_received", self.request_bytes);
+        out.number("bytes_sent", self.response_bytes);
+        out.number("duration", self.duration.as_millis());
+        let upstream_time = self.upstream_time.map(|time| time.as_millis());
+        out.display("upstream_service_time", upstream_time);
+        out.string("x_forwarded_for", self.forwarded_for);
+        out.string("user_agent", self.user_agent);
+        out.string("request_id", self.request_id);
+        out.string("authority", self.authority);
+        out.display("upstream_host", self.upstream_host);
+        out.text("upstream_cluster", self.upstream_cluster);
+        out.display("upstream_local_address", self.upstream_local);
+        out.display("downstream_local_address", Some(self.downstream_local));
+        out.display("downstream_remote_address", Some(self.downstream_remote));
+        out.string("requested_server_name", self.server_name);
+        out.text("route_name", self.route);
+        if self.audited_by.is_some() {
+            out.text("audit", self.audited_by);
+        }
+        line.push('}');
+    }
+}
+
+/// Envoy's form: UTC with milliseconds.
+fn timestamp(time: SystemTime) -> impl Display {
+    let time = OffsetDateTime::from(time);
+    std::fmt::from_fn(move |f| {
+        write!(
+            f,
+            "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
+            time.year(),
+            u8::from(time.month()),
+            time.day(),
+            time.hour(),
+            time.minute(),
+            time.second(),
+            time.millisecond()
+        )
+    })
+}
+
+/// Writes fields of a line of text; what is missing is a dash.
+struct Text<'a>(&'a mut String);
+
+impl Text<'_> {
+    fn space(&mut self) -> &mut Self {
+        self.0.push(' ');
+        self
+    }
+
+    /// What we make.
+    fn bare(&mut self, value: Option<impl Display>) {
+        match value {
+            // Writing to a string cannot fail.
+            Some(value) => {
+                let _ = write!(self.0, "{value}");
+            }
+            None => self.0.push('-'),
+        }
+    }
+
+    fn peer_bare(&mut self, value: Option<&[u8]>) {
+        push_text(self.0, present(value), true);
+    }
+
+    fn quoted(&mut self, value: Option<&[u8]>) {
+        self.0.push('"');
+        push_text(self.0, present(value), false);
+        self.0.push('"');
+    }
+}
+
+fn present(value: Option<&[u8]>) -> &[u8] {
+    value.filter(|value| !value.is_empty()).unwrap_or(b"-")
+}
+
+/// Writes members of an object; what is missing is `null`.
+struct Json<'a> {
+    line: &'a mut String,
+    has_any: bool,
+}
+
+impl Json<'_> {
+    fn string(&mut self, key: &str, value: Option<&[u8]>) {
+        self.key(key);
+        match value {
+            Some(value) => push_json(self.line, value),
+            None => self.line.push_str("null"),
+        }
+    }
+
+    fn text(&mut self, key: &str, value: Option<&str>) {
+        self.string(key, value.map(str::as_bytes));
+    }
+
+    /// What we make, as a string.
+    fn display(&mut self, key: &str, value: Option<impl Display>) {
+        self.key(key);
+        let _ = match value {
+            Some(value) => write!(self.line, "\"{value}\""),
+            None => self.line.write_str("null"),
+        };
+    }
+
+    fn number(&mut self, key: &str, value: impl Display) {
+        self.key(key);
+        let _ = write!(self.line, "{value}");
+    }
+
+    fn key(&mut self, key: &str) {
+        let separator = if self.has_any { ',' } else { '{' };
+        self.has_any = true;
+        let _ = write!(self.line, "{separator}\"{key}\":");
+    }
+}

@@ -1,0 +1,106 @@
+//! Texts of requests in log lines: of limited length, and in printable ASCII, so that nothing that a peer
+//! sends can end a field or a line, or change how one is shown.
+
+use std::fmt::Write as _;
+
+/// What is beyond is cut off, and replaced by dots.
+const MAX_BYTES: usize = 1024;
+
+/// Appends a text for a line of text: `"`, `\`, control characters and what is not ASCII as `\xNN`.
+/// Spaces too if `is_bare`: the field has no quotes around it.
+pub(super) fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
+    let (kept, is_cut) = cut(value);
+    for &byte in kept {
+        match byte {
+            b'"' | b'\\' => escape(line, byte),
+            b' ' if is_bare => escape(line, byte),
+            b' '..=b'~' => line.push(char::from(byte)),
+            _ => escape(line, byte),
+        }
+    }
+    if is_cut {
+        line.push_str("...");
+    }
+}
+
+fn escape(line: &mut String, byte: u8) {
+    // Writing to a string cannot fail.
+    let _ = write!(line, "\\x{byte:02x}");
+}
+
+/// Appends a text as a JSON string. What is not UTF-8 is replaced.
+pub(super) fn push_json(line: &mut String, value: &[u8]) {
+    let (kept, is_cut) = cut(value);
+    line.push('"');
+    for c in String::from_utf8_lossy(kept).chars() {
+        match c {
+            '"' | '\\' => {
+                line.push('\\');
+                line.push(c);
+            }
+            ' '..='~' => line.push(c),
+            _ => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(line, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    if is_cut {
+        line.push_str("...");
+    }
+    line.push('"');
+}
+
+fn cut(value: &[u8]) -> (&[u8], bool) {
+    match value.get(..MAX_BYTES) {
+        Some(kept) if kept.len() < value.len() => (kept, true),
+        _ => (value, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(value: &[u8], is_bare: bool) -> String {
+        let mut line = String::new();
+        push_text(&mut line, value, is_bare);
+        line
+    }
+
+    fn json(value: &[u8]) -> String {
+        let mut line = String::new();
+        push_json(&mut line, value);
+        line
+    }
+
+    #[test]
+    fn texts_are_printable() {
+        assert_eq!(text(b"/a?b=c d", false), "/a?b=c d");
+        assert_eq!(text(b"a b", true), "a\\x20b");
+        assert_eq!(
+            text(b"a\"\\\r\n\x00\x7f\xff", false),
+            "a\\x22\\x5c\\x0d\\x0a\\x00\\x7f\\xff"
+        );
+        assert_eq!(
+            text("é\u{2028}".as_bytes(), false),
+            "\\xc3\\xa9\\xe2\\x80\\xa8"
+        );
+    }
+
+    #[test]
+    fn json_strings_are_printable() {
+        assert_eq!(json(b"a b"), "\"a b\"");
+        assert_eq!(json(b"\"\\\n\x7f\xff"), "\"\\\"\\\\\\u000a\\u007f\\ufffd\"");
+        assert_eq!(json("é😀".as_bytes()), "\"\\u00e9\\ud83d\\ude00\"");
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let long = vec![b'a'; MAX_BYTES + 1];
+        assert_eq!(text(&long, false).len(), MAX_BYTES + 3);
+        assert!(json(&long).ends_with("a...\""));
+        assert!(!text(&long[1..], false).contains('.'));
+    }
+}

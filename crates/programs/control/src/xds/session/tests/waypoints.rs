@@ -1,0 +1,153 @@
+//! What a waypoint sees, and what others see of waypoints.
+
+use ambit_model::{GatewayName, HttpPolicy, PolicyKey, WaypointGateway, WaypointService};
+
+use super::*;
+
+/// The records of a Gateway: itself, a service and a policy.
+fn told(gateway: &GatewayName, service: &str) -> Delta {
+    let settings = WaypointGateway {
+        gateway: gateway.clone(),
+        ..WaypointGateway::default()
+    };
+    let name = NamespacedHostname::new("shop", service);
+    let service = WaypointService {
+        service: name.clone(),
+        routes: Vec::new(),
+    };
+    let key = PolicyKey {
+        namespace: "shop".into(),
+        name: "p".into(),
+    };
+    let policy = HttpPolicy {
+        key: key.clone(),
+        ..HttpPolicy::default()
+    };
+    Delta {
+        waypoint_gateways: vec![(gateway.clone(), Some(Arc::new(settings)))],
+        waypoint_services: vec![((gateway.clone(), name), Some(Arc::new(service)))],
+        waypoint_policies: vec![((gateway.clone(), key), Some(Arc::new(policy)))],
+        ..Delta::default()
+    }
+}
+
+fn no_service(gateway: &GatewayName, service: &str) -> Delta {
+    let name = NamespacedHostname::new("shop", service);
+    Delta {
+        waypoint_services: vec![((gateway.clone(), name), None)],
+        ..Delta::default()
+    }
+}
+
+fn waypoint(gateway: &GatewayName) -> Peer {
+    let client = Client {
+        node: ArcStr::new(),
+        waypoint: Some(gateway.clone()),
+    };
+    Peer {
+        session: Session::new(client, 7),
+        known: BTreeMap::new(),
+    }
+}
+
+const OF_WAYPOINTS: [ResourceType; 3] = [
+    ResourceType::WAYPOINT_POLICY,
+    ResourceType::WAYPOINT_GATEWAY,
+    ResourceType::WAYPOINT_SERVICE,
+];
+
+#[test]
+fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
+    let own = GatewayName::new("shop", "wp");
+    // One whose name begins alike, and one of the same name elsewhere.
+    let others = [
+        GatewayName::new("shop", "wp-2"),
+        GatewayName::new("shop2", "wp"),
+    ];
+    let mut store = store(&[
+        told(&own, "a"),
+        told(&others[0], "a"),
+        told(&others[1], "a"),
+    ]);
+    let mut peer = waypoint(&own);
+    let mut sent = Vec::new();
+    for kind in OF_WAYPOINTS {
+        for response in peer.send(&first(kind), &store) {
+            sent.extend(names(&response).into_iter().map(str::to_owned));
+            assert_eq!(peer.ack(&response, &store), []);
+        }
+    }
+    assert_eq!(sent, ["shop/wp/shop/p", "shop/wp", "shop/wp/shop/a"]);
+    for other in &others {
+        store.update(&told(other, "b"));
+        store.update(&no_service(other, "a"));
+        assert_eq!(peer.changed(&store), [], "{other}");
+    }
+    store.update(&told(&own, "b"));
+    store.update(&no_service(&own, "a"));
+    let responses = peer.changed(&store);
+    assert_eq!(names(&responses[0]), ["shop/wp/shop/b"]);
+    assert_eq!(responses[0].removed_resources, ["shop/wp/shop/a"]);
+}
+
+#[test]
+fn a_waypoint_that_claims_records_of_others_learns_nothing() {
+    let (own, other) = (
+        GatewayName::new("shop", "wp"),
+        GatewayName::new("bank", "wp"),
+    );
+    let store = store(&[told(&own, "a"), told(&other, "a")]);
+    let request = DeltaDiscoveryRequest {
+        resource_names_subscribe: vec!["bank/wp/shop/a".into()],
+        initial_resource_versions: [("bank/wp/shop/a".to_owned(), "1".to_owned())].into(),
+        ..first(ResourceType::WAYPOINT_SERVICE)
+    };
+    let responses = waypoint(&own).send(&request, &store);
+    assert_eq!(names(&responses[0]), ["shop/wp/shop/a"]);
+    assert_eq!(responses[0].removed_resources, ["bank/wp/shop/a"]);
+}
+
+#[test]
+fn a_waypoint_gets_addresses_that_it_names_and_no_policies_of_node_proxies() {
+    let own = GatewayName::new("shop", "wp");
+    let mut store = store(&[
+        pod("a", NODE, 1, Some("s"), 1),
+        service("s", 1),
+        policy("p", false),
+    ]);
+    for request in [
+        first(ResourceType::ADDRESS),
+        DeltaDiscoveryRequest {
+            resource_names_subscribe: vec!["*".into()],
+            ..first(ResourceType::ADDRESS)
+        },
+        on_demand(),
+    ] {
+        let mut peer = waypoint(&own);
+        let responses = peer.send(&request, &store);
+        assert_eq!(names(&responses[0]), [""; 0], "{request:?}");
+        assert_eq!(responses[0].removed_resources, [""; 0]);
+        assert_eq!(peer.ack(&responses[0], &store), []);
+        let again = peer.send(&demand("*"), &store);
+        assert_eq!(names(&again[0]), [""; 0]);
+    }
+    let mut peer = waypoint(&own);
+    peer.send(&on_demand(), &store);
+    let responses = peer.send(&demand("shop/s"), &store);
+    assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "shop/s"]);
+    peer.ack(&responses[0], &store);
+    store.update(&pod("b", "", 2, Some("s"), 1));
+    store.update(&pod("c", NODE, 3, None, 1));
+    assert_eq!(names(&peer.changed(&store)[0]), ["c1//Pod/shop/b"]);
+    for kind in [ResourceType::AUTHORIZATION, ResourceType::WORKLOAD] {
+        assert_eq!(peer.send(&first(kind), &store), [], "{kind:?}");
+    }
+}
+
+#[test]
+fn node_proxies_see_nothing_of_waypoints() {
+    let store = store(&[told(&GatewayName::new("shop", "wp"), "a")]);
+    for kind in OF_WAYPOINTS {
+        assert_eq!(Peer::new().send(&first(kind), &store), [], "{kind:?}");
+    }
+}

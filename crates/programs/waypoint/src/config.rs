@@ -1,0 +1,191 @@
+//! The environment, read once and typed: what node proxies read too, and what is the waypoint's own.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use ambit_hbone::Settings;
+use ambit_model::{
+    ArcStr, Destination, GatewayAddress, GatewayName, HBONE_PORT, Identity, NamespacedHostname,
+    PodName,
+};
+use ambit_proxy::{
+    SetupLimits,
+    control_plane::Upstream,
+    environment::{self, SettingError, first, upstream},
+};
+use ambit_rt::{Env, EnvError, drain::termination_deadline};
+use ambit_sys::socket::Tuning;
+use serde::Serialize;
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: its pod.
+    #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
+    pub own: PodName,
+    /// `GATEWAY_NAME`, in the pod's namespace.
+    #[serde(serialize_with = "displayed")]
+    pub gateway: GatewayName,
+    /// `NODE_NAME`.
+    pub node: ArcStr,
+    /// `INSTANCE_IP`.
+    pub ip: Option<IpAddr>,
+    /// `TRUST_DOMAIN`.
+    pub trust_domain: ArcStr,
+    /// `NETWORK`.
+    pub network: ArcStr,
+    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
+    pub cluster_id: ArcStr,
+    /// `CLUSTER_DOMAIN`.
+    pub cluster_domain: ArcStr,
+    /// `XDS_ADDRESS` and companions.
+    pub xds: Upstream,
+    /// `CA_ADDRESS` and companions.
+    pub ca: Upstream,
+    /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
+    #[serde(skip)]
+    pub auth_token: Option<String>,
+    /// `SECRET_TTL`.
+    pub secret_ttl: Duration,
+    /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
+    #[serde(skip)]
+    pub tuning: Tuning,
+    /// `HTTP2_*`, `POOL_*`.
+    #[serde(skip)]
+    pub http2: Arc<Settings>,
+    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`.
+    pub setup_limits: SetupLimits,
+    /// Worker threads.
+    pub workers: usize,
+    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: how long requests may go on when
+    /// the process is to end.
+    pub termination_deadline: Duration,
+    /// `AMBIT_WAYPOINT_LINGER`: how long new connections are still taken when the process is to end, until
+    /// clients have learnt of it.
+    pub linger: Duration,
+    /// `IPV6_ENABLED`.
+    pub ipv6: bool,
+    /// Admin server's port, on the loopback address.
+    pub admin_port: u16,
+    /// Metrics server's port.
+    pub stats_port: u16,
+    /// Readiness server's port.
+    pub readiness_port: u16,
+}
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A setting that all proxies have.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A variable's text.
+    #[error(transparent)]
+    Variable(#[from] EnvError),
+    /// A variable that cannot be missing.
+    #[error("{0} is not set: a waypoint has to know its own pod and Gateway")]
+    Missing(&'static str),
+}
+
+impl Config {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// When a value is missing or cannot be used; the error names it.
+    pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
+        let text = |name: &str| ArcStr::from(env.get(name).unwrap_or_default());
+        let needed = |name: &'static str| match env.get(name) {
+            None | Some("") => Err(ConfigError::Missing(name)),
+            Some(text) => Ok(ArcStr::from(text)),
+        };
+        let own = PodName {
+            name: needed("POD_NAME")?,
+            namespace: needed("POD_NAMESPACE")?,
+            service_account: needed("SERVICE_ACCOUNT")?,
+        };
+        let grace = env.parse("TERMINATION_GRACE_PERIOD_SECONDS", "a number of seconds")?;
+        Ok(Self {
+            gateway: GatewayName::new(own.namespace.clone(), needed("GATEWAY_NAME")?),
+            own,
+            node: text("NODE_NAME"),
+            ip: env.parse("INSTANCE_IP", "an IP address")?,
+            trust_domain: env.text("TRUST_DOMAIN", "cluster.local").into(),
+            network: text("NETWORK"),
+            cluster_id: first(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
+            cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
+            xds: upstream(env, "XDS", None)?,
+            ca: upstream(env, "CA", None)?,
+            auth_token: environment::auth_token(env),
+            secret_ttl: env
+                .duration("SECRET_TTL")?
+                .unwrap_or(Duration::from_secs(24 * 3600)),
+            tuning: environment::tuning(env)?,
+            http2: Arc::new(environment::http2(env)?),
+            setup_limits: environment::setup_limits(env)?,
+            workers: environment::threads::workers(env, None)?,
+            termination_deadline: termination_deadline(
+                env.duration("CONNECTION_TERMINATION_DEADLINE")?,
+                grace,
+            ),
+            linger: env
+                .duration("AMBIT_WAYPOINT_LINGER")?
+                .unwrap_or(Duration::from_secs(2)),
+            ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
+            admin_port: 15000,
+            stats_port: 15020,
+            readiness_port: 15021,
+        })
+    }
+
+    /// Its identity.
+    pub fn identity(&self) -> Identity {
+        Identity::new(
+            self.trust_domain.clone(),
+            self.own.namespace.clone(),
+            self.own.service_account.clone(),
+        )
+    }
+
+    /// How records name this waypoint.
+    pub fn address(&self) -> GatewayAddress {
+        let GatewayName { namespace, name } = &self.gateway;
+        let hostname = arcstr::format!("{name}.{namespace}.svc.{}", self.cluster_domain);
+        GatewayAddress {
+            destination: Destination::Hostname(NamespacedHostname::new(
+                namespace.clone(),
+                hostname,
+            )),
+            hbone_mtls_port: HBONE_PORT,
+        }
+    }
+}
+
+fn displayed<S: serde::Serializer>(name: &GatewayName, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waypoint_must_know_its_gateway() {
+        let mut pairs = vec![
+            ("POD_NAME", "waypoint-1"),
+            ("POD_NAMESPACE", "shop"),
+            ("SERVICE_ACCOUNT", "waypoint"),
+        ];
+        let error = Config::from_env(&Env::from_pairs(pairs.clone())).unwrap_err();
+        assert!(error.to_string().starts_with("GATEWAY_NAME"), "{error}");
+        pairs.push(("GATEWAY_NAME", "waypoint"));
+        let config = Config::from_env(&Env::from_pairs(pairs)).unwrap();
+        assert_eq!(
+            config.address().destination.to_string(),
+            "shop/waypoint.shop.svc.cluster.local"
+        );
+        assert_eq!(
+            config.identity().to_string(),
+            "spiffe://cluster.local/ns/shop/sa/waypoint"
+        );
+    }
+}

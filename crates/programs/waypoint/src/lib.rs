@@ -1,0 +1,18 @@
+//! The waypoint: HTTP understood, authorized, routed and measured for the pods it covers.
+//!
+//! A tunnel's way: [`server`] takes it, `target` finds what it asks for and `caller` who asks; what is inside is
+//! relayed as it is (`tcp`) or understood as HTTP (`http`), and goes out through `upstream`. What the control
+//! plane says of the waypoint is in [`published`].
+#![forbid(unsafe_code)]
+
+pub mod app;
+mod caller;
+pub mod command;
+pub mod config;
+mod http;
+pub mod published;
+pub mod server;
+mod target;
+mod tcp;
+mod upstream;
+mod waypoint;

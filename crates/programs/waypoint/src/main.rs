@@ -1,0 +1,30 @@
+//! The waypoint's process.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use ambit_rt::Env;
+use ambit_waypoint::command::{self, Outcome};
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+#[expect(
+    clippy::print_stdout,
+    reason = "what was asked for on the command line"
+)]
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match command::run(&arguments, &Env::from_process()) {
+        Ok(Outcome::Ended) => ExitCode::SUCCESS,
+        Ok(Outcome::Say(text)) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("ambit-waypoint: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

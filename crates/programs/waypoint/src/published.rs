@@ -1,0 +1,239 @@
+//! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
+//! its policies.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_l7::{authz::Policies, route::RouteTable};
+use ambit_model::{
+    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
+};
+use ambit_xds::{Resource, WaypointUpdate};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+/// A service that the waypoint serves.
+#[derive(Debug)]
+pub struct Served {
+    /// Its name.
+    pub name: NamespacedHostname,
+    routes: Vec<HttpRoute>,
+    /// Of the ports that were asked for.
+    tables: Mutex<HashMap<u16, Arc<RouteTable>>>,
+}
+
+impl Served {
+    fn new(service: WaypointService) -> Self {
+        Self {
+            name: service.service,
+            routes: service.routes,
+            tables: Mutex::default(),
+        }
+    }
+
+    /// The routes of a port.
+    pub fn routes(&self, port: u16) -> Arc<RouteTable> {
+        let mut tables = self.tables.lock();
+        let table = tables.entry(port);
+        table
+            .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port)))
+            .clone()
+    }
+
+    /// The services that its routes lead to.
+    fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
+        let rules = self.routes.iter().flat_map(|route| &route.rules);
+        let backends = rules.flat_map(|rule| &rule.backends);
+        backends.filter_map(|backend: &HttpBackend| backend.service.as_ref().ok())
+    }
+}
+
+/// See the module. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Published(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    known: RwLock<Known>,
+    /// Counts changes.
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    gateway: Arc<WaypointGateway>,
+    services: HashMap<NamespacedHostname, Arc<Served>>,
+    policies: Arc<Policies>,
+    /// Keys by the names of records.
+    service_names: HashMap<ArcStr, NamespacedHostname>,
+    policy_names: HashMap<ArcStr, PolicyKey>,
+    /// The types of which all records have been received once.
+    complete: Vec<Resource>,
+}
+
+/// The types that have to be known before anything is served.
+const NEEDED: [Resource; 3] = [
+    Resource::WaypointGateway,
+    Resource::WaypointService,
+    Resource::WaypointPolicy,
+];
+
+impl Published {
+    /// Applies changes.
+    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) {
+        {
+            let mut known = self.0.known.write();
+            for update in updates {
+                known.apply(update);
+            }
+        }
+        self.0.changes.send_modify(|count| *count += 1);
+    }
+
+    /// All records of a type have been received.
+    pub fn complete(&self, of: Resource) {
+        let mut known = self.0.known.write();
+        if !known.complete.contains(&of) {
+            known.complete.push(of);
+        }
+    }
+
+    /// Whether settings, services and policies have all been received once: before, nothing can be judged.
+    pub fn is_known(&self) -> bool {
+        let known = self.0.known.read();
+        NEEDED.iter().all(|needed| known.complete.contains(needed))
+    }
+
+    /// The settings.
+    pub fn gateway(&self) -> Arc<WaypointGateway> {
+        self.0.known.read().gateway.clone()
+    }
+
+    /// A service, if the waypoint serves it.
+    pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<Served>> {
+        self.0.known.read().services.get(name).cloned()
+    }
+
+    /// The policies.
+    pub fn policies(&self) -> Arc<Policies> {
+        self.0.known.read().policies.clone()
+    }
+
+    /// The services whose records are needed: those that are served, and those that routes lead to.
+    pub fn needed(&self) -> Vec<NamespacedHostname> {
+        let known = self.0.known.read();
+        let services = known.services.values();
+        let mut names: Vec<_> = services
+            .flat_map(|served| std::iter::once(&served.name).chain(served.backends()))
+            .cloned()
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Changes of any of it.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+}
+
+impl Known {
+    fn apply(&mut self, update: WaypointUpdate) {
+        match update {
+            WaypointUpdate::Gateway(gateway) => self.gateway = Arc::new(*gateway),
+            // Its pods are about to be ended; requests under way keep their settings.
+            WaypointUpdate::GatewayGone => {}
+            WaypointUpdate::Service(record, service) => {
+                let served = Served::new(*service);
+                self.service_names.insert(record, served.name.clone());
+                self.services.insert(served.name.clone(), Arc::new(served));
+            }
+            WaypointUpdate::ServiceGone(record) => {
+                if let Some(name) = self.service_names.remove(&record) {
+                    self.services.remove(&name);
+                }
+            }
+            WaypointUpdate::Policy(record, policy) => {
+                self.policy_names.insert(record, policy.key.clone());
+                Arc::make_mut(&mut self.policies).insert(*policy);
+            }
+            WaypointUpdate::PolicyGone(record) => {
+                if let Some(key) = self.policy_names.remove(&record) {
+                    Arc::make_mut(&mut self.policies).remove(&key);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_l7::authz::Scope;
+
+    use super::*;
+
+    fn service(name: &str, backend: &str) -> WaypointUpdate {
+        let rule = ambit_model::HttpRouteRule {
+            backends: vec![HttpBackend {
+                service: Ok(NamespacedHostname::new("ns", backend)),
+                port: 80,
+                weight: 1,
+            }],
+            ..Default::default()
+        };
+        let route = HttpRoute {
+            rules: vec![rule],
+            ..HttpRoute::default()
+        };
+        WaypointUpdate::Service(
+            arcstr::format!("gw/w/ns/{name}"),
+            Box::new(WaypointService {
+                service: NamespacedHostname::new("ns", name),
+                routes: vec![route],
+            }),
+        )
+    }
+
+    #[test]
+    fn nothing_is_known_before_every_type_was_received() {
+        let published = Published::default();
+        for needed in NEEDED {
+            assert!(!published.is_known(), "{needed:?}");
+            published.complete(needed);
+        }
+        assert!(published.is_known());
+    }
+
+    #[test]
+    fn services_come_and_go_with_what_their_routes_need() {
+        let published = Published::default();
+        published.apply([service("a", "b")]);
+        let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["ns/a", "ns/b"]);
+        let served = published.service(&NamespacedHostname::new("ns", "a"));
+        assert!(served.unwrap().routes(80).has_routes());
+        assert!(
+            published
+                .service(&NamespacedHostname::new("ns", "b"))
+                .is_none()
+        );
+        published.apply([WaypointUpdate::ServiceGone("gw/w/ns/a".into())]);
+        assert!(published.needed().is_empty());
+    }
+
+    #[test]
+    fn a_policy_goes_by_the_name_of_its_record() {
+        let published = Published::default();
+        let policy = ambit_model::HttpPolicy {
+            key: PolicyKey::of_record("ns/p"),
+            for_gateway: true,
+            ..Default::default()
+        };
+        let record = ArcStr::from("gw/w/ns/p");
+        published.apply([WaypointUpdate::Policy(record.clone(), Box::new(policy))]);
+        assert_eq!(published.policies().iter().count(), 1);
+        assert!(!published.policies().need_http(Scope::Pod));
+        published.apply([WaypointUpdate::PolicyGone(record)]);
+        assert_eq!(published.policies().iter().count(), 0);
+    }
+}

@@ -1,0 +1,373 @@
+//! Decodes what waypoints are told besides WDS: see `proto/waypoint.proto`.
+//!
+//! As in other policies nothing may be ignored: a field that this build does not know refuses the record, and a
+//! policy has a substitute that denies everything it is attached to.
+
+use ambit_model::{self as model, GatewayName, PolicyKey};
+use prost::Message;
+
+use super::{
+    DecodeError, Refusal, known,
+    policy::{accounts, nets, ports, texts},
+    port, prefix,
+};
+use crate::{
+    ambit as wire, security,
+    unknown::{self, AMBIT_V1_WAYPOINTGATEWAY, AMBIT_V1_WAYPOINTPOLICY, AMBIT_V1_WAYPOINTSERVICE},
+    workload,
+};
+
+/// A policy that is not understood in full.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct HttpNotUnderstood {
+    /// The field that is not understood.
+    pub error: DecodeError,
+    /// Denies everything that the policy is attached to, as far as that can be read, else everything.
+    pub substitute: Box<model::HttpPolicy>,
+}
+
+/// Decodes a waypoint's settings.
+///
+/// # Errors
+/// When they are not understood in full.
+pub fn waypoint_gateway(bytes: &[u8]) -> Result<model::WaypointGateway, DecodeError> {
+    let from: wire::WaypointGateway = whole("waypoint_gateway", &AMBIT_V1_WAYPOINTGATEWAY, bytes)?;
+    let name = from
+        .gateway
+        .ok_or_else(|| DecodeError::missing("waypoint_gateway.gateway"))?;
+    let mode = known(
+        "waypoint_gateway.path_normalization",
+        from.path_normalization,
+    )?;
+    Ok(model::WaypointGateway {
+        gateway: GatewayName::new(name.namespace, name.name),
+        path_normalization: match mode {
+            wire::PathNormalization::Base => model::PathNormalization::Base,
+            wire::PathNormalization::None => model::PathNormalization::None,
+            wire::PathNormalization::MergeSlashes => model::PathNormalization::MergeSlashes,
+            wire::PathNormalization::DecodeAndMergeSlashes => {
+                model::PathNormalization::DecodeAndMergeSlashes
+            }
+        },
+        trusted_proxies: from.trusted_proxies,
+        client_identity_header: from.client_identity_header,
+    })
+}
+
+/// Decodes a service that the waypoint serves.
+///
+/// # Errors
+/// When it is not understood in full.
+pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeError> {
+    let from: wire::WaypointService = whole("waypoint_service", &AMBIT_V1_WAYPOINTSERVICE, bytes)?;
+    Ok(model::WaypointService {
+        service: hostname("waypoint_service.service", from.service)?,
+        routes: all(from.routes, route)?,
+    })
+}
+
+/// Decodes the policy that was sent under a name (`<gateway>/namespace/name`).
+///
+/// # Errors
+/// When it is not understood in full.
+pub fn waypoint_policy(name: &str, bytes: &[u8]) -> Result<model::HttpPolicy, HttpNotUnderstood> {
+    let named = PolicyKey::of_record(policy_part(name));
+    let read = whole("waypoint_policy", &AMBIT_V1_WAYPOINTPOLICY, bytes).and_then(policy);
+    let read = read.and_then(|policy| match policy.key.clone() {
+        own if own == named => Ok(policy),
+        other => Err(DecodeError::new(
+            "waypoint_policy.name",
+            Refusal::OtherPolicy(other),
+        )),
+    });
+    read.map_err(|error| HttpNotUnderstood {
+        substitute: Box::new(substitute(named, bytes, error.to_string().into())),
+        error,
+    })
+}
+
+/// What follows the gateway in a record's name.
+fn policy_part(name: &str) -> &str {
+    name.splitn(3, '/').nth(2).unwrap_or(name)
+}
+
+/// Where a policy applies, and whether it is a dry run.
+#[derive(Message)]
+struct Outline {
+    #[prost(bool, tag = "3")]
+    for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    services: Vec<workload::NamespacedHostname>,
+    #[prost(bool, tag = "6")]
+    dry_run: bool,
+}
+
+fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPolicy {
+    let outline = Outline::decode(bytes).unwrap_or_default();
+    let services: Vec<_> = outline
+        .services
+        .into_iter()
+        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
+        .collect();
+    model::HttpPolicy {
+        key,
+        for_gateway: outline.for_gateway || services.is_empty(),
+        services,
+        action: model::HttpAction::Deny,
+        dry_run: outline.dry_run,
+        rules: vec![model::HttpRule::default()],
+        not_understood: Some(why),
+    }
+}
+
+fn whole<M: Message + Default>(
+    field: &'static str,
+    schema: &'static unknown::Message,
+    bytes: &[u8],
+) -> Result<M, DecodeError> {
+    let malformed = |source| DecodeError::new(field, Refusal::Malformed(source));
+    let message = M::decode(bytes).map_err(malformed)?;
+    let mut unknown = None;
+    schema
+        .unknown_fields(bytes, &mut |field| {
+            unknown.get_or_insert(field);
+        })
+        .map_err(malformed)?;
+    match unknown {
+        Some(field) => Err(DecodeError::new(
+            field.message,
+            Refusal::UnknownField(field.number),
+        )),
+        None => Ok(message),
+    }
+}
+
+fn all<W, M>(
+    from: Vec<W>,
+    one: impl Fn(W) -> Result<M, DecodeError>,
+) -> Result<Vec<M>, DecodeError> {
+    from.into_iter().map(one).collect()
+}
+
+fn hostname(
+    field: &'static str,
+    name: Option<workload::NamespacedHostname>,
+) -> Result<model::NamespacedHostname, DecodeError> {
+    let name = name.filter(|name| !name.hostname.is_empty());
+    let name = name.ok_or_else(|| DecodeError::missing(field))?;
+    Ok(model::NamespacedHostname::new(
+        name.namespace,
+        name.hostname,
+    ))
+}
+
+fn optional(text: String) -> Option<model::ArcStr> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+// === routes ===
+
+fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
+    let name = from
+        .name
+        .ok_or_else(|| DecodeError::missing("http_route.name"))?;
+    Ok(model::HttpRoute {
+        name: model::RouteName {
+            kind: name.kind.into(),
+            namespace: name.namespace.into(),
+            name: name.name.into(),
+        },
+        ports: ports("http_route.ports", from.ports)?,
+        rules: all(from.rules, route_rule)?,
+    })
+}
+
+fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeError> {
+    Ok(model::HttpRouteRule {
+        matches: all(from.matches, route_match)?,
+        backends: all(from.backends, backend)?,
+        unsupported: optional(from.unsupported),
+    })
+}
+
+fn route_match(from: wire::HttpRouteMatch) -> Result<model::HttpRouteMatch, DecodeError> {
+    use wire::http_path_match::Kind;
+    let path = |path: wire::HttpPathMatch| match path.kind {
+        Some(Kind::Exact(text)) => Ok(model::HttpPathMatch::Exact(text.into())),
+        Some(Kind::Prefix(text)) => Ok(model::HttpPathMatch::Prefix(text.into())),
+        Some(Kind::Regex(text)) => Ok(model::HttpPathMatch::Regex(text.into())),
+        None => Err(DecodeError::missing("http_path_match.kind")),
+    };
+    Ok(model::HttpRouteMatch {
+        path: from.path.map(path).transpose()?,
+        method: optional(from.method),
+        headers: all(from.headers, named)?,
+        query_params: all(from.query_params, named)?,
+    })
+}
+
+fn named(
+    from: wire::HttpNamedMatch,
+) -> Result<(model::ArcStr, model::HttpValueMatch), DecodeError> {
+    use wire::http_named_match::Kind;
+    let value = match from.kind {
+        Some(Kind::Exact(text)) => model::HttpValueMatch::Exact(text.into()),
+        Some(Kind::Regex(text)) => model::HttpValueMatch::Regex(text.into()),
+        None => return Err(DecodeError::missing("http_named_match.kind")),
+    };
+    if from.name.is_empty() {
+        return Err(DecodeError::missing("http_named_match.name"));
+    }
+    Ok((from.name.into(), value))
+}
+
+fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
+    use wire::http_backend::Destination;
+    const FIELD: &str = "http_backend.destination";
+    let service = match from.destination {
+        Some(Destination::Service(name)) => Ok(hostname(FIELD, Some(name))?),
+        Some(Destination::Error(error)) => Err(error.into()),
+        None => return Err(DecodeError::missing(FIELD)),
+    };
+    Ok(model::HttpBackend {
+        service,
+        port: port("http_backend.port", from.port)?,
+        weight: from.weight,
+    })
+}
+
+// === policies ===
+
+fn policy(from: wire::WaypointPolicy) -> Result<model::HttpPolicy, DecodeError> {
+    let action = known("waypoint_policy.action", from.action)?;
+    Ok(model::HttpPolicy {
+        key: PolicyKey {
+            namespace: from.namespace.into(),
+            name: from.name.into(),
+        },
+        for_gateway: from.for_gateway,
+        services: all(from.services, |name| {
+            hostname("waypoint_policy.services", Some(name))
+        })?,
+        action: match action {
+            wire::HttpAction::Allow => model::HttpAction::Allow,
+            wire::HttpAction::Deny => model::HttpAction::Deny,
+            wire::HttpAction::Audit => model::HttpAction::Audit,
+        },
+        dry_run: from.dry_run,
+        rules: all(from.rules, rule)?,
+        not_understood: optional(from.not_understood),
+    })
+}
+
+fn rule(from: wire::HttpRule) -> Result<model::HttpRule, DecodeError> {
+    Ok(model::HttpRule {
+        sources: all(from.sources, source)?,
+        operations: all(from.operations, operation)?,
+        conditions: all(from.conditions, condition)?,
+    })
+}
+
+fn source(from: wire::HttpSource) -> Result<model::HttpSource, DecodeError> {
+    Ok(model::HttpSource {
+        principals: texts("http_source.principals", from.principals)?,
+        not_principals: texts("http_source.not_principals", from.not_principals)?,
+        namespaces: texts("http_source.namespaces", from.namespaces)?,
+        not_namespaces: texts("http_source.not_namespaces", from.not_namespaces)?,
+        service_accounts: accounts("http_source.service_accounts", from.service_accounts)?,
+        not_service_accounts: accounts(
+            "http_source.not_service_accounts",
+            from.not_service_accounts,
+        )?,
+        trust_domains: texts("http_source.trust_domains", from.trust_domains)?,
+        not_trust_domains: texts("http_source.not_trust_domains", from.not_trust_domains)?,
+        ip_blocks: nets("http_source.ip_blocks", &from.ip_blocks)?,
+        not_ip_blocks: nets("http_source.not_ip_blocks", &from.not_ip_blocks)?,
+        remote_ip_blocks: nets("http_source.remote_ip_blocks", &from.remote_ip_blocks)?,
+        not_remote_ip_blocks: nets(
+            "http_source.not_remote_ip_blocks",
+            &from.not_remote_ip_blocks,
+        )?,
+    })
+}
+
+fn operation(from: wire::HttpOperation) -> Result<model::HttpOperation, DecodeError> {
+    Ok(model::HttpOperation {
+        hosts: texts("http_operation.hosts", from.hosts)?,
+        not_hosts: texts("http_operation.not_hosts", from.not_hosts)?,
+        ports: ports("http_operation.ports", from.ports)?,
+        not_ports: ports("http_operation.not_ports", from.not_ports)?,
+        methods: texts("http_operation.methods", from.methods)?,
+        not_methods: texts("http_operation.not_methods", from.not_methods)?,
+        paths: all(from.paths, pattern)?,
+        not_paths: all(from.not_paths, pattern)?,
+    })
+}
+
+fn pattern(from: wire::PathPattern) -> Result<model::PathPattern, DecodeError> {
+    use wire::path_pattern::Kind;
+    const FIELD: &str = "path_pattern.kind";
+    match from.kind {
+        Some(Kind::Text(one)) => text(FIELD, one).map(model::PathPattern::Text),
+        Some(Kind::Template(template)) => Ok(model::PathPattern::Template(template.into())),
+        None => Err(DecodeError::missing(FIELD)),
+    }
+}
+
+fn text(
+    field: &'static str,
+    from: security::StringMatch,
+) -> Result<model::StringMatch, DecodeError> {
+    let mut read = texts(field, vec![from])?;
+    read.pop().ok_or_else(|| DecodeError::missing(field))
+}
+
+fn condition(from: wire::HttpCondition) -> Result<model::HttpCondition, DecodeError> {
+    let attribute = from
+        .attribute
+        .ok_or_else(|| DecodeError::missing("http_condition.attribute"))?;
+    if from.values.is_empty() && from.not_values.is_empty() {
+        return Err(DecodeError::new("http_condition.values", Refusal::Empty));
+    }
+    Ok(model::HttpCondition {
+        attribute: self::attribute(attribute)?,
+        values: all(from.values, value)?,
+        not_values: all(from.not_values, value)?,
+    })
+}
+
+fn attribute(from: wire::HttpAttribute) -> Result<model::HttpAttribute, DecodeError> {
+    use wire::HttpAttributeKind as Kind;
+    const FIELD: &str = "http_attribute.kind";
+    Ok(match known(FIELD, from.kind)? {
+        Kind::Unspecified => return Err(DecodeError::missing(FIELD)),
+        Kind::Header if from.header.is_empty() => {
+            return Err(DecodeError::missing("http_attribute.header"));
+        }
+        Kind::Header => model::HttpAttribute::Header(from.header.into()),
+        Kind::SourceIp => model::HttpAttribute::SourceIp,
+        Kind::RemoteIp => model::HttpAttribute::RemoteIp,
+        Kind::SourceNamespace => model::HttpAttribute::SourceNamespace,
+        Kind::SourceServiceAccount => model::HttpAttribute::SourceServiceAccount,
+        Kind::SourceTrustDomain => model::HttpAttribute::SourceTrustDomain,
+        Kind::SourcePrincipal => model::HttpAttribute::SourcePrincipal,
+        Kind::DestinationIp => model::HttpAttribute::DestinationIp,
+        Kind::DestinationPort => model::HttpAttribute::DestinationPort,
+        Kind::ConnectionSni => model::HttpAttribute::ConnectionSni,
+    })
+}
+
+fn value(from: wire::HttpValue) -> Result<model::HttpValue, DecodeError> {
+    use wire::http_value::Kind;
+    const FIELD: &str = "http_value.kind";
+    match from.kind {
+        Some(Kind::Text(one)) => text(FIELD, one).map(model::HttpValue::Text),
+        Some(Kind::Net(net)) => prefix(FIELD, &net.address, net.length).map(model::HttpValue::Net),
+        Some(Kind::Port(number)) => port(FIELD, number).map(model::HttpValue::Port),
+        None => Err(DecodeError::missing(FIELD)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Encoded and decoded, and broken.
+
+use ambit_model::{
+    HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpOperation, HttpPathMatch,
+    HttpPolicy, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource, HttpValue,
+    HttpValueMatch, NamespacedHostname, PathNormalization, PathPattern, PolicyKey, RouteName,
+    ServiceAccountMatch, StringMatch, WaypointGateway, WaypointService,
+};
+
+use super::*;
+
+fn full_policy() -> HttpPolicy {
+    let text = |text: &str| StringMatch::from_pattern(text);
+    let net = |net: &str| net.parse().unwrap();
+    HttpPolicy {
+        key: PolicyKey::of_record("shop/p"),
+        for_gateway: true,
+        services: vec![NamespacedHostname::new(
+            "shop",
+            "orders.shop.svc.cluster.local",
+        )],
+        action: HttpAction::Audit,
+        dry_run: true,
+        rules: vec![HttpRule {
+            sources: vec![HttpSource {
+                principals: vec![text("*")],
+                not_namespaces: vec![text("a*")],
+                service_accounts: vec![ServiceAccountMatch {
+                    namespace: "a".into(),
+                    service_account: "b".into(),
+                }],
+                trust_domains: vec![text("td")],
+                ip_blocks: vec![net("10.0.0.0/8")],
+                not_remote_ip_blocks: vec![net("fd00::/8")],
+                ..HttpSource::default()
+            }],
+            operations: vec![HttpOperation {
+                hosts: vec![text("*.example.com")],
+                ports: vec![80],
+                not_methods: vec![text("DELETE")],
+                paths: vec![
+                    PathPattern::Text(text("/a*")),
+                    PathPattern::Template("/a/{*}/b".into()),
+                ],
+                ..HttpOperation::default()
+            }],
+            conditions: vec![
+                HttpCondition {
+                    attribute: HttpAttribute::Header("x-a".into()),
+                    values: vec![HttpValue::Text(text("b"))],
+                    not_values: vec![],
+                },
+                HttpCondition {
+                    attribute: HttpAttribute::RemoteIp,
+                    values: vec![],
+                    not_values: vec![HttpValue::Net(net("10.0.0.1/32"))],
+                },
+                HttpCondition {
+                    attribute: HttpAttribute::DestinationPort,
+                    values: vec![HttpValue::Port(80)],
+                    not_values: vec![],
+                },
+            ],
+        }],
+        not_understood: None,
+    }
+}
+
+fn bytes(policy: &HttpPolicy) -> Vec<u8> {
+    wire::WaypointPolicy::from(policy).encode_to_vec()
+}
+
+#[test]
+fn policies_read_back_what_was_written() {
+    let policy = full_policy();
+    assert_eq!(waypoint_policy("gw/w/shop/p", &bytes(&policy)), Ok(policy));
+}
+
+#[test]
+fn services_and_settings_read_back_what_was_written() {
+    let service = WaypointService {
+        service: NamespacedHostname::new("shop", "echo.shop.svc.cluster.local"),
+        routes: vec![HttpRoute {
+            name: RouteName {
+                kind: "HTTPRoute".into(),
+                namespace: "shop".into(),
+                name: "echo".into(),
+            },
+            ports: vec![80],
+            rules: vec![HttpRouteRule {
+                matches: vec![HttpRouteMatch {
+                    path: Some(HttpPathMatch::Prefix("/a".into())),
+                    method: Some("GET".into()),
+                    headers: vec![("x".into(), HttpValueMatch::Exact("1".into()))],
+                    query_params: vec![("q".into(), HttpValueMatch::Regex("a+".into()))],
+                }],
+                backends: vec![
+                    HttpBackend {
+                        service: Ok(NamespacedHostname::new("shop", "echo-v1")),
+                        port: 80,
+                        weight: 3,
+                    },
+                    HttpBackend {
+                        service: Err("no such service".into()),
+                        port: 81,
+                        weight: 0,
+                    },
+                ],
+                unsupported: Some("filters".into()),
+            }],
+        }],
+    };
+    let encoded = wire::WaypointService::from(&service).encode_to_vec();
+    assert_eq!(waypoint_service(&encoded), Ok(service));
+    let settings = WaypointGateway {
+        gateway: GatewayName::new("shop", "waypoint"),
+        path_normalization: PathNormalization::DecodeAndMergeSlashes,
+        trusted_proxies: 2,
+        client_identity_header: true,
+    };
+    let encoded = wire::WaypointGateway::from(&settings).encode_to_vec();
+    assert_eq!(waypoint_gateway(&encoded), Ok(settings));
+}
+
+#[test]
+fn a_policy_with_an_unknown_field_denies_what_it_is_attached_to() {
+    let mut policy = full_policy();
+    policy.for_gateway = false;
+    policy.dry_run = false;
+    let mut encoded = bytes(&policy);
+    // Field 100, a varint: a condition of a later version.
+    encoded.extend([0xa0, 0x06, 0x01]);
+    let refused = waypoint_policy("gw/w/shop/p", &encoded).unwrap_err();
+    assert!(refused.error.to_string().contains("100"), "{refused}");
+    let substitute = *refused.substitute;
+    assert_eq!(substitute.services, policy.services);
+    assert!(!substitute.for_gateway);
+    assert_eq!(substitute.action, HttpAction::Deny);
+    assert_eq!(substitute.rules, [HttpRule::default()]);
+}
+
+#[test]
+fn bytes_that_are_no_policy_deny_everything() {
+    let refused = waypoint_policy("gw/w/shop/p", &[0xff, 0xff]).unwrap_err();
+    assert!(refused.substitute.for_gateway);
+    assert_eq!(refused.substitute.key, PolicyKey::of_record("shop/p"));
+}
+
+#[test]
+fn a_policy_under_anothers_name_is_refused() {
+    let refused = waypoint_policy("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
+    assert!(refused.error.to_string().contains("shop/p"), "{refused}");
+}

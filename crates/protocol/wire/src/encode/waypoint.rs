@@ -1,0 +1,247 @@
+//! What waypoints are told besides WDS: see `proto/waypoint.proto`.
+
+use ambit_model as model;
+use ipnet::IpNet;
+
+use crate::{ambit as wire, security, workload};
+
+/// Type URL of waypoints' settings.
+pub const WAYPOINT_GATEWAY_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointGateway";
+/// Type URL of the services that waypoints serve.
+pub const WAYPOINT_SERVICE_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointService";
+/// Type URL of waypoints' policies.
+pub const WAYPOINT_POLICY_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointPolicy";
+
+impl From<&model::WaypointGateway> for wire::WaypointGateway {
+    fn from(from: &model::WaypointGateway) -> Self {
+        let path_normalization = match from.path_normalization {
+            model::PathNormalization::None => wire::PathNormalization::None,
+            model::PathNormalization::Base => wire::PathNormalization::Base,
+            model::PathNormalization::MergeSlashes => wire::PathNormalization::MergeSlashes,
+            model::PathNormalization::DecodeAndMergeSlashes => {
+                wire::PathNormalization::DecodeAndMergeSlashes
+            }
+        };
+        Self {
+            gateway: Some(wire::GatewayName {
+                namespace: from.gateway.namespace.to_string(),
+                name: from.gateway.name.to_string(),
+            }),
+            path_normalization: path_normalization.into(),
+            trusted_proxies: from.trusted_proxies,
+            client_identity_header: from.client_identity_header,
+        }
+    }
+}
+
+// === services and routes ===
+
+impl From<&model::WaypointService> for wire::WaypointService {
+    fn from(from: &model::WaypointService) -> Self {
+        Self {
+            service: Some((&from.service).into()),
+            routes: all(&from.routes),
+        }
+    }
+}
+
+impl From<&model::HttpRoute> for wire::HttpRoute {
+    fn from(from: &model::HttpRoute) -> Self {
+        Self {
+            name: Some(wire::RouteName {
+                kind: from.name.kind.to_string(),
+                namespace: from.name.namespace.to_string(),
+                name: from.name.name.to_string(),
+            }),
+            ports: from.ports.iter().copied().map(u32::from).collect(),
+            rules: all(&from.rules),
+        }
+    }
+}
+
+impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
+    fn from(from: &model::HttpRouteRule) -> Self {
+        Self {
+            matches: all(&from.matches),
+            backends: all(&from.backends),
+            unsupported: optional(from.unsupported.as_ref()),
+        }
+    }
+}
+
+impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
+    fn from(from: &model::HttpRouteMatch) -> Self {
+        use wire::http_path_match::Kind;
+        let path = |path: &model::HttpPathMatch| match path {
+            model::HttpPathMatch::Exact(text) => Kind::Exact(text.to_string()),
+            model::HttpPathMatch::Prefix(text) => Kind::Prefix(text.to_string()),
+            model::HttpPathMatch::Regex(text) => Kind::Regex(text.to_string()),
+        };
+        Self {
+            path: from.path.as_ref().map(|one| wire::HttpPathMatch {
+                kind: Some(path(one)),
+            }),
+            method: optional(from.method.as_ref()),
+            headers: from.headers.iter().map(named).collect(),
+            query_params: from.query_params.iter().map(named).collect(),
+        }
+    }
+}
+
+fn named((name, value): &(model::ArcStr, model::HttpValueMatch)) -> wire::HttpNamedMatch {
+    use wire::http_named_match::Kind;
+    let kind = match value {
+        model::HttpValueMatch::Exact(text) => Kind::Exact(text.to_string()),
+        model::HttpValueMatch::Regex(text) => Kind::Regex(text.to_string()),
+    };
+    wire::HttpNamedMatch {
+        name: name.to_string(),
+        kind: Some(kind),
+    }
+}
+
+impl From<&model::HttpBackend> for wire::HttpBackend {
+    fn from(from: &model::HttpBackend) -> Self {
+        use wire::http_backend::Destination;
+        let destination = match &from.service {
+            Ok(service) => Destination::Service(service.into()),
+            Err(error) => Destination::Error(error.to_string()),
+        };
+        Self {
+            destination: Some(destination),
+            port: from.port.into(),
+            weight: from.weight,
+        }
+    }
+}
+
+// === policies ===
+
+impl From<&model::HttpPolicy> for wire::WaypointPolicy {
+    fn from(from: &model::HttpPolicy) -> Self {
+        let action = match from.action {
+            model::HttpAction::Allow => wire::HttpAction::Allow,
+            model::HttpAction::Deny => wire::HttpAction::Deny,
+            model::HttpAction::Audit => wire::HttpAction::Audit,
+        };
+        Self {
+            namespace: from.key.namespace.to_string(),
+            name: from.key.name.to_string(),
+            for_gateway: from.for_gateway,
+            services: all::<_, workload::NamespacedHostname>(&from.services),
+            action: action.into(),
+            dry_run: from.dry_run,
+            rules: all(&from.rules),
+            not_understood: optional(from.not_understood.as_ref()),
+        }
+    }
+}
+
+impl From<&model::HttpRule> for wire::HttpRule {
+    fn from(from: &model::HttpRule) -> Self {
+        Self {
+            sources: all(&from.sources),
+            operations: all(&from.operations),
+            conditions: all(&from.conditions),
+        }
+    }
+}
+
+impl From<&model::HttpSource> for wire::HttpSource {
+    fn from(from: &model::HttpSource) -> Self {
+        Self {
+            principals: all(&from.principals),
+            not_principals: all(&from.not_principals),
+            namespaces: all(&from.namespaces),
+            not_namespaces: all(&from.not_namespaces),
+            service_accounts: all(&from.service_accounts),
+            not_service_accounts: all(&from.not_service_accounts),
+            trust_domains: all(&from.trust_domains),
+            not_trust_domains: all(&from.not_trust_domains),
+            ip_blocks: all::<IpNet, security::Address>(&from.ip_blocks),
+            not_ip_blocks: all(&from.not_ip_blocks),
+            remote_ip_blocks: all(&from.remote_ip_blocks),
+            not_remote_ip_blocks: all(&from.not_remote_ip_blocks),
+        }
+    }
+}
+
+impl From<&model::HttpOperation> for wire::HttpOperation {
+    fn from(from: &model::HttpOperation) -> Self {
+        let ports = |ports: &[u16]| ports.iter().copied().map(u32::from).collect();
+        Self {
+            hosts: all(&from.hosts),
+            not_hosts: all(&from.not_hosts),
+            ports: ports(&from.ports),
+            not_ports: ports(&from.not_ports),
+            methods: all(&from.methods),
+            not_methods: all(&from.not_methods),
+            paths: all(&from.paths),
+            not_paths: all(&from.not_paths),
+        }
+    }
+}
+
+impl From<&model::PathPattern> for wire::PathPattern {
+    fn from(from: &model::PathPattern) -> Self {
+        use wire::path_pattern::Kind;
+        let kind = match from {
+            model::PathPattern::Text(text) => Kind::Text(text.into()),
+            model::PathPattern::Template(template) => Kind::Template(template.to_string()),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<&model::HttpCondition> for wire::HttpCondition {
+    fn from(from: &model::HttpCondition) -> Self {
+        Self {
+            attribute: Some((&from.attribute).into()),
+            values: all(&from.values),
+            not_values: all(&from.not_values),
+        }
+    }
+}
+
+impl From<&model::HttpAttribute> for wire::HttpAttribute {
+    fn from(from: &model::HttpAttribute) -> Self {
+        use model::HttpAttribute as From;
+        use wire::HttpAttributeKind as Kind;
+        let (kind, header) = match from {
+            From::Header(name) => (Kind::Header, name.to_string()),
+            From::SourceIp => (Kind::SourceIp, String::new()),
+            From::RemoteIp => (Kind::RemoteIp, String::new()),
+            From::SourceNamespace => (Kind::SourceNamespace, String::new()),
+            From::SourceServiceAccount => (Kind::SourceServiceAccount, String::new()),
+            From::SourceTrustDomain => (Kind::SourceTrustDomain, String::new()),
+            From::SourcePrincipal => (Kind::SourcePrincipal, String::new()),
+            From::DestinationIp => (Kind::DestinationIp, String::new()),
+            From::DestinationPort => (Kind::DestinationPort, String::new()),
+            From::ConnectionSni => (Kind::ConnectionSni, String::new()),
+        };
+        Self {
+            kind: kind.into(),
+            header,
+        }
+    }
+}
+
+impl From<&model::HttpValue> for wire::HttpValue {
+    fn from(from: &model::HttpValue) -> Self {
+        use wire::http_value::Kind;
+        let kind = match from {
+            model::HttpValue::Text(text) => Kind::Text(text.into()),
+            model::HttpValue::Net(net) => Kind::Net(net.into()),
+            model::HttpValue::Port(port) => Kind::Port((*port).into()),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
+    from.iter().map(Into::into).collect()
+}
+
+fn optional(text: Option<&model::ArcStr>) -> String {
+    text.map(ToString::to_string).unwrap_or_default()
+}

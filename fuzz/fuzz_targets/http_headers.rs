@@ -1,7 +1,7 @@
-//! What a tunnelling peer puts into a CONNECT: authority, baggage, forwarded, traceparent.
+//! What a tunnelling peer puts into a CONNECT: authority, baggage, forwarded, traceparent, original peer.
 #![no_main]
 
-use ambit_codec::{Authority, Baggage, Forwarded, TraceParent};
+use ambit_codec::{Authority, Baggage, Forwarded, OriginalPeer, TraceParent};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -14,5 +14,8 @@ fuzz_target!(|data: &[u8]| {
         assert!(Baggage::parse(printed.as_bytes()).is_ok(), "{printed}");
     }
     drop(Forwarded::parse(data));
+    if let Ok(peer) = OriginalPeer::parse(data) {
+        assert_eq!(peer.to_string().as_bytes(), data);
+    }
     let _ = TraceParent::parse(data);
 });

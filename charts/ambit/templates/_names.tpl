@@ -16,6 +16,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 https://istiod.{{ .Release.Namespace }}.svc:15012
 {{- end }}
 
+{{/* How waypoints are deployed, as JSON for the control plane; the rest it knows itself. */}}
+{{- define "ambit.waypoints" -}}
+{{- $global := .Values.global -}}
+{{- $images := dict "imagePullPolicy" $global.imagePullPolicy "imagePullSecrets" $global.imagePullSecrets -}}
+{{- $rest := dict "image" (include "ambit.image" (list . "waypoint")) "network" $global.network -}}
+{{- $log := dict "logLevel" $global.logging.level "logAsJson" $global.logAsJson -}}
+{{ merge $rest $images $log $global.waypoint | toJson }}
+{{- end }}
+
 {{/* Kubernetes' minor version as a number; some platforms write "31+". */}}
 {{- define "ambit.minor" -}}
 {{ .Capabilities.KubeVersion.Minor | trimSuffix "+" }}

@@ -130,6 +130,7 @@ fn values_of_every_form_are_rendered_alike() {
             "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
             "ztunnel.dnsConfig.nameservers={1.1.1.1}",
             "pilot.replicaCount=3,pilot.trustedNodeAccounts={a/b,c/d}",
+            "global.waypoint.replicas=3,global.waypoint.env.A=b,global.waypoint.resources=null",
         ],
         None,
     );
@@ -152,7 +153,11 @@ fn files_of_values_are_rendered_alike() {
         &["pilot.replicaCount=2"],
         Some(
             r#"
-global: {platform: gke}
+global:
+  platform: gke
+  waypoint:
+    terminationGracePeriodSeconds: 600
+    tolerations: [{key: "<a>&b", operator: Exists}]
 cni:
   cniBinDir: /somewhere/else
   resourceQuotas: {enabled: false}

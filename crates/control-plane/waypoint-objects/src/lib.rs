@@ -7,7 +7,7 @@ mod ours;
 mod pod;
 mod settings;
 
-pub use objects::{Unusable, WaypointObjects, objects};
+pub use objects::{Unusable, WaypointObjects, objects, says_replicas};
 pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_managed, is_ours};
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
 pub use settings::{Files, Settings};

@@ -215,6 +215,12 @@ impl<'a> Made<'a> {
     }
 }
 
+/// Whether a Gateway says how many pods its waypoint has.
+pub fn says_replicas(gateway: &Gateway) -> bool {
+    let annotations = gateway.metadata.annotations.as_ref();
+    annotations.is_some_and(|annotations| annotations.contains_key(REPLICAS))
+}
+
 fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, Unusable> {
     let annotations = gateway.metadata.annotations.as_ref();
     let Some(text) = annotations.and_then(|annotations| annotations.get(REPLICAS)) else {

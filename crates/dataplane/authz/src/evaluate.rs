@@ -13,6 +13,11 @@ use ambit_model::{Action, ArcStr, Authorization, Identity, PolicyKey, Workload};
 
 use crate::{PolicySet, set::Bucket};
 
+/// Name of the policy that refuses all plaintext.
+const STATIC_STRICT: &str = "istio_converted_static_strict";
+/// Beginning of the names of policies made for one PeerAuthentication.
+const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
+
 /// The connection to authorize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -157,15 +162,7 @@ impl PolicySet {
         {
             return Decision::new(true, None, Why::NoPolicies);
         }
-        let mut selected: Vec<&Authorization> = Vec::with_capacity(names.len());
-        let mut missing = None;
-        for name in names {
-            match self.by_name(name) {
-                Some(policy) => selected.push(policy),
-                None if self.missing() == MissingPolicies::Ignore => {}
-                None => missing = missing.or(Some(name)),
-            }
-        }
+        let (selected, missing) = self.named(names);
         let peer = Peer::new(connection);
         let matching = |action, dry_run| {
             let in_buckets = buckets
@@ -175,12 +172,7 @@ impl PolicySet {
             let named = selected
                 .iter()
                 .filter(|policy| policy.action == action && policy.dry_run == dry_run)
-                .filter(|policy| {
-                    policy
-                        .rules
-                        .iter()
-                        .any(|rule| crate::matching::rule_matches(rule, &peer))
-                })
+                .filter(|policy| matches(policy, &peer))
                 .map(|policy| policy.key());
             in_buckets.chain(named).min()
         };
@@ -209,6 +201,47 @@ impl PolicySet {
         decision
     }
 
+    /// Decides by PeerAuthentication alone: by those policies into which it is converted, all of them DENY
+    /// policies that the destination names.
+    pub fn evaluate_peer_authentication(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Decision {
+        let names = destination.authorization_policies.iter();
+        let (selected, missing) = self.named(names.filter(|name| is_peer_authentication(name)));
+        let peer = Peer::new(connection);
+        let denying = selected
+            .iter()
+            .filter(|policy| policy.action == Action::Deny && !policy.dry_run)
+            .filter(|policy| matches(policy, &peer))
+            .map(|policy| policy.key())
+            .min();
+        match (self.denied(denying), missing) {
+            (Some(denied), _) => denied,
+            (None, Some(name)) => Decision::new(false, None, Why::MissingPolicy(name.clone())),
+            (None, None) if selected.is_empty() => Decision::new(true, None, Why::NoPolicies),
+            (None, None) => Decision::new(true, None, Why::NoAllowPolicies),
+        }
+    }
+
+    /// The policies of these names, and the first name that is unknown, if that matters.
+    fn named<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a ArcStr>,
+    ) -> (Vec<&Authorization>, Option<&'a ArcStr>) {
+        let mut selected: Vec<&Authorization> = Vec::new();
+        let mut missing = None;
+        for name in names {
+            match self.by_name(name) {
+                Some(policy) => selected.push(policy),
+                None if self.missing() == MissingPolicies::Ignore => {}
+                None => missing = missing.or(Some(name)),
+            }
+        }
+        (selected, missing)
+    }
+
     fn denied(&self, policy: Option<PolicyKey>) -> Option<Decision> {
         let policy = policy?;
         let known = self.by_key(&policy);
@@ -221,6 +254,18 @@ impl PolicySet {
     fn nothing_applies(&self, buckets: &[Option<&Bucket>; 2], selected: &[&Authorization]) -> bool {
         selected.is_empty() && buckets.iter().flatten().all(|bucket| bucket.is_empty())
     }
+}
+
+fn matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
+    let mut rules = policy.rules.iter();
+    rules.any(|rule| crate::matching::rule_matches(rule, peer))
+}
+
+/// Whether a record (`namespace/name`) is a converted PeerAuthentication: no object of Kubernetes can have
+/// such a name.
+fn is_peer_authentication(record: &str) -> bool {
+    let name = record.split_once('/').map_or(record, |(_, name)| name);
+    name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
 }
 
 /// The decision when no policy denies.

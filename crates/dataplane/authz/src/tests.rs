@@ -1,5 +1,7 @@
 //! The contract's meaning case by case, then against a naive reference.
 
+mod peer_authentication;
+
 use std::net::IpAddr;
 
 use ambit_model::{

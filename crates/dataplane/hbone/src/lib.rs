@@ -20,7 +20,7 @@ mod tunnel;
 pub use client::{ClientConnection, DialError, TunnelError};
 pub use pinger::PingTimeout;
 pub use pool::{Pool, PoolKey};
-pub use relay::{Meter, RelayError, relay_plain, relay_tunnel};
+pub use relay::{Meter, RelayError, Reversed, relay_plain, relay_tunnel, relay_tunnels};
 pub use server::{Incoming, ServeError};
 pub use settings::Settings;
 pub use tunnel::{Tunnel, TunnelIo};

@@ -1,4 +1,4 @@
-//! The copy loops: an application's socket and a tunnel, or two sockets.
+//! The copy loops: an application's socket and a tunnel, two sockets, or two tunnels.
 //!
 //! Both directions of a connection are in one task. Each ends by itself: an end of data is passed on as
 //! such (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are read only
@@ -25,11 +25,14 @@ use tokio::{
 use crate::Tunnel;
 
 mod download;
+mod forward;
 mod frames;
 mod one_way;
+mod received;
 mod upload;
 
 use download::Download;
+use forward::Forward;
 use one_way::OneWay;
 use upload::Upload;
 
@@ -38,15 +41,28 @@ const LAST_BYTES: Duration = Duration::from_secs(5);
 
 /// Counts the bytes as they pass.
 pub trait Meter {
-    /// Read from the application (or the first of two sockets).
+    /// Read from the application (or the first of two sockets or tunnels).
     fn app_sent(&self, bytes: u64);
-    /// Written to the application (or the first of two sockets).
+    /// Written to the application (or the first of two sockets or tunnels).
     fn app_received(&self, bytes: u64);
 }
 
 impl Meter for () {
     fn app_sent(&self, _bytes: u64) {}
     fn app_received(&self, _bytes: u64) {}
+}
+
+/// Counts for the other end: what is read from the first one is what the application receives.
+#[derive(Clone, Copy, Debug)]
+pub struct Reversed<M>(pub M);
+
+impl<M: Meter> Meter for Reversed<M> {
+    fn app_sent(&self, bytes: u64) {
+        self.0.app_received(bytes);
+    }
+    fn app_received(&self, bytes: u64) {
+        self.0.app_sent(bytes);
+    }
 }
 
 impl<M: Meter + ?Sized> Meter for &M {
@@ -186,12 +202,59 @@ where
     })
     .await;
     if result.is_err() {
-        poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
-            Poll::Pending => ends.patience.poll(cx),
-            sent => sent,
-        })
-        .await;
-        tunnel.reset();
+        reset_when_sent(tunnel, &mut ends.patience).await;
+    }
+    result
+}
+
+/// Resets a tunnel when what was passed to it has been sent, or that takes too long.
+async fn reset_when_sent(tunnel: &mut Tunnel, patience: &mut Patience) {
+    poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
+        Poll::Pending => patience.poll(cx),
+        sent => sent,
+    })
+    .await;
+    tunnel.reset();
+}
+
+/// Copies between two tunnels until both directions have ended. If either breaks, both are reset.
+///
+/// # Errors
+/// When a tunnel breaks.
+pub async fn relay_tunnels<M: Meter>(
+    app: &mut Tunnel,
+    peer: &mut Tunnel,
+    meter: M,
+) -> Result<(), RelayError> {
+    let (mut upload, mut download) = (Forward::default(), Forward::default());
+    let mut ends = Ends::default();
+    let result = poll_fn(|cx| {
+        loop {
+            let before = (ends.up, ends.down);
+            if !ends.up {
+                let count = |n| meter.app_sent(n);
+                let over = upload.poll(cx, &mut app.recv, peer, &mut ends, before.1, count);
+                if let Poll::Ready(over) = over {
+                    ends.up(over);
+                }
+            }
+            if !ends.down {
+                let count = |n| meter.app_received(n);
+                let over = download.poll(cx, &mut peer.recv, app, &mut ends, before.0, count);
+                if let Poll::Ready(over) = over {
+                    ends.down(over);
+                }
+            }
+            // Each direction waits for other things once the other is over.
+            if before == (ends.up, ends.down) {
+                return ends.poll(cx);
+            }
+        }
+    })
+    .await;
+    if result.is_err() {
+        reset_when_sent(app, &mut ends.patience).await;
+        reset_when_sent(peer, &mut ends.patience).await;
     }
     result
 }

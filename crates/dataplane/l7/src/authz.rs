@@ -27,6 +27,8 @@ mod facts;
 mod matcher;
 mod text;
 
+#[cfg(any(test, feature = "testing"))]
+pub mod naive;
 #[cfg(test)]
 mod tests;
 
@@ -75,7 +77,10 @@ impl Bucket {
     fn insert(&mut self, policy: &Arc<Compiled>) {
         let list = self.list(policy);
         let at = list.partition_point(|other| other.key() < policy.key());
-        list.insert(at, policy.clone());
+        // It may name a service twice.
+        if list.get(at).is_none_or(|other| other.key() != policy.key()) {
+            list.insert(at, policy.clone());
+        }
     }
 
     fn remove(&mut self, policy: &Compiled) {

@@ -3,7 +3,7 @@
 
 use std::{error::Error, pin::pin};
 
-use ambit_hbone::{RelayError, Tunnel, relay_plain, relay_tunnel};
+use ambit_hbone::{RelayError, Reversed, Tunnel, relay_plain, relay_tunnel, relay_tunnels};
 use ambit_model::Reason;
 use ambit_rt::OpenWork;
 use ambit_sys::socket;
@@ -33,12 +33,12 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Both ends are connected.
-    pub fn established<F>(mut self, near: TcpStream, far: F) -> Established<F> {
+    /// Both ends are connected. `near` is the end whose bytes are reported as the application's.
+    pub fn established(mut self, near: impl Into<End>, far: impl Into<End>) -> Established {
         self.report.opened();
         Established {
-            near,
-            far,
+            near: near.into(),
+            far: far.into(),
             report: self.report,
             tracked: self.tracked,
             _open: self.open,
@@ -51,85 +51,82 @@ impl Opening {
     }
 }
 
-/// What a connection is relayed to.
-pub trait FarEnd {
-    /// Copies between `near` and this until both directions have ended.
-    fn relay(
-        &mut self,
-        near: &mut TcpStream,
-        report: &Report,
-    ) -> impl Future<Output = Result<(), RelayError>> + Send;
-
-    /// Both directions have ended: the socket, if it is one, is not to be reset any more.
-    fn end_in_order(&self);
-
-    /// The connection broke, or is cut. Sockets are reset when they are dropped.
-    fn reset(&mut self);
-}
-
-impl FarEnd for Tunnel {
-    fn relay(
-        &mut self,
-        near: &mut TcpStream,
-        report: &Report,
-    ) -> impl Future<Output = Result<(), RelayError>> + Send {
-        relay_tunnel(near, self, report)
-    }
-
-    fn end_in_order(&self) {}
-
-    fn reset(&mut self) {
-        Self::reset(self);
-    }
-}
-
-/// The far end of a connection that may go by any way.
+/// One end of a connection.
 #[derive(Debug)]
-pub enum Far {
-    /// As it came.
+pub enum End {
+    /// A socket.
     Plain(TcpStream),
-    /// Through a tunnel.
+    /// A tunnel.
     Tunnel(Tunnel),
-    /// Through a tunnel inside a tunnel.
+    /// A tunnel inside a tunnel.
     Inner(Box<Inner>),
 }
 
-impl FarEnd for Far {
-    async fn relay(&mut self, near: &mut TcpStream, report: &Report) -> Result<(), RelayError> {
+impl From<TcpStream> for End {
+    fn from(stream: TcpStream) -> Self {
+        Self::Plain(stream)
+    }
+}
+
+impl From<Tunnel> for End {
+    fn from(tunnel: Tunnel) -> Self {
+        Self::Tunnel(tunnel)
+    }
+}
+
+/// How an end is relayed.
+enum Side<'a> {
+    Socket(&'a mut TcpStream),
+    Tunnel(&'a mut Tunnel),
+}
+
+impl End {
+    fn side(&mut self) -> Side<'_> {
         match self {
-            Self::Plain(far) => relay_plain(near, far, report).await,
-            Self::Tunnel(tunnel) => relay_tunnel(near, tunnel, report).await,
-            Self::Inner(inner) => relay_tunnel(near, inner.tunnel(), report).await,
+            Self::Plain(stream) => Side::Socket(stream),
+            Self::Tunnel(tunnel) => Side::Tunnel(tunnel),
+            Self::Inner(inner) => Side::Tunnel(inner.tunnel()),
         }
     }
 
+    /// Copies between this, the application's end, and `far` until both directions have ended.
+    async fn relay(&mut self, far: &mut Self, report: &Report) -> Result<(), RelayError> {
+        match (self.side(), far.side()) {
+            (Side::Socket(near), Side::Socket(far)) => relay_plain(near, far, report).await,
+            (Side::Socket(near), Side::Tunnel(far)) => relay_tunnel(near, far, report).await,
+            (Side::Tunnel(near), Side::Socket(far)) => {
+                relay_tunnel(far, near, Reversed(report)).await
+            }
+            (Side::Tunnel(near), Side::Tunnel(far)) => relay_tunnels(near, far, report).await,
+        }
+    }
+
+    /// Both directions have ended: the socket, if it is one, is not to be reset any more.
     fn end_in_order(&self) {
-        if let Self::Plain(far) = self {
-            socket::end_in_order(far);
+        if let Self::Plain(stream) = self {
+            socket::end_in_order(stream);
         }
     }
 
+    /// The connection broke, or is cut. Sockets are reset when they are dropped.
     fn reset(&mut self) {
-        match self {
-            Self::Plain(_) => {}
-            Self::Tunnel(tunnel) => tunnel.reset(),
-            Self::Inner(inner) => inner.tunnel().reset(),
+        if let Side::Tunnel(tunnel) = self.side() {
+            tunnel.reset();
         }
     }
 }
 
-/// What remains of a connection once it is set up. `near` is the end whose bytes are reported as the
-/// application's.
+/// What remains of a connection once it is set up.
 #[derive(Debug)]
-pub struct Established<F> {
-    near: TcpStream,
-    far: F,
+pub struct Established {
+    near: End,
+    far: End,
     report: Report,
     tracked: Tracked,
     _open: OpenWork,
 }
 
-impl<F: FarEnd> Established<F> {
+impl Established {
     /// Relays until both directions have ended, it breaks, or it is cut. To be dropped then. Takes it
     /// borrowed, as a copy of it in here would double the memory of a connection.
     pub async fn relay(&mut self) {
@@ -140,15 +137,16 @@ impl<F: FarEnd> Established<F> {
             tracked,
             ..
         } = self;
-        let result = tracked.unless_cut(pin!(far.relay(near, report))).await;
+        let result = tracked.unless_cut(pin!(near.relay(far, report))).await;
         match result {
             Ok(Ok(())) => {
-                socket::end_in_order(near);
+                near.end_in_order();
                 return far.end_in_order();
             }
             Ok(Err(error)) => report.failed(&error, error.reason()),
             Err(cut) => report.failed(&cut, cut.reason()),
         }
+        near.reset();
         far.reset();
     }
 }

@@ -23,6 +23,9 @@ pub enum Cut {
     /// The pod's record names a policy that has not become known in time.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
+    /// Everything to the pod has to come through its waypoint now.
+    #[error("connection closed: it does not come through the waypoint of the workload")]
+    PassesByWaypoint,
     /// The deadline of a drain passed, or the pod's proxy was stopped at once.
     #[error("connection closed due to connection drain")]
     Drain,
@@ -32,7 +35,7 @@ impl Cut {
     /// The low-cardinality cause.
     pub fn reason(self) -> Reason {
         match self {
-            Self::Policy | Self::MissingPolicy => Reason::Deny,
+            Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint => Reason::Deny,
             Self::Drain => Reason::Connect,
         }
     }
@@ -45,6 +48,17 @@ pub enum Way {
     Inbound,
     /// From the pod.
     Outbound,
+}
+
+/// How a connection to the pod gets there, and so who judges it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Course {
+    /// Directly: all of the pod's policies apply.
+    #[default]
+    Direct,
+    /// Through the pod's waypoint: what it delivers is another connection, to which the pod's policies apply.
+    /// PeerAuthentication alone is about this one.
+    ThroughWaypoint,
 }
 
 /// What is shown of a connection.
@@ -67,6 +81,7 @@ struct Entry {
     shown: Shown,
     /// What policies look at; inbound only.
     peer: Option<Peer>,
+    course: Course,
     cut: oneshot::Sender<Cut>,
 }
 
@@ -122,6 +137,7 @@ impl Connections {
                 way,
                 shown,
                 peer,
+                course: Course::default(),
                 cut,
             },
         );
@@ -146,17 +162,17 @@ impl Connections {
     ///
     /// Verdicts are asked for without the lock: a connection that is taken onto the list meanwhile is
     /// authorized after that, and so by what is known now.
-    pub fn recheck(&self, mut verdict: impl FnMut(&Peer) -> Option<Cut>) -> usize {
-        let peers: Vec<(u64, Peer)> = {
+    pub fn recheck(&self, mut verdict: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
+        let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();
             let peers = inner.entries.iter();
             peers
-                .filter_map(|(id, entry)| Some((*id, entry.peer.clone()?)))
+                .filter_map(|(id, entry)| Some((*id, entry.peer.clone()?, entry.course)))
                 .collect()
         };
         let mut cut = 0;
-        for (id, peer) in peers {
-            if let Some(why) = verdict(&peer) {
+        for (id, peer, course) in peers {
+            if let Some(why) = verdict(&peer, course) {
                 cut += usize::from(self.cut(id, why));
             }
         }
@@ -240,6 +256,13 @@ impl Handle {
             entry.shown.protocol = protocol;
         }
     }
+
+    /// It gets to the pod this way. To be called before it is authorized.
+    pub fn takes(&self, course: Course) {
+        if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
+            entry.course = course;
+        }
+    }
 }
 
 impl Drop for Tracked {
@@ -277,7 +300,7 @@ mod tests {
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
         let mut outgoing = list.outbound(shown(3));
-        let verdict = |peer: &Peer| (peer.destination.port() != 80).then_some(Cut::Policy);
+        let verdict = |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
         assert_eq!(list.recheck(verdict), 1);
         let pending = std::future::pending::<()>();
         assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));

@@ -7,7 +7,9 @@ use ambit_model::ArcStr;
 use ambit_rt::Env;
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::TlsSettings;
-use ambit_xds::{Cached, Client, ClientOptions, Ending, Handler, NodeInfo, Update};
+use ambit_xds::{
+    Cached, Client, ClientOptions, Ending, Handler, NodeInfo, NotUnderstoodPolicies, Update,
+};
 use anyhow::Context as _;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -137,20 +139,8 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
     follower: Follower<S>,
     demands: Option<mpsc::Receiver<AddressDemand>>,
 ) -> anyhow::Result<()> {
-    let upstream = settings
-        .upstream
-        .channel(TlsSettings::from_env(env)?)
-        .context("XDS_ADDRESS is empty")?;
-    let token = token(settings.auth_token.as_deref());
-    let options = ClientOptions {
-        channel: channel(&upstream).context("XDS_ADDRESS")?,
-        address: upstream.address.clone(),
-        headers: CallHeaders::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
-        node: settings.node.to_wire(env)?,
-        role: settings.node.role,
-        on_demand: settings.on_demand,
-        not_understood: follower.state.config().not_understood,
-    };
+    let not_understood = follower.state.config().not_understood;
+    let options = client_options(env, settings, not_understood)?;
     let cache = follower.cache.clone();
     let mut client = Client::new(options, follower, demands);
     if let Some(cache) = cache {
@@ -160,4 +150,29 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
     }
     ambit_rt::spawn_essential("xds", client.run());
     Ok(())
+}
+
+/// How the control plane is called. Headers and TLS parameters are the environment's.
+///
+/// # Errors
+/// When the settings cannot be used.
+pub fn client_options(
+    env: &Env,
+    settings: &XdsSettings,
+    not_understood: NotUnderstoodPolicies,
+) -> anyhow::Result<ClientOptions> {
+    let upstream = settings
+        .upstream
+        .channel(TlsSettings::from_env(env)?)
+        .context("XDS_ADDRESS is empty")?;
+    let token = token(settings.auth_token.as_deref());
+    Ok(ClientOptions {
+        channel: channel(&upstream).context("XDS_ADDRESS")?,
+        address: upstream.address.clone(),
+        headers: CallHeaders::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
+        node: settings.node.to_wire(env)?,
+        role: settings.node.role,
+        on_demand: settings.on_demand,
+        not_understood,
+    })
 }

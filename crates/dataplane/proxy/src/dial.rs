@@ -1,6 +1,7 @@
 //! Making connections for one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
 
 mod inner;
+mod waypoint;
 
 use std::{
     io,
@@ -19,7 +20,7 @@ use ambit_sys::{
     socket::{self, OutboundSpec, SocketError, Tuning},
 };
 use ambit_tls::{PeerRole, WorkloadCert};
-use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::InvalidUri};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, uri::InvalidUri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
 
@@ -30,7 +31,8 @@ pub use inner::{Inner, InnerError};
 /// How long connecting may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
+/// What a peer says of itself.
+pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The far end could not be connected to.
@@ -51,6 +53,15 @@ pub enum ConnectError {
     /// No tunnel inside the tunnel.
     #[error(transparent)]
     Inner(#[from] InnerError),
+    /// No tunnel to a waypoint.
+    #[error("cannot connect through the waypoint {waypoint}")]
+    Waypoint {
+        /// As the mesh names it.
+        waypoint: ArcStr,
+        /// Why.
+        #[source]
+        source: Box<Self>,
+    },
     /// No plain connection.
     #[error("connection failed: {addr}")]
     Plain {
@@ -77,11 +88,21 @@ pub enum PlainError {
 }
 
 impl ConnectError {
+    /// The status with which the peer refused the tunnel, if it did.
+    pub fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Tunnel(TunnelError::Status(status)) => Some(*status),
+            Self::Waypoint { source, .. } => source.status(),
+            _ => None,
+        }
+    }
+
     /// The low-cardinality cause.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tunnel(error) => error.reason(),
             Self::Inner(error) => error.reason(),
+            Self::Waypoint { source, .. } => source.reason(),
             Self::Authority { .. } | Self::Plain { .. } => Reason::Connect,
         }
     }

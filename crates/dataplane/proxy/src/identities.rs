@@ -28,6 +28,8 @@ pub struct CertificateSettings {
     pub auth_token: Option<String>,
     /// Whose token it is.
     pub cluster_id: ArcStr,
+    /// Whether certificates are for others than the token's own account.
+    pub impersonate: bool,
     /// What the CA is asked for.
     pub ttl: Duration,
     /// Certificate revocation lists.
@@ -64,6 +66,7 @@ pub fn start(
         tls,
         CsrClientOptions {
             ttl: settings.ttl,
+            impersonate: settings.impersonate,
             ..CsrClientOptions::default()
         },
     );

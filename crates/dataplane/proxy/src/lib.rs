@@ -33,8 +33,8 @@ pub mod state;
 pub mod warm_start;
 pub mod workers;
 
-pub use connection::{Established, Far, Opening};
-pub use connection_table::{Connections, Cut, Shown};
+pub use connection::{End, Established, Opening};
+pub use connection_table::{Connections, Course, Cut, Shown};
 pub use dial::Dialer;
 pub use in_flight::{InFlight, SetupLimits};
 pub use lifecycle::Lifecycle;

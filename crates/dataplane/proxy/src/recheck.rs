@@ -1,17 +1,21 @@
-//! What a change of policies does to the connections that are open.
+//! What a change of policies, or of the pod's record, does to the connections that are open.
 //!
-//! What is denied now is cut at once. A policy that the pod's record names and nobody knows is different: the
-//! record and the policy come as two messages, in either order, and connections that were allowed must not end
-//! for the moment between them. They have a grace; new connections have none.
+//! What is denied now is cut at once. Two things have a grace, for connections that are open; new ones have none:
+//!
+//! - A policy that the pod's record names and nobody knows: the record and the policy come as two messages, in
+//!   either order, and connections that were allowed must not end for the moment between them.
+//! - A waypoint that everything has to come through from now on: connections that do not are cut after a while.
+//!   Those that were led through a waypoint which is the pod's no longer go on as long as that waypoint's own
+//!   connection to the pod, and that does not come through the new one.
 
 use std::{pin::pin, time::Duration};
 
-use ambit_authz::{Connection as Peer, Decision, Why};
-use ambit_model::PodName;
+use ambit_authz::{Connection as Peer, Why};
+use ambit_model::{PodName, Workload};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    connection_table::{Connections, Cut},
+    connection_table::{Connections, Course, Cut},
     local::LocalWorkload,
     state::SharedState,
 };
@@ -23,18 +27,18 @@ pub struct Recheck {
     state: SharedState,
     name: PodName,
     connections: Connections,
-    grace: Grace,
+    graces: Graces,
 }
 
 impl Recheck {
-    /// Of the connections to `local`, from now on. Those that wait for a policy may go on for `grace`.
-    pub fn new(local: &LocalWorkload, connections: &Connections, grace: Duration) -> Self {
+    /// Of the connections to `local`, from now on.
+    pub fn new(local: &LocalWorkload, connections: &Connections, graces: Graces) -> Self {
         Self {
             changes: local.changes(),
             state: local.state().clone(),
             name: local.name().clone(),
             connections: connections.clone(),
-            grace: Grace::new(grace),
+            graces,
         }
     }
 
@@ -45,51 +49,75 @@ impl Recheck {
             tokio::select! {
                 () = &mut gone => return,
                 changed = self.changes.changed() => if changed.is_err() { return },
-                () = ambit_rt::sleep_until(self.grace.deadline()) => {}
+                () = ambit_rt::sleep_until(self.graces.deadline()) => {}
             }
             let Some(workload) = self.state.local_workload(&self.name) else {
                 // The record is gone: nothing new is let in; what was allowed stays until it ends.
-                self.grace.suspend();
+                self.graces.suspend();
                 continue;
             };
             let state = &self.state;
+            let judge = |peer: &Peer, course| objection(state, &workload, peer, course);
             let cut = self
-                .grace
-                .recheck(&self.connections, Instant::now(), |peer| {
-                    state.authorize(&workload, peer)
-                });
+                .graces
+                .recheck(&self.connections, Instant::now(), judge);
             if cut > 0 {
-                tracing::info!(pod = %self.name, connections = cut, "policy change closed connections");
+                tracing::info!(
+                    pod = %self.name, connections = cut,
+                    "a change of policies or of the waypoint closed connections"
+                );
             }
         }
     }
 }
 
-/// How long established connections wait for policies that are not known yet.
-#[derive(Debug)]
-pub struct Grace {
-    length: Duration,
-    /// When those that wait for a policy are cut, if any do.
-    until: Option<Instant>,
+/// Why a connection to `workload` may not go on, if so.
+pub fn objection(
+    state: &SharedState,
+    workload: &Workload,
+    peer: &Peer,
+    course: Course,
+) -> Option<Cut> {
+    let decision = match course {
+        Course::Direct => state.authorize(workload, peer),
+        Course::ThroughWaypoint => state.authenticate(workload, peer),
+    };
+    match decision.why {
+        _ if decision.allowed => {}
+        Why::MissingPolicy(_) => return Some(Cut::MissingPolicy),
+        _ => return Some(Cut::Policy),
+    }
+    let passes_by = course == Course::Direct && state.passes_by_waypoint(workload, peer);
+    passes_by.then_some(Cut::PassesByWaypoint)
 }
 
-impl Grace {
-    /// Connections that wait for a policy may go on for `length`.
-    pub fn new(length: Duration) -> Self {
+/// How long established connections may go on that may not be opened any more.
+#[derive(Debug)]
+pub struct Graces {
+    missing_policy: Grace,
+    waypoint: Grace,
+}
+
+impl Graces {
+    /// Connections that wait for a policy may go on for `missing_policy`, those that do not come through a
+    /// new waypoint for `waypoint`.
+    pub fn new(missing_policy: Duration, waypoint: Duration) -> Self {
         Self {
-            length,
-            until: None,
+            missing_policy: Grace::new(missing_policy),
+            waypoint: Grace::new(waypoint),
         }
     }
 
     /// When to [`Self::recheck`] at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        self.until
+        let deadlines = [self.missing_policy.deadline(), self.waypoint.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Nothing can be decided, and so nothing is waited for, until the next [`Self::recheck`].
     pub fn suspend(&mut self) {
-        self.until = None;
+        self.missing_policy.until = None;
+        self.waypoint.until = None;
     }
 
     /// Decides all anew and cuts those that may not go on. Returns how many.
@@ -97,29 +125,81 @@ impl Grace {
         &mut self,
         connections: &Connections,
         now: Instant,
-        decide: impl Fn(&Peer) -> Decision,
+        judge: impl Fn(&Peer, Course) -> Option<Cut>,
     ) -> usize {
-        let in_time = self.until.is_none_or(|until| now < until) && !self.length.is_zero();
-        let mut waits = false;
-        let cut = connections.recheck(|peer| {
-            let decision = decide(peer);
-            match decision.why {
-                _ if decision.allowed => None,
-                Why::MissingPolicy(_) if in_time => {
-                    waits = true;
-                    None
-                }
-                Why::MissingPolicy(_) => Some(Cut::MissingPolicy),
-                _ => Some(Cut::Policy),
-            }
-        });
+        let mut missing_policy = self.missing_policy.look(now);
+        let mut waypoint = self.waypoint.look(now);
+        connections.recheck(|peer, course| {
+            let objection = judge(peer, course)?;
+            let goes_on = match objection {
+                Cut::MissingPolicy => missing_policy.spares(),
+                Cut::PassesByWaypoint => waypoint.spares(),
+                Cut::Policy | Cut::Drain => false,
+            };
+            (!goes_on).then_some(objection)
+        })
+    }
+}
+
+/// How long connections go on that have the same reason to end.
+#[derive(Debug)]
+pub struct Grace {
+    length: Duration,
+    /// When they are cut, if there are any.
+    until: Option<Instant>,
+}
+
+impl Grace {
+    /// It begins when the first of them is found.
+    pub fn new(length: Duration) -> Self {
+        Self {
+            length,
+            until: None,
+        }
+    }
+
+    /// When to look again at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Begins to look at all connections.
+    pub fn look(&mut self, now: Instant) -> Look<'_> {
+        Look {
+            in_time: self.until.is_none_or(|until| now < until) && !self.length.is_zero(),
+            grace: self,
+            now,
+            waits: false,
+        }
+    }
+}
+
+/// One look at all connections. When it ends, so does the grace, unless it has spared one.
+#[derive(Debug)]
+pub struct Look<'a> {
+    grace: &'a mut Grace,
+    now: Instant,
+    in_time: bool,
+    waits: bool,
+}
+
+impl Look<'_> {
+    /// Whether a connection with this reason to end may go on for now.
+    pub fn spares(&mut self) -> bool {
+        self.waits |= self.in_time;
+        self.in_time
+    }
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let Grace { length, until } = &mut *self.grace;
         // A date that cannot be reckoned is never.
-        self.until = match self.until {
-            until @ Some(_) if waits => until,
-            _ if waits => now.checked_add(self.length),
+        *until = match *until {
+            Some(until) if self.waits => Some(until),
+            _ if self.waits => self.now.checked_add(*length),
             _ => None,
         };
-        cut
     }
 }
 
@@ -132,13 +212,8 @@ mod tests {
 
     const GRACE: Duration = Duration::from_secs(10);
 
-    fn decision(why: Why) -> Decision {
-        Decision {
-            allowed: matches!(why, Why::NoPolicies),
-            decided_by: None,
-            why,
-            dry_run: Vec::new(),
-        }
+    fn graces() -> Graces {
+        Graces::new(GRACE, GRACE * 3)
     }
 
     fn open(list: &Connections, port: u16) -> Tracked {
@@ -167,47 +242,68 @@ mod tests {
     async fn a_missing_policy_cuts_when_the_grace_is_over_and_a_denial_at_once() {
         let list = Connections::default();
         let (mut waits, mut denied) = (open(&list, 1), open(&list, 2));
-        let mut grace = Grace::new(GRACE);
-        let decide = |peer: &Peer| match peer.destination.port() {
-            1 => decision(Why::MissingPolicy("ns/coming".into())),
-            _ => decision(Why::Denied),
+        let mut graces = graces();
+        let judge = |peer: &Peer, _| match peer.destination.port() {
+            1 => Some(Cut::MissingPolicy),
+            _ => Some(Cut::Policy),
         };
         let begin = Instant::now();
-        assert_eq!(grace.recheck(&list, begin, decide), 1);
+        assert_eq!(graces.recheck(&list, begin, judge), 1);
         assert_eq!(why_cut(&mut denied).await, Cut::Policy);
-        assert_eq!(grace.deadline(), Some(begin + GRACE));
+        assert_eq!(graces.deadline(), Some(begin + GRACE));
         // A later change does not prolong it.
-        assert_eq!(grace.recheck(&list, begin + GRACE / 2, decide), 0);
-        assert_eq!(grace.deadline(), Some(begin + GRACE));
-        assert_eq!(grace.recheck(&list, begin + GRACE, decide), 1);
+        assert_eq!(graces.recheck(&list, begin + GRACE / 2, judge), 0);
+        assert_eq!(graces.deadline(), Some(begin + GRACE));
+        assert_eq!(graces.recheck(&list, begin + GRACE, judge), 1);
         assert_eq!(why_cut(&mut waits).await, Cut::MissingPolicy);
-        assert_eq!(grace.deadline(), None);
+        assert_eq!(graces.deadline(), None);
     }
 
     #[tokio::test]
     async fn what_becomes_known_in_time_ends_the_waiting() {
         let list = Connections::default();
         let _open = open(&list, 1);
-        let mut grace = Grace::new(GRACE);
+        let mut graces = graces();
         let begin = Instant::now();
-        let missing = |_: &Peer| decision(Why::MissingPolicy("ns/coming".into()));
-        assert_eq!(grace.recheck(&list, begin, missing), 0);
-        let allowed = |_: &Peer| decision(Why::NoPolicies);
-        assert_eq!(grace.recheck(&list, begin + GRACE * 2, allowed), 0);
-        assert_eq!(grace.deadline(), None);
+        let missing = |_: &Peer, _| Some(Cut::MissingPolicy);
+        assert_eq!(graces.recheck(&list, begin, missing), 0);
+        assert_eq!(graces.recheck(&list, begin + GRACE * 2, |_, _| None), 0);
+        assert_eq!(graces.deadline(), None);
         // The next one that is missing has its own grace.
-        assert_eq!(grace.recheck(&list, begin + GRACE * 3, missing), 0);
-        assert_eq!(grace.deadline(), Some(begin + GRACE * 4));
-        grace.suspend();
-        assert_eq!(grace.deadline(), None);
+        assert_eq!(graces.recheck(&list, begin + GRACE * 3, missing), 0);
+        assert_eq!(graces.deadline(), Some(begin + GRACE * 4));
+        graces.suspend();
+        assert_eq!(graces.deadline(), None);
     }
 
     #[tokio::test]
     async fn without_a_grace_a_missing_policy_cuts_at_once() {
         let list = Connections::default();
         let _open = open(&list, 1);
-        let mut grace = Grace::new(Duration::ZERO);
-        let missing = |_: &Peer| decision(Why::MissingPolicy("ns/coming".into()));
-        assert_eq!(grace.recheck(&list, Instant::now(), missing), 1);
+        let mut graces = Graces::new(Duration::ZERO, GRACE);
+        let missing = |_: &Peer, _| Some(Cut::MissingPolicy);
+        assert_eq!(graces.recheck(&list, Instant::now(), missing), 1);
+    }
+
+    #[tokio::test]
+    async fn each_reason_has_its_own_grace() {
+        let list = Connections::default();
+        let (_policy, mut direct) = (open(&list, 1), open(&list, 2));
+        let led = open(&list, 3);
+        led.handle().takes(Course::ThroughWaypoint);
+        let mut graces = graces();
+        let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
+            (1, _) => Some(Cut::MissingPolicy),
+            (_, Course::Direct) => Some(Cut::PassesByWaypoint),
+            (_, Course::ThroughWaypoint) => None,
+        };
+        let begin = Instant::now();
+        assert_eq!(graces.recheck(&list, begin, judge), 0);
+        assert_eq!(graces.deadline(), Some(begin + GRACE));
+        assert_eq!(graces.recheck(&list, begin + GRACE, judge), 1);
+        assert_eq!(graces.deadline(), Some(begin + GRACE * 3));
+        assert_eq!(graces.recheck(&list, begin + GRACE * 3, judge), 1);
+        assert_eq!(why_cut(&mut direct).await, Cut::PassesByWaypoint);
+        assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 }

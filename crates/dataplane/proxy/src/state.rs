@@ -248,8 +248,45 @@ impl SharedState {
     /// Where an outbound connection of `source` goes. In on-demand mode this first asks the control
     /// plane for what is not known yet; else it waits, after a start, until the mesh is known.
     pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
+        self.route_again(source, dst, &[]).await
+    }
+
+    /// [`Self::route`] when connecting to the waypoint's workloads with the uids `failed` was in vain.
+    pub async fn route_again(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        self.find(source, dst, |table| {
+            table.outbound_again(source, dst, failed, &mut rand::rng())
+        })
+        .await
+    }
+
+    /// The way to the waypoint of the local workload, for a connection to `dst` that passes by it. As for
+    /// [`Self::route_again`], `failed` has been tried.
+    pub async fn hairpin(
+        &self,
+        local: &Workload,
+        dst: SocketAddr,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        self.find(local, dst, |table| {
+            table.hairpin(local, dst, failed, &mut rand::rng())
+        })
+        .await
+    }
+
+    /// What `look` finds for the local workload when all is known that it needs.
+    async fn find(
+        &self,
+        local: &Workload,
+        dst: SocketAddr,
+        look: impl Fn(&MeshTable) -> Result<Route, RouteError> + Sync,
+    ) -> Result<Route, RouteError> {
         if self.0.demands.is_some() {
-            return self.route_on_demand(source, dst).await;
+            return self.find_on_demand(local, dst, look).await;
         }
         if !self.addresses_known() {
             let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
@@ -259,7 +296,7 @@ impl SharedState {
                 });
             }
         }
-        self.route_now(source, dst)
+        look(&self.table())
     }
 
     /// Whether the workloads and services that exist are known.
@@ -281,9 +318,19 @@ impl SharedState {
         }
     }
 
-    /// [`Self::route`] with what is known.
-    pub fn route_now(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
-        self.table().outbound(source, dst, &mut rand::rng())
+    /// See [`MeshTable::passes_by_waypoint`].
+    pub fn passes_by_waypoint(&self, local: &Workload, connection: &Connection) -> bool {
+        let Connection {
+            source, source_ip, ..
+        } = connection;
+        let table = self.table();
+        table.passes_by_waypoint(local, source.as_ref(), *source_ip)
+    }
+
+    /// Decides an inbound connection to a local workload by PeerAuthentication alone.
+    pub fn authenticate(&self, destination: &Workload, connection: &Connection) -> Decision {
+        let policies = self.policies();
+        policies.evaluate_peer_authentication(destination, connection)
     }
 
     /// Decides an inbound connection to a local workload.

@@ -3,18 +3,15 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use ambit_model::{GatewayAddress, NamespacedHostname, Service, Workload};
+use ambit_model::{ArcStr, GatewayAddress, NamespacedHostname, Service, Workload};
 use rand::RngCore;
 
 use crate::{
     MeshTable, Route, RouteError, WorkloadRef,
-    balance::Mode,
+    balance::{Mode, Vantage},
     gateway::service_waypoint,
     outbound::{direct, tunnel_to_waypoint},
 };
-
-/// Draws of an endpoint before one that was tried before is taken again.
-const DRAWS: usize = 5;
 
 /// What a waypoint looks for.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +23,18 @@ pub struct BackendRequest<'a> {
     /// Whether it came for this very service, rather than by a route that leads to it: then the choice is
     /// among its endpoints, and not left to the service's own waypoint.
     pub is_target: bool,
-    /// Endpoints that were tried for the same request.
-    pub tried: &'a [SocketAddr],
+    /// Uids of workloads that are not to be chosen: they were tried for the same request.
+    pub failed: &'a [ArcStr],
 }
 
 impl BackendRequest<'_> {
+    fn vantage(&self) -> Vantage<'_> {
+        Vantage {
+            failed: self.failed,
+            ..self.waypoint.into()
+        }
+    }
+
     fn is_own(&self, gateway: &GatewayAddress) -> bool {
         gateway.destination == self.own.destination
     }
@@ -60,22 +64,16 @@ impl MeshTable {
         {
             return self.through_waypoint_of(request, service, port, gateway, rng);
         }
-        let mut chosen = None;
-        for _ in 0..DRAWS {
-            let vantage = request.waypoint.into();
-            let (workload, target) = self
-                .balance(vantage, service, endpoints, port, Mode::Standard, rng)
-                .ok_or_else(none)?;
-            let tried = request
-                .tried
-                .iter()
-                .any(|at| workload.ips().contains(&at.ip()));
-            chosen = Some((workload, target));
-            if !tried {
-                break;
-            }
-        }
-        let (workload, target) = chosen.ok_or_else(none)?;
+        let (workload, target) = self
+            .balance(
+                request.vantage(),
+                service,
+                endpoints,
+                port,
+                Mode::Standard,
+                rng,
+            )
+            .ok_or_else(none)?;
         self.to_backend(request, workload, target, Some(service), rng)
     }
 
@@ -119,11 +117,11 @@ impl MeshTable {
                 port,
             })?;
         let found = self
-            .find_gateway(request.waypoint.into(), gateway, vip.address, rng)
+            .find_gateway(request.vantage(), gateway, vip.address, rng)
             .filter(|found| *found.workload.network() == request.waypoint.network)
             .ok_or_else(unknown)?;
         let target = SocketAddr::new(vip.address, port);
-        Ok(tunnel_to_waypoint(&found, target, Some(service)))
+        Ok(tunnel_to_waypoint(&found, gateway, target, Some(service)))
     }
 
     /// To a chosen endpoint: through its own waypoint if that is another, with the endpoint as target, so that
@@ -143,22 +141,25 @@ impl MeshTable {
             return Err(missing());
         }
         let attached = workload.template().endpoint_waypoint.as_deref();
-        let other = attached
-            .map(|attached| &attached.waypoint)
-            .filter(|gateway| !request.is_own(gateway));
+        let other = attached.filter(|attached| !request.is_own(&attached.waypoint));
         let dialled = workload.ips().first().copied();
-        let Some(gateway) = other else {
+        let Some(attached) = other else {
             let dialled = dialled.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
             return direct(workload, dialled, port, service);
         };
         let target = SocketAddr::new(dialled.ok_or_else(missing)?, port);
         let found = self
-            .find_gateway(request.waypoint.into(), gateway, target.ip(), rng)
+            .find_gateway(request.waypoint.into(), attached, target.ip(), rng)
             .filter(|found| *found.workload.network() == request.waypoint.network)
             .ok_or_else(|| RouteError::UnknownWaypoint {
-                waypoint: gateway.destination.to_string(),
+                waypoint: attached.waypoint.destination.to_string(),
                 of: workload.uid().to_string(),
             })?;
-        Ok(tunnel_to_waypoint(&found, target, service))
+        Ok(tunnel_to_waypoint(
+            &found,
+            &attached.waypoint,
+            target,
+            service,
+        ))
     }
 }

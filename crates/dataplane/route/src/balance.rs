@@ -13,8 +13,8 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Locality, NamespacedHostname,
-    Service, Workload,
+    ArcStr, HealthPolicy, Identity, IpFamilies, LbMode, LbScope, LoadBalancing, Locality,
+    NamespacedHostname, Service, Workload,
 };
 use rand::{Rng, RngCore};
 
@@ -28,15 +28,16 @@ use crate::{
 const DRAWS: usize = 16;
 
 /// The purpose of the endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mode<'a> {
     /// A client's connection: the service must have the port.
     Standard,
-    /// A tunnel to a waypoint: an endpoint with an application tunnel needs no port.
-    Waypoint,
+    /// A tunnel to a waypoint: an endpoint with an application tunnel needs no port. Where the identities of
+    /// its pods are named, no other pod counts, whatever labels it has.
+    Waypoint(Option<&'a [Identity]>),
 }
 
-/// The client and its location.
+/// The client, its location, and what it has tried.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vantage<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -44,6 +45,8 @@ pub(crate) struct Vantage<'a> {
     pub(crate) node: &'a ArcStr,
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
+    /// The uids of workloads that are not to be chosen.
+    pub(crate) failed: &'a [ArcStr],
 }
 
 impl<'a> From<&'a Workload> for Vantage<'a> {
@@ -54,6 +57,7 @@ impl<'a> From<&'a Workload> for Vantage<'a> {
             node: &source.node,
             cluster_id: &source.cluster_id,
             locality: &source.locality,
+            failed: &[],
         }
     }
 }
@@ -66,7 +70,7 @@ impl MeshTable {
         service: &Service,
         endpoints: &Endpoints,
         port: u16,
-        mode: Mode,
+        mode: Mode<'_>,
         rng: &mut dyn RngCore,
     ) -> Option<(&WorkloadRef, u16)> {
         let default = LoadBalancing::default();
@@ -91,6 +95,17 @@ impl MeshTable {
     }
 }
 
+/// Whether a workload may be chosen, as far as its address does not matter.
+pub(crate) fn is_wanted(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
+    let runs_as_wanted = match mode {
+        Mode::Waypoint(Some(identities)) => identities
+            .iter()
+            .any(|identity| workload.has_identity(identity)),
+        Mode::Waypoint(None) | Mode::Standard => true,
+    };
+    runs_as_wanted && !vantage.failed.contains(workload.uid())
+}
+
 struct Choice<'t, 'a> {
     workloads: &'t Workloads,
     name: NamespacedHostname,
@@ -98,7 +113,7 @@ struct Choice<'t, 'a> {
     balancing: &'a LoadBalancing,
     vantage: Vantage<'a>,
     port: u16,
-    mode: Mode,
+    mode: Mode<'a>,
 }
 
 impl<'t> Choice<'t, '_> {
@@ -185,7 +200,7 @@ impl<'t> Choice<'t, '_> {
     fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
-        if template.capacity == 0 {
+        if template.capacity == 0 || !is_wanted(workload, self.vantage, self.mode) {
             return None;
         }
         let elsewhere = template.network != *self.vantage.network;
@@ -208,7 +223,7 @@ impl<'t> Choice<'t, '_> {
             // The service must list the port.
             (Mode::Standard, None) => return None,
             (Mode::Standard, Some(_)) => own.or(by_service)?,
-            (Mode::Waypoint, _) => own.or(by_service).or_else(|| tunnel.map(|_| self.port))?,
+            (Mode::Waypoint(_), _) => own.or(by_service).or_else(|| tunnel.map(|_| self.port))?,
         };
         Some((workload, port))
     }

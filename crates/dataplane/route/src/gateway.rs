@@ -9,8 +9,35 @@ use rand::{Rng, RngCore};
 
 use crate::{
     Identities, MeshTable, WorkloadRef,
-    balance::{Mode, Vantage, select_ip},
+    balance::{Mode, Vantage, is_wanted, select_ip},
 };
+
+/// A waypoint or gateway as something names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named<'a> {
+    /// Its name.
+    pub(crate) gateway: &'a GatewayAddress,
+    /// The identities of its pods, where they are named too.
+    pub(crate) run_as: Option<&'a [Identity]>,
+}
+
+impl<'a> From<&'a GatewayAddress> for Named<'a> {
+    fn from(gateway: &'a GatewayAddress) -> Self {
+        Self {
+            gateway,
+            run_as: None,
+        }
+    }
+}
+
+impl<'a> From<&'a EndpointWaypoint> for Named<'a> {
+    fn from(attached: &'a EndpointWaypoint) -> Self {
+        Self {
+            gateway: &attached.waypoint,
+            run_as: Some(&attached.identities),
+        }
+    }
+}
 
 /// One workload of a waypoint or gateway.
 #[derive(Debug)]
@@ -22,12 +49,15 @@ pub(crate) struct Found<'a> {
     pub(crate) port: u16,
     /// The service that the gateway named.
     pub(crate) service: Option<&'a Arc<Service>>,
+    /// It may present no other identity than its own.
+    is_exact: bool,
 }
 
 impl Found<'_> {
-    /// The identities it may present: its own and those of its service.
+    /// The identities it may present: its own and, unless those of its pods are named, its service's.
     pub(crate) fn identities(&self) -> Identities {
-        identities(Some(self.workload), self.service.map(|service| &**service))
+        let service = self.service.filter(|_| !self.is_exact);
+        identities(Some(self.workload), service.map(|service| &**service))
     }
 }
 
@@ -74,55 +104,63 @@ pub(crate) fn service_waypoint<'a>(
 }
 
 impl MeshTable {
-    /// One workload of `gateway`. `dialled` is only for the choice of address family.
-    pub(crate) fn find_gateway(
+    /// One workload of a gateway. `dialled` is only for the choice of address family.
+    pub(crate) fn find_gateway<'a>(
         &self,
         vantage: Vantage<'_>,
-        gateway: &GatewayAddress,
+        named: impl Into<Named<'a>>,
         dialled: IpAddr,
         rng: &mut dyn RngCore,
     ) -> Option<Found<'_>> {
+        let Named { gateway, run_as } = named.into();
         let port = match gateway.hbone_mtls_port {
             0 => HBONE_PORT,
             port => port,
         };
+        let mode = Mode::Waypoint(run_as);
         let by_service = match &gateway.destination {
             Destination::Address(at) => self.services.by_vip(&at.network, at.address, None),
             Destination::Hostname(name) => self.services.by_name(name),
         };
-        if let Some((service, endpoints)) = by_service {
-            let (workload, port) =
-                self.balance(vantage, service, endpoints, port, Mode::Waypoint, rng)?;
+        let (workload, ip, port, service) = if let Some((service, endpoints)) = by_service {
+            let (workload, port) = self.balance(vantage, service, endpoints, port, mode, rng)?;
             let ip = select_ip(workload, dialled, service.ip_families);
-            return Found {
-                workload,
-                ip,
-                port,
-                service: Some(service),
-            }
-            .if_reachable(vantage);
-        }
-        let (workload, ip) = match &gateway.destination {
-            Destination::Address(at) => (
-                self.workloads.by_ip(&at.network, at.address)?,
-                Some(at.address),
-            ),
-            Destination::Hostname(name) => {
-                let workload = self.workloads.by_hostname(name)?;
-                (workload, select_ip(workload, dialled, None))
-            }
+            (workload, ip, port, Some(service))
+        } else {
+            let (workload, ip) = match &gateway.destination {
+                Destination::Address(at) => (
+                    self.workloads.by_ip(&at.network, at.address)?,
+                    Some(at.address),
+                ),
+                Destination::Hostname(name) => {
+                    let workload = self.workloads.by_hostname(name)?;
+                    (workload, select_ip(workload, dialled, None))
+                }
+            };
+            (workload, ip, port, None)
         };
-        Found {
+        let found = Found {
             workload,
             ip,
             port,
-            service: None,
-        }
-        .if_reachable(vantage)
+            service,
+            is_exact: run_as.is_some(),
+        };
+        found
+            .if_reachable(vantage)
+            .filter(|_| is_wanted(workload, vantage, mode))
     }
 
-    /// Whether `source` is (a pod of) the waypoint that `gateway` names: what it sends to the
-    /// waypoint's own destinations must not go back to a waypoint.
+    /// Whether `source` is a pod of the waypoint of a destination: a pod of the service that the waypoint is,
+    /// which runs under an account of it, where those are named. What it sends to the waypoint's own
+    /// destinations must not go back to a waypoint. A pod that only runs under the account is not the waypoint.
+    pub(crate) fn is_waypoint<'a>(&self, source: &Workload, named: impl Into<Named<'a>>) -> bool {
+        let Named { gateway, run_as } = named.into();
+        let runs_as_named = run_as.is_none_or(|run_as| run_as.contains(&source.identity()));
+        runs_as_named && self.is_behind(source, gateway)
+    }
+
+    /// Whether `source` is an endpoint of what `gateway` names.
     pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
         let service = match &gateway.destination {
             Destination::Address(at) => self
@@ -157,9 +195,4 @@ impl<'a> Found<'a> {
     pub(crate) fn hostname(&self) -> &'a ArcStr {
         &self.workload.template().hostname
     }
-}
-
-/// Whether an identity is that of the waypoint attached to an endpoint.
-pub(crate) fn is_endpoint_waypoint(waypoint: &EndpointWaypoint, identity: &Identity) -> bool {
-    waypoint.identities.contains(identity)
 }

@@ -8,6 +8,7 @@
 mod backend;
 mod balance;
 mod gateway;
+mod hairpin;
 mod inbound;
 mod intern;
 mod outbound;

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, GatewayAddress, HBONE_PORT, Identity, LbMode, NamespacedHostname,
-    Protocol, Reason, Service, Workload,
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, LbMode,
+    NamespacedHostname, Protocol, Reason, Service, Workload,
 };
 use rand::RngCore;
 use smallvec::SmallVec;
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::{
     MeshTable, WorkloadRef,
     balance::{Mode, Vantage, select_ip},
-    gateway::{Found, identities, is_endpoint_waypoint, service_waypoint},
+    gateway::{Found, Named, identities, service_waypoint},
 };
 
 /// The identities a server may present; usually one or two. Never empty in a tunnel route.
@@ -70,8 +70,8 @@ pub struct HboneRoute {
     pub workload: WorkloadRef,
     /// The dialled service, if it was one (`host` of the `forwarded` header, telemetry).
     pub service: Option<Arc<Service>>,
-    /// The tunnel ends at a waypoint rather than at the destination.
-    pub via_waypoint: bool,
+    /// The waypoint at which the tunnel ends, if not at the destination: its name in the record.
+    pub waypoint: Option<ArcStr>,
 }
 
 /// The inner tunnel of [`Route::DoubleHbone`].
@@ -223,24 +223,37 @@ impl MeshTable {
         dst: SocketAddr,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
+        self.outbound_again(source, dst, &[], rng)
+    }
+
+    /// [`Self::outbound`], when connecting to the waypoint's workloads with the uids `failed` was in vain: another
+    /// one is chosen.
+    pub fn outbound_again(
+        &self,
+        source: &Workload,
+        dst: SocketAddr,
+        failed: &[ArcStr],
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let caller = Caller { source, failed };
         let dst = ambit_model::canonical_socket(dst);
         let vip = self
             .services
             .by_vip(&source.network, dst.ip(), Some(&source.namespace));
         let Some((service, endpoints)) = vip else {
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(source, dst, workload, rng),
+                Some(workload) => self.to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough { dst, service: None }),
             };
         };
         if let Some(waypoint) = service_waypoint(service, rng) {
-            return self.to_service_waypoint(source, dst, service, waypoint, rng);
+            return self.to_service_waypoint(caller, dst, service, waypoint, rng);
         }
         if service.lb_mode() == LbMode::Passthrough {
             // Such a service often is a whole prefix: a known workload inside it keeps its mTLS and its
             // waypoint.
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(source, dst, workload, rng),
+                Some(workload) => self.to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough {
                     dst,
                     service: Some(service.clone()),
@@ -256,90 +269,104 @@ impl MeshTable {
             })?;
         if workload.network() != &source.network {
             let identities = identities(None, Some(service));
-            return self.through_gateway(source, dst, service, workload, identities, rng);
+            return self.through_gateway(caller, dst, service, workload, identities, rng);
         }
-        if let Some(route) = self.to_endpoint_waypoint(source, dst, workload, Some(service), rng)? {
-            return Ok(route);
-        }
-        direct(workload, dst.ip(), port, Some(service))
+        let Some(attached) = self.waypoint_of(caller, workload) else {
+            return direct(workload, dst.ip(), port, Some(service));
+        };
+        let target = if attached.for_services {
+            dst
+        } else {
+            let ip = select_ip(workload, dst.ip(), service.ip_families);
+            let ip = ip.ok_or_else(|| RouteError::NoDestination {
+                workload: workload.uid().clone(),
+            })?;
+            SocketAddr::new(ip, port)
+        };
+        let (of, named) = (workload.uid(), Named::from(attached));
+        self.to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
     /// The route to a workload that was dialled by its own address.
     fn to_workload(
         &self,
-        source: &Workload,
+        caller: Caller<'_>,
         dst: SocketAddr,
         workload: &WorkloadRef,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
-        if let Some(waypoint) = workload.template().waypoint.as_deref() {
-            if !self.is_behind(source, waypoint) {
-                let found = self
-                    .find_gateway(source.into(), waypoint, dst.ip(), rng)
-                    .filter(|found| found.workload.network() == &source.network)
-                    .ok_or_else(|| RouteError::UnknownWaypoint {
-                        waypoint: waypoint.destination.to_string(),
-                        of: workload.uid().to_string(),
-                    })?;
-                return Ok(tunnel_to_waypoint(&found, dst, None));
+        let template = workload.template();
+        let named = match &template.endpoint_waypoint {
+            Some(_) => self.waypoint_of(caller, workload).map(Named::from),
+            None => {
+                let waypoint = template.waypoint.as_deref();
+                waypoint
+                    .filter(|waypoint| !self.is_waypoint(caller.source, *waypoint))
+                    .map(Named::from)
             }
-        } else if let Some(route) = self.to_endpoint_waypoint(source, dst, workload, None, rng)? {
-            return Ok(route);
+        };
+        match named {
+            Some(named) => self.to_waypoint(caller, dst, named, workload.uid(), None, rng),
+            None => direct(workload, dst.ip(), dst.port(), None),
         }
-        direct(workload, dst.ip(), dst.port(), None)
     }
 
     fn to_service_waypoint(
         &self,
-        source: &Workload,
+        caller: Caller<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         waypoint: &GatewayAddress,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let found = self
-            .find_gateway(source.into(), waypoint, dst.ip(), rng)
+            .find_gateway(caller.vantage(), waypoint, dst.ip(), rng)
             .ok_or_else(|| RouteError::UnknownWaypoint {
                 waypoint: waypoint.destination.to_string(),
                 of: service.namespaced_hostname().to_string(),
             })?;
-        if found.workload.network() != &source.network {
+        if found.workload.network() != &caller.source.network {
             let identities = identities(None, found.service.map(|service| &**service));
-            return self.through_gateway(source, dst, service, found.workload, identities, rng);
+            return self.through_gateway(caller, dst, service, found.workload, identities, rng);
         }
-        Ok(tunnel_to_waypoint(&found, dst, Some(service)))
+        Ok(tunnel_to_waypoint(&found, waypoint, dst, Some(service)))
     }
 
     /// The waypoint attached to the endpoint itself, unless the connection comes from it.
-    fn to_endpoint_waypoint(
+    fn waypoint_of<'a>(
         &self,
-        source: &Workload,
-        dst: SocketAddr,
-        workload: &WorkloadRef,
+        caller: Caller<'_>,
+        workload: &'a WorkloadRef,
+    ) -> Option<&'a EndpointWaypoint> {
+        let attached = workload.template().endpoint_waypoint.as_deref();
+        attached.filter(|attached| !self.is_waypoint(caller.source, *attached))
+    }
+
+    /// A tunnel to the waypoint of the workload `of`.
+    pub(crate) fn to_waypoint(
+        &self,
+        caller: Caller<'_>,
+        target: SocketAddr,
+        named: Named<'_>,
+        of: &str,
         service: Option<&Arc<Service>>,
         rng: &mut dyn RngCore,
-    ) -> Result<Option<Route>, RouteError> {
-        let Some(attached) = workload.template().endpoint_waypoint.as_deref() else {
-            return Ok(None);
-        };
-        if is_endpoint_waypoint(attached, &source.identity()) {
-            return Ok(None);
-        }
+    ) -> Result<Route, RouteError> {
         let found = self
-            .find_gateway(source.into(), &attached.waypoint, dst.ip(), rng)
-            .filter(|found| found.workload.network() == &source.network)
+            .find_gateway(caller.vantage(), named, target.ip(), rng)
+            .filter(|found| found.workload.network() == &caller.source.network)
             .ok_or_else(|| RouteError::UnknownWaypoint {
-                waypoint: attached.waypoint.destination.to_string(),
-                of: workload.uid().to_string(),
+                waypoint: named.gateway.destination.to_string(),
+                of: of.to_owned(),
             })?;
-        Ok(Some(tunnel_to_waypoint(&found, dst, service)))
+        Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
     }
 
     /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities that the
     /// service names: the gateway chooses the endpoint.
     fn through_gateway(
         &self,
-        source: &Workload,
+        caller: Caller<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         workload: &WorkloadRef,
@@ -361,7 +388,7 @@ impl MeshTable {
         // The gateway is in its own network, but its address is reachable from here.
         let here = Vantage {
             network: gateway_network(gateway, workload),
-            ..source.into()
+            ..caller.vantage()
         };
         let found = self
             .find_gateway(here, gateway, dst.ip(), rng)
@@ -376,7 +403,7 @@ impl MeshTable {
             expected: found.identities(),
             workload: found.workload.clone(),
             service: Some(service.clone()),
-            via_waypoint: false,
+            waypoint: None,
         };
         let route = Route::DoubleHbone {
             outer,
@@ -387,34 +414,22 @@ impl MeshTable {
         };
         Ok(resolved(route, found.ip, found.hostname(), dst, false))
     }
+}
 
-    /// The route that an inbound connection must take instead of going to the application: the
-    /// destination enforces its waypoint and the peer is not it. `peer` is the verified identity, if any.
-    pub fn hairpin(
-        &self,
-        local: &Workload,
-        peer: Option<&Identity>,
-        dst: SocketAddr,
-        rng: &mut dyn RngCore,
-    ) -> Result<Option<Route>, RouteError> {
-        let Some(attached) = local
-            .endpoint_waypoint
-            .as_ref()
-            .filter(|attached| attached.enforce)
-        else {
-            return Ok(None);
-        };
-        if peer.is_some_and(|peer| is_endpoint_waypoint(attached, peer)) {
-            return Ok(None);
+/// A local workload that looks for a route.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller<'a> {
+    pub(crate) source: &'a Workload,
+    /// See [`MeshTable::outbound_again`].
+    pub(crate) failed: &'a [ArcStr],
+}
+
+impl<'a> Caller<'a> {
+    fn vantage(self) -> Vantage<'a> {
+        Vantage {
+            failed: self.failed,
+            ..self.source.into()
         }
-        let found = self
-            .find_gateway(local.into(), &attached.waypoint, dst.ip(), rng)
-            .filter(|found| found.workload.network() == &local.network)
-            .ok_or_else(|| RouteError::UnknownWaypoint {
-                waypoint: attached.waypoint.destination.to_string(),
-                of: local.uid.to_string(),
-            })?;
-        Ok(Some(tunnel_to_waypoint(&found, dst, None)))
     }
 }
 
@@ -431,6 +446,7 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
 /// A tunnel to a waypoint requests the dialled address: the waypoint does the balancing.
 pub(crate) fn tunnel_to_waypoint(
     found: &Found<'_>,
+    waypoint: &GatewayAddress,
     dst: SocketAddr,
     service: Option<&Arc<Service>>,
 ) -> Route {
@@ -440,7 +456,7 @@ pub(crate) fn tunnel_to_waypoint(
         expected: found.identities(),
         workload: found.workload.clone(),
         service: service.cloned(),
-        via_waypoint: true,
+        waypoint: Some(waypoint.destination.to_string().into()),
     });
     resolved(route, found.ip, found.hostname(), dst, false)
 }
@@ -477,7 +493,7 @@ pub(crate) fn direct(
             expected: identities(Some(workload), service.as_deref()),
             workload: workload.clone(),
             service,
-            via_waypoint: false,
+            waypoint: None,
         }),
     };
     Ok(resolved(

@@ -1,5 +1,6 @@
 //! The table from outside: builders shared by the tests of each direction.
 
+mod endpoint_waypoint;
 mod inbound;
 mod outbound;
 mod state;
@@ -109,6 +110,22 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
         enforce,
         for_services: true,
     }
+}
+
+/// A pod of the service that a waypoint is.
+fn waypoint_pod(name: &str, ip: &str) -> Workload {
+    in_service(
+        Workload {
+            service_account: text("waypoint"),
+            ..pod(name, &[ip])
+        },
+        "waypoint",
+        &[(15008, 15008)],
+    )
+}
+
+fn waypoint_service() -> Service {
+    service("waypoint", &["/10.96.0.100"], &[(15008, 15008)])
 }
 
 fn identity(account: &str) -> Identity {

@@ -24,7 +24,7 @@ const UNPRIVILEGED: &str = "65532:65532";
 /// The binaries of Ambit's images.
 #[derive(Debug)]
 pub struct Binaries<'a> {
-    /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy` and `ambit-control`.
+    /// The directory of `ambit`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and `ambit-waypoint`.
     pub directory: &'a Path,
     /// The CNI plugin, which must be static: it runs on hosts.
     pub plugin: &'a Path,
@@ -42,7 +42,13 @@ pub struct Naming<'a> {
 /// Writes Ambit's images to `out`; returns the archives.
 pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
-    let names = ["ambit-agent", "ambit-node-proxy", "ambit-control", "ambit"];
+    let names = [
+        "ambit-agent",
+        "ambit-node-proxy",
+        "ambit-control",
+        "ambit-waypoint",
+        "ambit",
+    ];
     let stripped = out.join("stripped");
     fs::create_dir_all(&stripped)?;
     for name in names {
@@ -74,6 +80,8 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
     program(&mut proxy, "/ambit-node-proxy", "ambit-node-proxy")?;
     let mut control = Tree::default();
     program(&mut control, "/ambit-control", "ambit-control")?;
+    let mut waypoint = Tree::default();
+    program(&mut waypoint, "/ambit-waypoint", "ambit-waypoint")?;
     let mut tools = Tree::default();
     program(&mut tools, "/usr/bin/ambit", "ambit")?;
     tools.copy("/bin/busybox", busybox, 0o755)?;
@@ -86,6 +94,7 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
         image("agent", &agent, "/ambit-agent", "")?,
         image("node-proxy", &proxy, "/ambit-node-proxy", "")?,
         image("control", &control, "/ambit-control", UNPRIVILEGED)?,
+        image("waypoint", &waypoint, "/ambit-waypoint", UNPRIVILEGED)?,
         image("tools", &tools, "/usr/bin/ambit", "")?,
     ];
     fs::remove_dir_all(stripped)?;

@@ -8,6 +8,7 @@ mod overlay;
 mod pod;
 mod schedule;
 mod service;
+mod waypoints;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,11 +17,13 @@ use std::{
 
 use ambit_k8s_api::{Kind, Object, ObjectKey};
 use ambit_manifests::ObjectEvent;
+use ambit_waypoint_objects::{GATEWAY_NAME, Settings};
 use serde_json::Value;
 
 pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
 pub(crate) use schedule::NodeInfo;
 pub(crate) use service::{PortView, ServiceView, container_port};
+use waypoints::Waypoints;
 
 use crate::addresses::AddressPlan;
 
@@ -28,7 +31,9 @@ use crate::addresses::AddressPlan;
 pub(crate) struct Cluster {
     addresses: AddressPlan,
     nodes: Vec<NodeInfo>,
+    /// What the manifests say.
     objects: BTreeMap<ObjectKey, Object>,
+    waypoints: Waypoints,
     pods: BTreeMap<ObjectKey, Record>,
     service_ips: BTreeMap<ObjectKey, Vec<IpAddr>>,
     next_service: u16,
@@ -73,15 +78,18 @@ pub(crate) enum Effect {
 const FIRST_SERVICE: u16 = 256;
 
 impl Cluster {
+    /// Without settings for waypoints, none is made.
     pub(crate) fn new(
         addresses: AddressPlan,
         nodes: Vec<NodeInfo>,
+        waypoints: Option<Settings>,
         new_uid: Box<dyn FnMut() -> String + Send>,
     ) -> Self {
         Self {
             addresses,
             nodes,
             objects: BTreeMap::new(),
+            waypoints: Waypoints::new(waypoints),
             pods: BTreeMap::new(),
             service_ips: BTreeMap::new(),
             next_service: FIRST_SERVICE,
@@ -107,6 +115,7 @@ impl Cluster {
                         }
                     }
                 }
+                self.waypoints.follow(&self.objects);
                 self.reconcile(&mut effects);
             }
             Event::Observed { uid, observed } => {
@@ -124,12 +133,20 @@ impl Cluster {
         effects
     }
 
-    /// Pods that no node can take, and why.
+    /// Pods that no node can take, and Gateways without a waypoint, and why.
     pub(crate) fn problems(&self) -> Vec<String> {
         self.unschedulable
             .iter()
+            .chain(&self.waypoints.problems)
             .map(|(key, why)| format!("{key}: {why}"))
             .collect()
+    }
+
+    /// The objects of the manifests and those made for their Gateways.
+    fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
+        let made = self.waypoints.made.iter();
+        let made = made.map(|(key, made)| (key, &made.object));
+        self.objects.iter().chain(made)
     }
 
     fn by_uid(&mut self, uid: &str) -> Option<&mut Record> {
@@ -137,7 +154,7 @@ impl Cluster {
     }
 
     fn reconcile(&mut self, effects: &mut Vec<Effect>) {
-        let mut desired = expand::pods(&self.objects);
+        let mut desired = expand::pods(self.all_objects());
         for (key, record) in &mut self.pods {
             match desired.remove(key) {
                 // Changes that do not restart a running pod: labels, annotations.
@@ -190,10 +207,9 @@ impl Cluster {
 
     fn assign_service_ips(&mut self) {
         let services: Vec<_> = self
-            .objects
-            .values()
-            .filter_map(|object| match object {
-                Object::Service(service) => Some((object.key(), service.clone())),
+            .all_objects()
+            .filter_map(|(key, object)| match object {
+                Object::Service(service) => Some((key.clone(), service.clone())),
                 _ => None,
             })
             .collect();
@@ -234,10 +250,18 @@ impl Cluster {
             let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
             wanted.insert(key, overlay::namespace(&namespace));
         }
+        for (key, made) in &self.waypoints.made {
+            wanted.insert(key.clone(), made.manifest.clone());
+        }
         for (key, ips) in &self.service_ips {
             if !ips.is_empty() {
-                wanted.insert(key.clone(), overlay::service(key, ips));
+                let made = self.waypoints.made.get(key);
+                let whole = made.map(|made| made.manifest.clone());
+                wanted.insert(key.clone(), overlay::service(key, whole, ips));
             }
+        }
+        for key in &self.waypoints.gateways {
+            wanted.insert(key.clone(), self.gateway(key));
         }
         for (key, record) in &self.pods {
             let Record {
@@ -258,6 +282,24 @@ impl Cluster {
         self.added = wanted;
     }
 
+    /// A Gateway with the addresses of its waypoint, and whether there is one.
+    fn gateway(&self, key: &ObjectKey) -> Value {
+        let service = ObjectKey::new(Kind::Service, key.namespace.clone(), key.name.clone());
+        let ips = self
+            .service_ips
+            .get(&service)
+            .map_or(&[][..], Vec::as_slice);
+        let ready = self.pods.values().any(|record| {
+            let labels = record.plan.pod.metadata.labels.as_ref();
+            let gateway = labels.and_then(|labels| labels.get(GATEWAY_NAME));
+            record.plan.namespace() == key.namespace
+                && gateway.is_some_and(|gateway| *gateway == key.name)
+                && !record.terminating
+                && record.observed.is_ready()
+        });
+        overlay::gateway(key, ips, ready)
+    }
+
     fn view_services(&mut self, effects: &mut Vec<Effect>) {
         let pods: Vec<_> = self
             .pods
@@ -266,8 +308,7 @@ impl Cluster {
             .map(|record| (&record.plan, &record.observed))
             .collect();
         let views: Vec<_> = self
-            .objects
-            .iter()
+            .all_objects()
             .filter_map(|(key, object)| match object {
                 Object::Service(spec) => {
                     let ips = self.service_ips.get(key).map_or(&[][..], Vec::as_slice);

@@ -11,6 +11,7 @@ use std::{
 };
 
 use ambit_k8s_api::{Kind, ObjectKey};
+use ambit_waypoint_objects::{Files, Settings};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     dns::{DOMAIN, resolv_conf},
     fabric::Node,
     shim::Shim,
-    tokens::{Bound, TokenIssuer},
+    tokens::{self, Bound, TokenIssuer},
 };
 
 /// Port of the control plane's xDS and CA.
@@ -29,12 +30,13 @@ const XDS_PORT: u16 = 15012;
 const SYSTEM: &str = "istio-system";
 /// How long the control plane may take to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
-/// How often tokens are renewed; a fraction of their lifetime.
-const RENEW_TOKENS: Duration = Duration::from_secs(3600);
 
 /// Starts the mesh. Returns when the control plane has a root certificate.
-pub(crate) async fn start(board: &Arc<Board>, control: Vec<IpAddr>) -> io::Result<()> {
-    let issuer = TokenIssuer::new()?;
+pub(crate) async fn start(
+    board: &Arc<Board>,
+    control: Vec<IpAddr>,
+    issuer: Arc<TokenIssuer>,
+) -> io::Result<()> {
     fs::write(board.layout.token_keys(), issuer.public_pem())?;
     control_daemon(board, &control)?.keep(board.clone());
     wait_for_root_cert(board).await?;
@@ -48,7 +50,7 @@ pub(crate) async fn start(board: &Arc<Board>, control: Vec<IpAddr>) -> io::Resul
     let nodes = board.nodes.clone();
     drop(ambit_rt::spawn("tokens", async move {
         loop {
-            tokio::time::sleep(RENEW_TOKENS).await;
+            tokio::time::sleep(tokens::RENEW).await;
             for node in &nodes {
                 if let Err(error) = write_token(&issuer, node) {
                     tracing::error!(node = node.name, %error, "cannot renew the proxy's token");
@@ -107,17 +109,47 @@ fn proxy_uid(node: &Node) -> String {
 }
 
 fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
-    let token = issuer.sign(&Bound {
+    let bound = Bound {
         namespace: SYSTEM,
         service_account: "ztunnel",
         pod: &proxy_pod(node),
         pod_uid: &proxy_uid(node),
         node: &node.name,
-    })?;
-    let path = node.dir.join("token");
-    let fresh = path.with_extension("new");
-    fs::write(&fresh, token)?;
-    fs::rename(fresh, path)
+    };
+    issuer.write(&bound, &node.dir.join("token"))
+}
+
+/// What waypoints in the lab are, if it has a mesh: one process each unless their Gateway wants several, of our
+/// own program, with the files of their pods.
+pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
+    let options = &board.options;
+    if !options.mesh {
+        return None;
+    }
+    // Each pod finds its own.
+    let token = board.layout.pod("$(POD_UID)").join(tokens::FILE);
+    Some(Settings {
+        image: "ambit-waypoint".into(),
+        command: vec![program(board, "ambit-waypoint")],
+        replicas: 1,
+        termination_grace_period_seconds: 30,
+        control_address: address_of(control),
+        trust_domain: DOMAIN.into(),
+        cluster_domain: DOMAIN.into(),
+        env: options.env.clone(),
+        files: Files {
+            token: token.display().to_string(),
+            root_cert: board.layout.root_cert().display().to_string(),
+        },
+        ..Settings::default()
+    })
+}
+
+/// The control plane's URL.
+fn address_of(control: &[IpAddr]) -> String {
+    control.first().map_or_else(String::new, |ip| {
+        format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
+    })
 }
 
 /// Writes what is mounted over `/etc`.
@@ -217,9 +249,7 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
     let other = board.options.node_proxies.get(&node.name);
     let program = other.map_or_else(ours, |path| path.display().to_string());
     let root = board.layout.root_cert().display().to_string();
-    let control = control.first().map_or_else(String::new, |ip| {
-        format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
-    });
+    let control = address_of(control);
     let first = node
         .ips
         .first()

@@ -1,6 +1,7 @@
 //! Runs one pod from its sandbox to its end, as a kubelet would.
 
 use std::{
+    convert::Infallible,
     fs, io,
     os::fd::{AsFd, AsRawFd},
     path::Path,
@@ -25,6 +26,7 @@ use crate::{
     containers::{self, POD_UID, Place, Restart},
     dns::resolv_conf,
     fabric::Node,
+    tokens::{self, Bound, TokenIssuer},
 };
 
 /// Waits between attempts to make a sandbox; a kubelet's are longer.
@@ -37,6 +39,7 @@ pub(crate) struct Runner {
     pub(crate) board: Arc<Board>,
     pub(crate) node: Arc<Node>,
     pub(crate) plugins: Arc<PluginList>,
+    pub(crate) tokens: Arc<TokenIssuer>,
     pub(crate) plan: PodPlan,
     pub(crate) events: mpsc::Sender<Event>,
 }
@@ -61,8 +64,14 @@ impl Runner {
             () = containers::stopped(&mut stop) => None,
         };
         if let Some((place, sandbox, _holder)) = made {
-            self.run_containers(&place, &mut observed, &stop).await;
-            containers::stopped(&mut stop).await;
+            let run = async {
+                self.run_containers(&place, &mut observed, &stop).await;
+                containers::stopped(&mut stop.clone()).await;
+            };
+            tokio::select! {
+                () = run => {}
+                never = self.renew_token() => match never {},
+            }
             self.end(sandbox.as_ref()).await;
         }
         kill_by_uid(&self.plan.uid);
@@ -128,6 +137,7 @@ impl Runner {
             (netns, ips, Some(sandbox))
         };
         self.write_etc(&ips).map_err(SandboxError::Files)?;
+        self.write_token().map_err(SandboxError::Files)?;
         let place = Place {
             board: self.board.clone(),
             node: self.node.clone(),
@@ -188,6 +198,32 @@ impl Runner {
             hosts.push_str(&format!("{} {names}\n", alias.ip));
         }
         fs::write(dir.join("hosts"), hosts)
+    }
+
+    /// The token of the pod's account, in the pod's directory, if it asks for one.
+    fn write_token(&self) -> io::Result<()> {
+        let plan = &self.plan;
+        if !plan.wants_token(tokens::AUDIENCE) {
+            return Ok(());
+        }
+        let bound = Bound {
+            namespace: plan.namespace(),
+            service_account: plan.service_account(),
+            pod: plan.name(),
+            pod_uid: &plan.uid,
+            node: &plan.node,
+        };
+        let path = self.board.layout.pod(&plan.uid).join(tokens::FILE);
+        self.tokens.write(&bound, &path)
+    }
+
+    async fn renew_token(&self) -> Infallible {
+        loop {
+            sleep(tokens::RENEW).await;
+            if let Err(error) = self.write_token() {
+                tracing::error!(pod = self.plan.full_name(), %error, "cannot renew the pod's token");
+            }
+        }
     }
 
     /// Runs init containers one after the other, then the others together, until all have ended or

@@ -30,6 +30,7 @@ use crate::{
     mesh,
     pods::Runner,
     server, services,
+    tokens::TokenIssuer,
 };
 
 /// The largest log of a pod or a process of the mesh, in bytes, and the interval of checks.
@@ -102,12 +103,15 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let mut manifests = ManifestDirs::open(vec![board.options.manifests.clone()])?;
     let (down, mut ended) = mpsc::channel(1);
     let (events, mut happened) = mpsc::channel(64);
+    let control: Vec<_> = plan.control().iter().map(ipnet::IpNet::addr).collect();
+    let waypoints = mesh::waypoints(&board, &control);
+    let tokens = TokenIssuer::new().map_err(failed("make a key for tokens"))?;
     let infos = nodes.iter().map(|node| NodeInfo {
         name: node.name.clone(),
         ips: node.ips.clone(),
     });
     let mut supervisor = Supervisor {
-        cluster: Cluster::new(plan, infos.collect(), Box::new(new_uid)),
+        cluster: Cluster::new(plan, infos.collect(), waypoints, Box::new(new_uid)),
         writer: LiveObjects {
             fixed: BTreeMap::new(),
         },
@@ -122,6 +126,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             .collect(),
         board: board.clone(),
         plugins,
+        tokens: Arc::new(tokens),
         zone,
         events,
         problems: Vec::new(),
@@ -142,8 +147,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         .partition(|effect| matches!(effect, Effect::Write(..)));
     supervisor.carry_out(objects).await;
     if board.options.mesh {
-        let control = plan.control().iter().map(ipnet::IpNet::addr).collect();
-        mesh::start(&board, control)
+        mesh::start(&board, control, supervisor.tokens.clone())
             .await
             .map_err(failed("start the mesh"))?;
     }
@@ -233,6 +237,7 @@ struct Supervisor {
     cluster: Cluster,
     writer: LiveObjects,
     plugins: HashMap<String, Arc<PluginList>>,
+    tokens: Arc<TokenIssuer>,
     stops: HashMap<String, watch::Sender<bool>>,
     service_nodes: Vec<ServiceNode>,
     zone: watch::Sender<Arc<Zone>>,
@@ -316,6 +321,7 @@ impl Supervisor {
             board: self.board.clone(),
             node,
             plugins: plugins.clone(),
+            tokens: self.tokens.clone(),
             plan,
             events: self.events.clone(),
         };

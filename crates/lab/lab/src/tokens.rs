@@ -1,8 +1,9 @@
 //! Service account tokens in Kubernetes' format, so that the control plane can check callers.
 
 use std::{
-    io,
-    time::{SystemTime, UNIX_EPOCH},
+    fs, io,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
@@ -10,6 +11,12 @@ use serde_json::json;
 
 /// How long a token is valid; they are renewed long before.
 const LIFETIME_SECONDS: u64 = 12 * 3600;
+/// How often tokens are renewed.
+pub(crate) const RENEW: Duration = Duration::from_secs(3600);
+/// Whom tokens are for.
+pub(crate) const AUDIENCE: &str = "istio-ca";
+/// A pod's token, in the pod's directory.
+pub(crate) const FILE: &str = "token";
 
 /// The key that signs the lab's tokens.
 pub(crate) struct TokenIssuer {
@@ -49,8 +56,15 @@ impl TokenIssuer {
         &self.public_pem
     }
 
-    /// A token for the audience `istio-ca`.
-    pub(crate) fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
+    /// Writes a token. Its readers see the old one or the new one, never a part.
+    pub(crate) fn write(&self, bound: &Bound<'_>, path: &Path) -> io::Result<()> {
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, self.sign(bound)?)?;
+        fs::rename(fresh, path)
+    }
+
+    /// A token for the audience [`AUDIENCE`].
+    fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_err(io::Error::other)?
@@ -64,7 +78,7 @@ impl TokenIssuer {
         } = bound;
         let claims = json!({
             "iss": "https://kubernetes.default.svc.cluster.local",
-            "aud": ["istio-ca"],
+            "aud": [AUDIENCE],
             "sub": format!("system:serviceaccount:{namespace}:{service_account}"),
             "iat": now,
             "nbf": now,

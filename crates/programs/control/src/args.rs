@@ -88,6 +88,13 @@ pub struct Args {
         env = "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"
     )]
     pub startup_taint: String,
+    /// How waypoints are deployed on Kubernetes, as JSON: image, replicas, resources and so on. Without it
+    /// none is.
+    #[arg(long, env = "AMBIT_WAYPOINTS")]
+    pub waypoints: Option<String>,
+    /// Gateways of this revision are ours, by their label istio.io/rev or their namespace's.
+    #[arg(long, default_value = "default", env = "REVISION")]
+    pub revision: String,
     /// Let any service account read the whole mesh over xDS, as Istio does, rather than node proxies
     /// only.
     #[arg(long, env = "AMBIT_XDS_ANY_ACCOUNT")]

@@ -12,6 +12,7 @@ pub mod args;
 pub mod auth;
 pub mod ca;
 pub mod change;
+mod deployments;
 pub mod environment;
 pub mod grpc;
 pub mod kubernetes;

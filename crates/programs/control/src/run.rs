@@ -10,6 +10,7 @@ use std::{
 use ambit_derive::MeshConfig;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
+use ambit_waypoint_objects::Settings;
 use ambit_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use anyhow::Context;
 use tonic::service::Routes;
@@ -18,6 +19,7 @@ use crate::{
     access::{Access, parse_accounts},
     args::Args,
     ca::{self, CertificateService, TrustPublisher, write_root},
+    deployments,
     environment::{Cluster, Environment},
     grpc,
     leading::while_leading,
@@ -117,7 +119,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         watcher.clone(),
     );
     if let Some(cluster) = &cluster {
-        lead(cluster, &publisher, args, &watcher);
+        lead(cluster, &publisher, args, &watcher)?;
     }
     let discovery = Discovery::new(
         Arc::clone(&mesh.store),
@@ -185,14 +187,27 @@ fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
 }
 
 /// Begins what this replica does for all while it leads.
-fn lead(cluster: &Cluster, publisher: &TrustPublisher, args: &Args, drain: &DrainWatcher) {
+fn lead(
+    cluster: &Cluster,
+    publisher: &TrustPublisher,
+    args: &Args,
+    drain: &DrainWatcher,
+) -> anyhow::Result<()> {
     let (client, trust) = (cluster.client.clone(), publisher.follow());
     let distribute = while_leading(cluster.leads.clone(), drain.clone(), move || {
         ca::distribute(client.clone(), trust.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
+    if let Some(settings) = &args.waypoints {
+        let settings = waypoint_settings(settings, args)?;
+        let (client, revision) = (cluster.client.clone(), args.revision.clone());
+        let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
+            deployments::run(client.clone(), settings.clone(), revision.clone())
+        });
+        ambit_rt::spawn("waypoints", deploy);
+    }
     if !args.untaint_nodes {
-        return;
+        return Ok(());
     }
     let client = cluster.client.clone();
     let (namespace, taint) = (args.own_namespace().to_owned(), args.startup_taint.clone());
@@ -200,6 +215,19 @@ fn lead(cluster: &Cluster, publisher: &TrustPublisher, args: &Args, drain: &Drai
         startup_taint::lift(client.clone(), namespace.clone(), taint.clone())
     });
     ambit_rt::spawn("startup taint", lift);
+    Ok(())
+}
+
+/// What was said of waypoints, and what this control plane knows itself.
+fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
+    let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
+    Ok(Settings {
+        control_address: format!("https://istiod.{}.svc:15012", args.own_namespace()),
+        trust_domain: args.trust_domain.clone(),
+        cluster_id: args.cluster_id.clone(),
+        cluster_domain: args.cluster_domain.clone(),
+        ..settings
+    })
 }
 
 /// Writes the roots for clients that read them from a file, now and whenever they change.

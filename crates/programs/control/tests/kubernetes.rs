@@ -765,3 +765,115 @@ const ELSEWHERE: [&str; 4] = [
     "update core/secrets istio-ca-secret",
     "patch events.k8s.io/events",
 ];
+
+const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
+const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
+const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
+const ACCOUNTS: &str = "/api/v1/serviceaccounts";
+const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
+
+impl Cluster {
+    /// With the Gateway API.
+    fn with_gateways() -> Self {
+        let cluster = Self::start();
+        for plural in ["gateways", "gatewayclasses", "httproutes"] {
+            let name = format!("{plural}.gateway.networking.k8s.io");
+            let names = json!({"plural": plural, "kind": plural});
+            let versions = json!([{"name": "v1", "served": true, "storage": true}]);
+            cluster.server.put(
+                DEFINITIONS,
+                json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                    "metadata": {"name": name},
+                    "spec": {"group": "gateway.networking.k8s.io", "names": names,
+                        "scope": "Namespaced", "versions": versions}}),
+            );
+        }
+        cluster
+    }
+
+    fn gateway(&self, name: &str) {
+        self.server.put(
+            GATEWAYS,
+            json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+                "metadata": {"name": name, "namespace": "shop", "generation": 1},
+                "spec": {"gatewayClassName": "istio-waypoint",
+                    "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]}}),
+        );
+    }
+
+    fn programmed(&self, name: &str) -> Option<String> {
+        let gateway = self.server.get(GATEWAYS, "shop", name)?;
+        let conditions = gateway["status"]["conditions"].as_array()?.clone();
+        let is_it = |one: &&Value| one["type"] == "Programmed";
+        let one = conditions.iter().find(is_it)?;
+        Some(format!(
+            "{} {}",
+            one["status"].as_str()?,
+            one["reason"].as_str()?
+        ))
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_ready() {
+    let cluster = Cluster::with_gateways();
+    cluster.gateway("way");
+    let _replica = cluster
+        .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
+        .await;
+    let class = shown("the class", || {
+        cluster.server.get(CLASSES, "", "istio-waypoint")
+    })
+    .await;
+    assert_eq!(class["spec"]["controllerName"], "istio.io/mesh-controller");
+    for collection in [ACCOUNTS, SERVICES, DEPLOYMENTS, BUDGETS] {
+        let made = shown(collection, || cluster.server.get(collection, "shop", "way")).await;
+        assert_eq!(made["metadata"]["ownerReferences"][0]["name"], "way");
+    }
+    let deployment = cluster.server.get(DEPLOYMENTS, "shop", "way").unwrap();
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "w:1");
+    shown("no address yet", || {
+        (cluster.programmed("way")? == "False AddressNotAssigned").then_some(())
+    })
+    .await;
+    shown("the class is accepted", || {
+        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+        (class["status"]["conditions"][0]["status"] == "True").then_some(())
+    })
+    .await;
+
+    // What somebody deletes is there again.
+    cluster.server.delete(BUDGETS, "shop", "way");
+    shown("the budget", || cluster.server.get(BUDGETS, "shop", "way")).await;
+
+    let mut service = cluster.server.get(SERVICES, "shop", "way").unwrap();
+    service["spec"]["clusterIPs"] = json!(["10.96.0.9"]);
+    cluster.server.put(SERVICES, service);
+    let mut deployment = cluster.server.get(DEPLOYMENTS, "shop", "way").unwrap();
+    deployment["status"] = json!({"readyReplicas": 1});
+    cluster.server.put(DEPLOYMENTS, deployment);
+    shown("programmed", || {
+        (cluster.programmed("way")? == "True Programmed").then_some(())
+    })
+    .await;
+    let gateway = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
+    assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
+}
+
+#[tokio::test]
+async fn objects_of_others_stay_and_the_gateway_says_so() {
+    let cluster = Cluster::with_gateways();
+    let own = json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "way", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]}});
+    cluster.server.put(SERVICES, own.clone());
+    cluster.gateway("way");
+    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    shown("the reason", || {
+        (cluster.programmed("way")? == "False Invalid").then_some(())
+    })
+    .await;
+    let service = cluster.server.get(SERVICES, "shop", "way").unwrap();
+    assert_eq!(service["spec"], own["spec"]);
+    assert_eq!(cluster.server.get(DEPLOYMENTS, "shop", "way"), None);
+}

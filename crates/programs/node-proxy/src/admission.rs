@@ -9,7 +9,8 @@ use std::{
 use ambit_authz::{Connection as Peer, Why};
 use ambit_model::Identity;
 use ambit_proxy::{
-    Local, Report,
+    Course, Local, Report,
+    connection_table::Handle,
     in_flight::{Full, Slot},
     report::chain,
 };
@@ -34,14 +35,27 @@ pub(crate) enum Denied {
 
 impl Denied {
     /// Asks the policies about a connection that is on the pod's list. The pod's record, which names
-    /// policies too, is the one of now: a change before is seen here, and one after by the list. Returns
-    /// the record.
-    pub(crate) fn check(pod: &Pod, peer: &Peer) -> Result<Arc<Local>, Self> {
+    /// policies and a waypoint too, is the one of now: a change before is seen here, and one after by the list.
+    /// What has to go through the waypoint first is judged there; PeerAuthentication alone judges it here,
+    /// where the real peer is known. Returns the record, and the way that the connection has to take.
+    pub(crate) fn check(
+        pod: &Pod,
+        peer: &Peer,
+        listed: &Handle,
+    ) -> Result<(Arc<Local>, Course), Self> {
         let local = pod.local.now(None);
         if !local.is_known {
             return Err(Self::Gone);
         }
-        let decision = pod.state.authorize(&local.workload, peer);
+        let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
+            true => Course::ThroughWaypoint,
+            false => Course::Direct,
+        };
+        listed.takes(course);
+        let decision = match course {
+            Course::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
+            Course::Direct => pod.state.authorize(&local.workload, peer),
+        };
         for dry in &decision.dry_run {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
@@ -55,7 +69,7 @@ impl Denied {
             );
         }
         if decision.allowed {
-            return Ok(local);
+            return Ok((local, course));
         }
         Err(match (decision.why, decision.decided_by) {
             (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {

@@ -363,6 +363,7 @@ fn certificate_settings(config: &Config) -> CertificateSettings {
         ca: config.ca.clone(),
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
+        impersonate: true,
         ttl: config.secret_ttl,
         crl_path: config.crl_path.clone(),
     }

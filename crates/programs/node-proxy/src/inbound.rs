@@ -5,14 +5,16 @@ use std::{error::Error, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 use ambit_authz::Connection as Peer;
 use ambit_codec::{Authority, Forwarded, ProxyHeader};
 use ambit_hbone::{
-    Incoming, Tunnel,
+    Incoming,
     server::{self, IncomingError},
     tls,
 };
 use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_proxy::{
-    Accepted, Cut, Established, Local, Opening, Report, Shown,
+    Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown,
     connection::Failure,
+    connection_table::Handle,
+    dial::BAGGAGE,
     in_flight::{Full, Slot},
     report::chain,
 };
@@ -27,6 +29,7 @@ use tokio::{net::TcpStream, time::timeout};
 use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
+    hairpin::{self, HairpinError},
     pod::Pod,
     shard::Shard,
 };
@@ -34,7 +37,6 @@ use crate::{
 /// How long a connection that is cut goes on, for its tunnels' resets to be sent.
 const LAST_RESETS: Duration = Duration::from_millis(500);
 
-const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
 /// A tunnel to the pod that failed.
@@ -50,8 +52,8 @@ enum StreamError {
     Denied(#[from] Denied),
     #[error(transparent)]
     App(#[from] AppError),
-    #[error("everything to this pod has to come through its waypoint")]
-    NotFromWaypoint,
+    #[error(transparent)]
+    Hairpin(#[from] HairpinError),
     #[error("the client went away before the tunnel stood")]
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
@@ -66,10 +68,10 @@ impl Failure for StreamError {
             Self::Denied(_) => Reason::Deny,
             Self::Cut(cut) => cut.reason(),
             Self::ClientGone(_) => Reason::H2Failure,
+            Self::Hairpin(error) => error.reason(),
             Self::Request(_)
             | Self::UnknownWorkload
             | Self::Route(_)
-            | Self::NotFromWaypoint
             | Self::Full(_)
             | Self::App(_) => Reason::Connect,
         }
@@ -80,8 +82,10 @@ impl StreamError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
-            Self::Denied(_) | Self::NotFromWaypoint => StatusCode::UNAUTHORIZED,
-            Self::Cut(Cut::Policy | Cut::MissingPolicy) => StatusCode::UNAUTHORIZED,
+            Self::Denied(_) | Self::Cut(Cut::Policy | Cut::MissingPolicy) => {
+                StatusCode::UNAUTHORIZED
+            }
+            Self::Hairpin(error) => error.status(),
             Self::Route(error) => {
                 StatusCode::from_u16(error.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
             }
@@ -189,7 +193,7 @@ async fn open_tunnel(
     client: Arc<Client>,
     mut incoming: Incoming,
     open: OpenWork,
-) -> Option<Established<Tunnel>> {
+) -> Option<Established> {
     let pod = &client.shard.pod;
     let early = early(&client, incoming.target());
     let early = incoming.unless_gone(pin!(early)).await;
@@ -224,7 +228,9 @@ async fn open_tunnel(
         tracked: pod.connections().inbound(shown, who.clone()),
         open,
     };
-    let reaching = pin!(reach_app(&client, &route, &who));
+    let listed = opening.tracked.handle();
+    let headers = incoming.headers().clone();
+    let reaching = pin!(reach(&client, &route, &who, &listed, &headers));
     let reaching = incoming.unless_gone(reaching);
     let reached = opening.tracked.unless_cut(pin!(reaching)).await;
     let reached = reached.unwrap_or_else(|cut| Ok(Err(cut.into())));
@@ -289,17 +295,27 @@ async fn early(
     })
 }
 
-async fn reach_app(
+/// Connects to the application, or to the waypoint that has to come first, if policies allow it.
+async fn reach(
     client: &Client,
     route: &InboundRoute,
     who: &Peer,
-) -> Result<TcpStream, StreamError> {
-    let pod = &client.shard.pod;
-    let local = Denied::check(pod, who)?;
-    // The sender's own proxy knows the waypoint and would have gone through it.
-    if must_come_from_waypoint(pod, &local, client.identity.as_ref(), route.authorize) {
-        return Err(StreamError::NotFromWaypoint);
+    listed: &Handle,
+    headers: &HeaderMap,
+) -> Result<End, StreamError> {
+    let Client { shard, peer, .. } = client;
+    match Denied::check(&shard.pod, who, listed)? {
+        (local, Course::ThroughWaypoint) => {
+            let (tunnel, route) = hairpin::open(shard, &local, who, *peer, Some(headers)).await?;
+            listed.connected_to(route.addr.to_string(), "HBONE");
+            Ok(tunnel.into())
+        }
+        (_, Course::Direct) => Ok(reach_app(client, route).await?.into()),
     }
+}
+
+async fn reach_app(client: &Client, route: &InboundRoute) -> Result<TcpStream, AppError> {
+    let pod = &client.shard.pod;
     let source = route.proxy_header.is_none().then(|| client.peer.ip());
     let mut app = application::connect(pod, route.addr, source).await?;
     if let Some(header) = &route.proxy_header {
@@ -311,19 +327,6 @@ async fn reach_app(
         application::introduce(&mut app, route.addr, &header).await?;
     }
     Ok(app)
-}
-
-fn must_come_from_waypoint(
-    pod: &Pod,
-    local: &Local,
-    identity: Option<&Identity>,
-    dst: SocketAddr,
-) -> bool {
-    let table = pod.state.table();
-    !matches!(
-        table.hairpin(&local.workload, identity, dst, &mut rand::rng()),
-        Ok(None)
-    )
 }
 
 fn answer(pod: &Pod, local: &Local) -> HeaderMap {

@@ -3,9 +3,10 @@
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_codec::Forwarded;
-use ambit_model::{Reason, canonical_socket};
+use ambit_hbone::Tunnel;
+use ambit_model::{ArcStr, Reason, canonical_socket};
 use ambit_proxy::{
-    Accepted, Cut, Established, Far, Local, Opening, Report, ResolveError, Shown,
+    Accepted, Cut, End, Established, Local, Opening, Report, ResolveError, Shown,
     connection::Failure,
     connection_table::Handle,
     dial::{ConnectError, InnerError, tunnel_headers},
@@ -60,7 +61,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     connection.relay().await;
 }
 
-async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>> {
+async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     let Accepted { stream, peer, open } = accepted;
     let pod = &shard.pod;
     let dst = match original_dst(&stream) {
@@ -87,9 +88,16 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>>
     } = &mut opening;
     let shown = tracked.handle();
     let connecting = async {
-        let route = decide(pod, &local, dst).await?;
+        let route = decide(pod, &local, dst, &[]).await?;
         describe(pod, &route, report, &shown);
-        dial(&shard, &local, peer, route, report).await
+        match route {
+            Route::Hbone(hbone) if hbone.waypoint.is_some() => {
+                let (tunnel, used) = to_waypoint(&shard, &local, (peer, dst), hbone).await?;
+                describe(pod, &Route::Hbone(used), report, &shown);
+                Ok(End::Tunnel(tunnel))
+            }
+            route => dial(&shard, &local, peer, route, report).await,
+        }
     };
     let connected = tracked.unless_cut(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
@@ -112,9 +120,25 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     Ok(dst)
 }
 
-/// Where it goes instead, addresses of names looked up.
-async fn decide(pod: &Pod, local: &Local, dst: SocketAddr) -> Result<Route, OutboundError> {
-    match pod.state.route(&local.workload, dst).await? {
+/// Where it goes instead, addresses of names looked up. Another replica of a waypoint is chosen than those that
+/// have `failed`.
+async fn decide(
+    pod: &Pod,
+    local: &Local,
+    dst: SocketAddr,
+    failed: &[ArcStr],
+) -> Result<Route, OutboundError> {
+    let route = pod.state.route_again(&local.workload, dst, failed).await?;
+    Ok(resolved(pod, local, route).await?)
+}
+
+/// The route, with the address of a name looked up.
+pub(crate) async fn resolved(
+    pod: &Pod,
+    local: &Local,
+    route: Route,
+) -> Result<Route, ResolveError> {
+    match route {
         Route::NeedsDns(pending) => {
             pod.metrics.on_demand_dns(&local.party, &pending.hostname);
             let ip = resolve(&pending, pod.config.ipv6_enabled).await?;
@@ -156,16 +180,16 @@ async fn dial(
     peer: SocketAddr,
     route: Route,
     report: &mut Report,
-) -> Result<Far, OutboundError> {
+) -> Result<End, OutboundError> {
     let Shard { pod, pool } = shard;
     let dialer = &pod.dialer;
     match route {
-        Route::Passthrough { dst, .. } => Ok(Far::Plain(dialer.plain(dst).await?)),
-        Route::Plain(plain) => Ok(Far::Plain(dialer.plain(plain.addr).await?)),
+        Route::Passthrough { dst, .. } => Ok(End::Plain(dialer.plain(dst).await?)),
+        Route::Plain(plain) => Ok(End::Plain(dialer.plain(plain.addr).await?)),
         Route::Hbone(hbone) => {
             let headers = headers(local, peer, &hbone);
             let tunnel = dialer.tunnel(pool, &hbone, peer.ip(), headers).await?;
-            Ok(Far::Tunnel(tunnel))
+            Ok(End::Tunnel(tunnel))
         }
         Route::DoubleHbone { outer, inner } => {
             let headers = headers(local, peer, &outer);
@@ -176,10 +200,32 @@ async fn dial(
                 .inner_tunnel(tunnel, &inner, outer.addr, headers)
                 .await?;
             report.mutual_tls(Some(pod.identity()), far.as_ref());
-            Ok(Far::Inner(Box::new(inner)))
+            Ok(End::Inner(Box::new(inner)))
         }
         Route::NeedsDns(pending) => Err(ResolveError::Unresolved(pending.hostname).into()),
     }
+}
+
+/// Connects to the waypoint that the connection has to go through, or to another replica of it. Also says to
+/// which one.
+async fn to_waypoint(
+    shard: &Shard,
+    local: &Local,
+    (peer, dst): (SocketAddr, SocketAddr),
+    route: HboneRoute,
+) -> Result<(Tunnel, HboneRoute), OutboundError> {
+    let Shard { pod, pool } = shard;
+    let another = |failed: Vec<ArcStr>| async move {
+        match decide(pod, local, dst, &failed).await {
+            Ok(Route::Hbone(route)) => Some(route).filter(|route| route.waypoint.is_some()),
+            _ => None,
+        }
+    };
+    let headers = headers(local, peer, &route);
+    let dialer = &pod.dialer;
+    Ok(dialer
+        .waypoint_tunnel(pool, route, peer.ip(), headers, another)
+        .await?)
 }
 
 fn headers(local: &Local, client: SocketAddr, route: &HboneRoute) -> HeaderMap {

@@ -7,16 +7,12 @@ use std::{
 };
 
 use ambit_authz::Connection as Peer;
-use ambit_codec::Forwarded;
-use ambit_hbone::Tunnel;
 use ambit_model::Reason;
 use ambit_proxy::{
-    Accepted, Cut, Established, Far, Local, Opening, Report, Shown,
-    connection::Failure,
-    dial::{ConnectError, tunnel_headers},
-    report::chain,
+    Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown, connection::Failure,
+    connection_table::Handle, report::chain,
 };
-use ambit_route::{OWN_PORTS, Route, RouteError};
+use ambit_route::OWN_PORTS;
 use ambit_sys::socket;
 use ambit_telemetry::{Direction, log_denied};
 use tokio::net::TcpStream;
@@ -24,6 +20,7 @@ use tokio::net::TcpStream;
 use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
+    hairpin::{self, HairpinError},
     shard::Shard,
 };
 
@@ -37,9 +34,7 @@ enum PlaintextError {
     #[error(transparent)]
     App(#[from] AppError),
     #[error(transparent)]
-    Route(#[from] RouteError),
-    #[error("cannot send the connection through the pod's waypoint")]
-    Waypoint(#[source] ConnectError),
+    Hairpin(#[from] HairpinError),
     #[error(transparent)]
     Cut(#[from] Cut),
 }
@@ -49,15 +44,10 @@ impl Failure for PlaintextError {
         match self {
             Self::NotOurs(_) | Self::Denied(_) => Reason::Deny,
             Self::Cut(cut) => cut.reason(),
-            Self::App(_) | Self::Route(_) | Self::Waypoint(_) => Reason::Connect,
+            Self::Hairpin(error) => error.reason(),
+            Self::App(_) => Reason::Connect,
         }
     }
-}
-
-/// What the client is connected to.
-enum Reached {
-    App(TcpStream),
-    Waypoint(Tunnel),
 }
 
 /// Serves one captured connection.
@@ -68,7 +58,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     connection.relay().await;
 }
 
-async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>> {
+async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     let Accepted { stream, peer, open } = accepted;
     let pod = &shard.pod;
     let dst = original_dst(&stream, peer)?;
@@ -96,12 +86,12 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established<Far>>
         tracked: pod.connections().inbound(shown, who.clone()),
         open,
     };
-    let connecting = reach(&shard, &local, &who, peer);
+    let listed = opening.tracked.handle();
+    let connecting = reach(&shard, &local, &who, peer, &listed);
     let connected = opening.tracked.unless_cut(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
         // What the application sends is "from the app".
-        Ok(Reached::App(app)) => Some(opening.established(app, Far::Plain(stream))),
-        Ok(Reached::Waypoint(tunnel)) => Some(opening.established(stream, Far::Tunnel(tunnel))),
+        Ok(app) => Some(opening.established(app, stream)),
         Err(error) => {
             opening.failed(&error);
             None
@@ -131,37 +121,22 @@ async fn reach(
     local: &Local,
     who: &Peer,
     peer: SocketAddr,
-) -> Result<Reached, PlaintextError> {
+    listed: &Handle,
+) -> Result<End, PlaintextError> {
     let (pod, dst) = (&shard.pod, who.destination);
     // The rules redirect nothing else; but a connection that came by other ways would be led to
     // what listens for the pod alone, or the pod be made a relay.
     if !pod.owns(local, dst.ip()) {
         return Err(PlaintextError::NotOurs(dst.ip()));
     }
-    let local = Denied::check(pod, who)?;
-    if let Some(tunnel) = hairpin(shard, &local, peer, dst).await? {
-        return Ok(Reached::Waypoint(tunnel));
+    match Denied::check(pod, who, listed)? {
+        (local, Course::ThroughWaypoint) => {
+            let (tunnel, route) = hairpin::open(shard, &local, who, peer, None).await?;
+            listed.connected_to(route.addr.to_string(), "HBONE");
+            Ok(tunnel.into())
+        }
+        (_, Course::Direct) => Ok(application::connect(pod, dst, Some(peer.ip()))
+            .await?
+            .into()),
     }
-    let app = application::connect(pod, dst, Some(peer.ip())).await?;
-    Ok(Reached::App(app))
-}
-
-/// The tunnel to the pod's own waypoint, if everything has to come through it.
-async fn hairpin(
-    shard: &Shard,
-    local: &Local,
-    client: SocketAddr,
-    dst: SocketAddr,
-) -> Result<Option<Tunnel>, PlaintextError> {
-    let Shard { pod, pool } = shard;
-    let route = {
-        let table = pod.state.table();
-        table.hairpin(&local.workload, None, dst, &mut rand::rng())?
-    };
-    let Some(Route::Hbone(route)) = route else {
-        return Ok(None);
-    };
-    let headers = tunnel_headers(local, &Forwarded { client, host: None });
-    let tunnel = pod.dialer.tunnel(pool, &route, dst.ip(), headers).await;
-    tunnel.map(Some).map_err(PlaintextError::Waypoint)
 }

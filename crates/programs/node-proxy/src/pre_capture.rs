@@ -1,6 +1,7 @@
 //! Connections of a pod that the proxy does not carry: those that were open before the pod was
 //! captured. They go on in plaintext, and are listed. A setting closes them all; inbound ones are
-//! closed when a policy begins to refuse them.
+//! closed when a policy begins to refuse them, and a while after everything to the pod has to come through its
+//! waypoint.
 
 use std::{
     collections::BTreeMap,
@@ -13,12 +14,16 @@ use std::{
 
 use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::Workload;
-use ambit_proxy::Shown;
+use ambit_proxy::{
+    Shown,
+    recheck::{Grace, Look},
+};
 use ambit_sys::{
     addresses::gateways_of,
     tcp_sockets::{self, State, TcpSocket, Unproxied, Way},
 };
 use ambit_telemetry::EarlierCause;
+use tokio::time::Instant;
 
 use crate::pod::Pod;
 
@@ -76,11 +81,13 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 }
 
 /// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
-/// STRICT, or any other. Those that it refused when capture began go on: that is for the setting to decide;
-/// kubelet's, and those within the pod, always do. Ends when there are none left.
+/// STRICT, or any other; and after a grace when everything begins to have to come through a waypoint. Those
+/// that were refused when capture began go on: that is for the setting to decide; kubelet's, and those within
+/// the pod, always do. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
+    let mut grace = Grace::new(pod.config.waypoint_grace);
     let pod = weak(pod);
     let mut earlier = Earlier::default();
     let mut looks = LOOK_AFTER.into_iter();
@@ -92,6 +99,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 Ok(()) => true,
                 Err(_) => return,
             },
+            () = ambit_rt::sleep_until(grace.deadline()) => true,
             () = sleep(next), if next.is_some() => false,
         };
         if !is_change {
@@ -115,15 +123,22 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
             found.way == Way::Inbound && !kubelet.contains(&found.socket.remote.ip())
         });
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
-        for (socket, decision) in
-            earlier.refused_now(sockets, |socket| decide(&pod, &workload, socket))
-        {
+        let refused = {
+            let mut look = grace.look(Instant::now());
+            earlier.refused_now(sockets, &mut look, |socket| judge(&pod, &workload, socket))
+        };
+        for (socket, verdict) in refused {
             if destroy(&pod, &socket, EarlierCause::Policy) {
                 let TcpSocket { local, remote, .. } = socket;
+                let Verdict { decision, .. } = verdict;
                 let policy = decision.decided_by.as_ref().map(ToString::to_string);
+                let reason = match decision.allowed {
+                    true => "everything has to come through the workload's waypoint".to_owned(),
+                    false => decision.to_string(),
+                };
                 tracing::info!(
-                    pod = %pod.name(), src = %remote, dst = %local, policy, reason = %decision,
-                    "closed a plaintext connection from before the pod's capture, which a policy now refuses"
+                    pod = %pod.name(), src = %remote, dst = %local, policy, reason,
+                    "closed a plaintext connection from before the pod's capture, which is now refused"
                 );
             }
         }
@@ -153,18 +168,26 @@ async fn sleep(pause: Option<Duration>) {
     }
 }
 
+/// What becomes of a connection.
+struct Verdict {
+    decision: Decision,
+    passes_by_waypoint: bool,
+}
+
 /// As if the proxy had just taken the connection in: without an identity.
-fn decide(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Decision {
+fn judge(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Verdict {
     let peer = Peer {
         source: None,
         source_ip: socket.remote.ip(),
         destination: socket.local,
     };
-    pod.state.authorize(workload, &peer)
+    Verdict {
+        decision: pod.state.authorize(workload, &peer),
+        passes_by_waypoint: pod.state.passes_by_waypoint(workload, &peer),
+    }
 }
 
-/// Inbound connections from before the capture, by cookie, and whether policies allowed them at the
-/// last look.
+/// Inbound connections from before the capture, by cookie, and whether they were allowed at the last look.
 #[derive(Debug, Default)]
 struct Earlier(BTreeMap<u64, bool>);
 
@@ -177,20 +200,25 @@ impl Earlier {
     fn refused_now(
         &mut self,
         found: Vec<TcpSocket>,
-        decide: impl Fn(&TcpSocket) -> Decision,
-    ) -> Vec<(TcpSocket, Decision)> {
+        waypoint: &mut Look<'_>,
+        judge: impl Fn(&TcpSocket) -> Verdict,
+    ) -> Vec<(TcpSocket, Verdict)> {
         let before = std::mem::take(&mut self.0);
         let mut refused = Vec::new();
         for socket in found {
             let was_allowed = before.get(&socket.cookie()).copied();
-            let decision = decide(&socket);
-            let allowed = match decision.why {
+            let verdict = judge(&socket);
+            let by_policy = match verdict.decision.why {
                 // Not known yet is no change.
                 Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
-                _ => decision.allowed,
+                _ => verdict.decision.allowed,
+            };
+            let allowed = match was_allowed {
+                Some(true) if by_policy && verdict.passes_by_waypoint => waypoint.spares(),
+                _ => by_policy && !verdict.passes_by_waypoint,
             };
             if was_allowed == Some(true) && !allowed {
-                refused.push((socket, decision));
+                refused.push((socket, verdict));
             } else {
                 self.0.insert(socket.cookie(), allowed);
             }
@@ -246,9 +274,48 @@ mod tests {
         }
     }
 
+    fn verdict(allowed: bool, why: Why) -> Verdict {
+        Verdict {
+            decision: decision(allowed, why),
+            passes_by_waypoint: false,
+        }
+    }
+
     fn refused(earlier: &mut Earlier, allowed: bool, why: Why) -> usize {
-        let decide = |_: &TcpSocket| decision(allowed, why.clone());
-        earlier.refused_now(vec![socket()], decide).len()
+        let judge = |_: &TcpSocket| verdict(allowed, why.clone());
+        let mut grace = Grace::new(Duration::ZERO);
+        let mut look = grace.look(Instant::now());
+        earlier.refused_now(vec![socket()], &mut look, judge).len()
+    }
+
+    #[test]
+    fn a_new_waypoint_closes_what_does_not_come_through_it_after_a_while() {
+        let judge = |passes_by_waypoint| {
+            move |_: &TcpSocket| Verdict {
+                passes_by_waypoint,
+                ..verdict(true, Why::NoPolicies)
+            }
+        };
+        let length = Duration::from_secs(30);
+        let mut grace = Grace::new(length);
+        let mut earlier = Earlier::default();
+        let begin = Instant::now();
+        let mut refused = |earlier: &mut Earlier, now, passes_by| {
+            let mut look = grace.look(now);
+            earlier
+                .refused_now(vec![socket()], &mut look, judge(passes_by))
+                .len()
+        };
+        assert_eq!(refused(&mut earlier, begin, false), 0);
+        assert_eq!(refused(&mut earlier, begin, true), 0);
+        // Taken back in time.
+        assert_eq!(refused(&mut earlier, begin + length, false), 0);
+        assert_eq!(refused(&mut earlier, begin + length, true), 0);
+        assert_eq!(refused(&mut earlier, begin + length * 2, true), 1);
+        // Capture begins under a waypoint: the setting decides.
+        let mut earlier = Earlier::default();
+        assert_eq!(refused(&mut earlier, begin, true), 0);
+        assert_eq!(refused(&mut earlier, begin + length, true), 0);
     }
 
     #[test]
@@ -276,7 +343,9 @@ mod tests {
     fn what_has_ended_is_forgotten() {
         let mut earlier = Earlier::default();
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
-        let none = earlier.refused_now(Vec::new(), |_| decision(true, Why::NoPolicies));
+        let mut grace = Grace::new(Duration::ZERO);
+        let mut look = grace.look(Instant::now());
+        let none = earlier.refused_now(Vec::new(), &mut look, |_| verdict(true, Why::NoPolicies));
         assert!(none.is_empty() && earlier.is_empty());
     }
 }

@@ -3,10 +3,14 @@
 use std::{io, sync::Arc};
 
 use ambit_hbone::Pool;
-use ambit_proxy::{Accepted, Listeners, Workers, recheck::Recheck};
+use ambit_proxy::{
+    Accepted, Listeners, Workers,
+    recheck::{Graces, Recheck},
+};
 use tokio::net::TcpListener;
 
 use crate::{
+    config::Config,
     dns_capture::PodDns,
     pod::{Captured, Pod, PodListeners},
 };
@@ -31,11 +35,13 @@ impl Pod {
     /// Serves the pod, its policies followed: the workers take the sets of listeners in turn. To be called
     /// on a runtime that stays.
     pub fn serve(self: &Arc<Self>, workers: &Workers, listeners: Vec<PodListeners>) {
-        let recheck = Recheck::new(
-            &self.local,
-            self.connections(),
-            self.config.missing_policy_grace,
-        );
+        let Config {
+            missing_policy_grace,
+            waypoint_grace,
+            ..
+        } = *self.config;
+        let graces = Graces::new(missing_policy_grace, waypoint_grace);
+        let recheck = Recheck::new(&self.local, self.connections(), graces);
         if let Some(first) = listeners.first() {
             workers.steer(&first.hbone);
         }

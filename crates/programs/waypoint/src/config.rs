@@ -14,6 +14,7 @@ use ambit_proxy::{
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::Tuning;
+use ambit_telemetry::http::AccessLogFormat;
 use serde::Serialize;
 
 /// All of it.
@@ -63,6 +64,9 @@ pub struct Config {
     /// `AMBIT_WAYPOINT_LINGER`: how long new connections are still taken when the process is to end, until
     /// clients have learnt of it.
     pub linger: Duration,
+    /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
+    #[serde(skip)]
+    pub access_log: Option<AccessLogFormat>,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -130,6 +134,7 @@ impl Config {
             linger: env
                 .duration("AMBIT_WAYPOINT_LINGER")?
                 .unwrap_or(Duration::from_secs(2)),
+            access_log: access_log(env)?,
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,
@@ -157,6 +162,19 @@ impl Config {
             )),
             hbone_mtls_port: HBONE_PORT,
         }
+    }
+}
+
+fn access_log(env: &Env) -> Result<Option<AccessLogFormat>, EnvError> {
+    match env.get("AMBIT_ACCESS_LOG") {
+        None | Some("" | "text") => Ok(Some(AccessLogFormat::Text)),
+        Some("json") => Ok(Some(AccessLogFormat::Json)),
+        Some("off") => Ok(None),
+        Some(other) => Err(EnvError {
+            variable: "AMBIT_ACCESS_LOG".to_owned(),
+            value: other.to_owned(),
+            expected: "text, json or off",
+        }),
     }
 }
 

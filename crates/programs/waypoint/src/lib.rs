@@ -10,6 +10,7 @@ mod caller;
 pub mod command;
 pub mod config;
 mod http;
+mod metered;
 pub mod published;
 pub mod server;
 mod target;

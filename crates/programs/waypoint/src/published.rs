@@ -5,8 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use ambit_l7::{authz::Policies, route::RouteTable};
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway,
-    WaypointService,
+    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
 };
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
@@ -213,7 +212,11 @@ mod tests {
         assert_eq!(names, ["ns/a", "ns/b"]);
         let served = published.service(&NamespacedHostname::new("ns", "a"));
         assert!(served.unwrap().routes(80).has_routes());
-        assert!(published.service(&NamespacedHostname::new("ns", "b")).is_none());
+        assert!(
+            published
+                .service(&NamespacedHostname::new("ns", "b"))
+                .is_none()
+        );
         published.apply([WaypointUpdate::ServiceGone("gw/w/ns/a".into())]);
         assert!(published.needed().is_empty());
     }

@@ -1,4 +1,5 @@
-//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, PROXY v2, traceparent.
+//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, a
+//! hairpin's original peer, PROXY v2, traceparent.
 //!
 //! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every
 //! format that is parsed here is also built here. Knows nothing of sockets, HTTP libraries or time.
@@ -7,11 +8,13 @@
 pub mod authority;
 pub mod baggage;
 pub mod forwarded;
+pub mod original_peer;
 pub mod proxy_v2;
 pub mod traceparent;
 
 pub use authority::{Authority, ParseAuthorityError};
 pub use baggage::{Baggage, ParseBaggageError};
 pub use forwarded::{Forwarded, ParseForwardedError};
+pub use original_peer::{ORIGINAL_PEER_HEADER, OriginalPeer, ParseOriginalPeerError};
 pub use proxy_v2::{ParseProxyError, ProxyHeader};
 pub use traceparent::{ParseTraceParentError, TraceParent};

@@ -1,6 +1,9 @@
 //! The functions that Helm adds to Go's templates, as far as the chart uses them.
 
-use std::sync::{OnceLock, Weak};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock, Weak},
+};
 
 use aws_lc_rs::digest;
 use gotmpl::{Result, Template, TemplateError, Value};
@@ -23,7 +26,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             Ok(string(yaml.trim_end().to_owned()))
         })
         .func("toJson", |args| {
-            Ok(string(json(one("toJson", args)?).to_string()))
+            Ok(string(escaped(&json(one("toJson", args)?).to_string())))
         })
         .func("quote", |args| {
             Ok(string(
@@ -55,6 +58,27 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             Ok(string(texts.join(separator)))
         })
         .func("list", |args| Ok(Value::List(args.into())))
+        .func("dict", |args| {
+            let (pairs, []) = args.as_chunks() else {
+                return Err(wrong("dict", "pairs of a name and a value"));
+            };
+            let entries = pairs
+                .iter()
+                .map(|[key, value]| (text(key).into(), value.clone()));
+            Ok(Value::Map(Arc::new(entries.collect())))
+        })
+        // As far as the chart uses it: of maps that have no member in common.
+        .func("merge", |args| {
+            let maps = args.iter().map(|arg| match arg {
+                Value::Map(map) => Ok(map),
+                _ => Err(wrong("merge", "maps")),
+            });
+            let mut merged = BTreeMap::new();
+            for map in maps {
+                merged.extend(map?.iter().map(|(key, value)| (key.clone(), value.clone())));
+            }
+            Ok(Value::Map(Arc::new(merged)))
+        })
         .func("prepend", |args| {
             let [Value::List(list), first] = args else {
                 return Err(wrong("prepend", "a list and a value"));
@@ -89,6 +113,12 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
             Ok(string(hex))
         })
+}
+
+/// JSON as Go writes it: harmless inside HTML.
+fn escaped(json: &str) -> String {
+    let text = json.replace('&', "\\u0026").replace('<', "\\u003c");
+    text.replace('>', "\\u003e")
 }
 
 fn one<'a>(name: &'static str, args: &'a [Value]) -> Result<&'a Value> {

@@ -112,7 +112,7 @@ fn values_of_every_form_end_where_they_belong() {
         "pilot.trustedNodeAccounts={x/y}",
         "pilot.affinity.nodeAffinity.a=b",
         "ztunnel.unenrolledDrain=10m",
-        "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
+        "ztunnel.missingPolicyGrace=1m,ztunnel.waypointGrace=2m,ztunnel.keepLastGoodPolicy=true",
         "global.network=net1",
         "global.networkPolicy.enabled=true",
         "global.imagePullSecrets={one,two}",
@@ -134,6 +134,7 @@ fn values_of_every_form_end_where_they_belong() {
     let env = proxy["containers"][0]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "AMBIT_UNENROLLED_DRAIN", "value": "10m"})));
     assert!(env.contains(&json!({"name": "AMBIT_MISSING_POLICY_GRACE", "value": "1m"})));
+    assert!(env.contains(&json!({"name": "AMBIT_WAYPOINT_GRACE", "value": "2m"})));
     assert!(env.contains(&json!({"name": "AMBIT_KEEP_LAST_GOOD_POLICY", "value": "true"})));
     assert!(env.contains(&json!({"name": "NETWORK", "value": "net1"})));
     let policies = objects
@@ -342,4 +343,27 @@ fn notes_name_the_namespace() {
     let text = notes(&release, &values.complete().unwrap()).unwrap();
     let by_hand = "unenrolled:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
     assert!(text.ends_with(by_hand), "{text}");
+}
+
+/// What the control plane is told of waypoints is what the crate that makes them reads.
+#[test]
+fn the_values_of_waypoints_reach_the_control_plane() {
+    let objects = render(&[
+        "global.hub=example/x,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
+        "global.waypoint.replicas=3,global.waypoint.terminationGracePeriodSeconds=600",
+        "global.network=net1",
+    ]);
+    let control = find(&objects, "Deployment", "ambit-control");
+    let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
+    let env = env.as_array().unwrap().iter();
+    let told = env.clone().find(|one| one["name"] == "AMBIT_WAYPOINTS");
+    let told = told.unwrap()["value"].as_str().unwrap();
+    let settings: ambit_waypoint_objects::Settings = serde_json::from_str(told).unwrap();
+    assert_eq!(settings.image, "example/x/waypoint:dev");
+    assert_eq!(settings.image_pull_policy, "Never");
+    assert_eq!(settings.image_pull_secrets, ["one"]);
+    assert_eq!(settings.replicas, 3);
+    assert_eq!(settings.termination_grace_period_seconds, 600);
+    assert_eq!(settings.network, "net1");
+    assert_eq!(settings.resources["requests"]["cpu"], "100m");
 }

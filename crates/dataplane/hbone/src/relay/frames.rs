@@ -51,6 +51,17 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
+    /// Takes the first one.
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        let first = self.whole.pop_front();
+        let first = first.or_else(|| {
+            let small = self.small.split().freeze();
+            (!small.is_empty()).then_some(small)
+        });
+        self.shrink();
+        first
+    }
+
     /// Removes the first `n` bytes.
     pub(super) fn advance(&mut self, mut n: usize) {
         while let Some(first) = self.whole.front_mut() {
@@ -63,7 +74,11 @@ impl Frames {
             self.whole.pop_front();
         }
         self.small.advance(n.min(self.small.len()));
-        if self.is_empty() && self.whole.capacity() > FEW {
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        if self.is_empty() && (self.whole.capacity() > FEW || self.small.capacity() > 0) {
             // Idle connections hold no memory of an earlier backlog.
             *self = Self::default();
         }
@@ -107,6 +122,11 @@ mod tests {
             got.extend(first);
         }
         assert!(got == pushed);
+        for _ in 0..100 {
+            frames.push(Bytes::from_static(b"small"));
+        }
+        let taken: Vec<Bytes> = std::iter::from_fn(|| frames.pop()).collect();
+        assert!(taken.concat() == b"small".repeat(100) && taken.len() < 10);
         assert!(frames.whole.capacity() <= FEW && frames.small.capacity() == 0);
     }
 }

@@ -9,6 +9,7 @@ use super::*;
 use crate::{Settings, client, server};
 
 mod breaks;
+mod tunnels;
 
 /// A tunnel between two relays: an application's pipe at each end.
 async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {

@@ -46,8 +46,9 @@ impl Upload {
         meter: &M,
     ) -> Poll<Over> {
         loop {
-            if !self.pending.is_empty() && ready!(self.poll_send(cx, tunnel)).is_err() {
-                return closed(cx, &mut tunnel.send, ends);
+            if !self.pending.is_empty() && ready!(poll_send(cx, tunnel, &mut self.pending)).is_err()
+            {
+                return closed(cx, &mut tunnel.send, ends, ends.down);
             }
             if self.eof && ends.broken.is_some() {
                 // A socket that was reset may show an end of data.
@@ -57,7 +58,7 @@ impl Upload {
                 let end = Piece::new(Bytes::new(), &tunnel.unsent);
                 return match tunnel.send.send_data(end, true) {
                     Ok(()) => Poll::Ready(Over::Clean),
-                    Err(_closed) => closed(cx, &mut tunnel.send, ends),
+                    Err(_closed) => closed(cx, &mut tunnel.send, ends, ends.down),
                 };
             }
             match scratch::poll_read(app, cx, self.chunk) {
@@ -72,33 +73,37 @@ impl Upload {
                 Poll::Pending if ends.down => {
                     // Whichever way it is closed.
                     let _reset = ready!(tunnel.send.poll_reset(cx));
-                    return closed(cx, &mut tunnel.send, ends);
+                    return closed(cx, &mut tunnel.send, ends, true);
                 }
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
+}
 
-    /// Passes the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
-    fn poll_send(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Poll<Result<(), Closed>> {
-        let Tunnel { send, unsent, .. } = tunnel;
-        send.reserve_capacity(self.pending.len());
-        while !self.pending.is_empty() {
-            let capacity = send.capacity();
-            if capacity == 0 {
-                match ready!(send.poll_capacity(cx)) {
-                    Some(Ok(_)) => {}
-                    Some(Err(_)) | None => return Poll::Ready(Err(Closed)),
-                }
-                continue;
+/// Passes the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
+pub(super) fn poll_send(
+    cx: &mut Context<'_>,
+    tunnel: &mut Tunnel,
+    pending: &mut Bytes,
+) -> Poll<Result<(), Closed>> {
+    let Tunnel { send, unsent, .. } = tunnel;
+    send.reserve_capacity(pending.len());
+    while !pending.is_empty() {
+        let capacity = send.capacity();
+        if capacity == 0 {
+            match ready!(send.poll_capacity(cx)) {
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Poll::Ready(Err(Closed)),
             }
-            let piece = self.pending.split_to(capacity.min(self.pending.len()));
-            if send.send_data(Piece::new(piece, unsent), false).is_err() {
-                return Poll::Ready(Err(Closed));
-            }
+            continue;
         }
-        Poll::Ready(Ok(()))
+        let piece = pending.split_to(capacity.min(pending.len()));
+        if send.send_data(Piece::new(piece, unsent), false).is_err() {
+            return Poll::Ready(Err(Closed));
+        }
     }
+    Poll::Ready(Ok(()))
 }
 
 fn next_chunk(chunk: usize, read: usize) -> usize {
@@ -112,14 +117,19 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 }
 
 /// The stream takes no more bytes.
-struct Closed;
+pub(super) struct Closed;
 
-/// What a closed stream means for the direction.
-fn closed(cx: &mut Context<'_>, send: &mut SendStream<Piece>, ends: &mut Ends) -> Poll<Over> {
+/// What a closed stream means for the direction. `answered`: all that its peer had to send has come.
+pub(super) fn closed(
+    cx: &mut Context<'_>,
+    send: &mut SendStream<Piece>,
+    ends: &mut Ends,
+    answered: bool,
+) -> Poll<Over> {
     let error = match send.poll_reset(cx) {
         // A server that has answered in full needs no more (RFC 9113, section 8.1). Its answer is not
         // truncated, so our socket is closed normally; the kernel resets further data.
-        Poll::Ready(Ok(Reason::NO_ERROR)) if ends.down && ends.broken.is_none() => {
+        Poll::Ready(Ok(Reason::NO_ERROR)) if answered && ends.broken.is_none() => {
             return Poll::Ready(Over::Clean);
         }
         Poll::Ready(Ok(reason)) => reason.into(),

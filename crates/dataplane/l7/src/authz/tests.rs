@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::*;
 
 mod matching;
+mod reference;
 mod scopes;
 mod spellings;
 

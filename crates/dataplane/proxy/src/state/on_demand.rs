@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use ambit_model::{NetworkAddress, Workload, canonical_socket};
-use ambit_route::{InboundError, InboundRequest, InboundRoute, Route, RouteError};
+use ambit_route::{InboundError, InboundRequest, InboundRoute, MeshTable, Route, RouteError};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
@@ -40,10 +40,11 @@ impl SharedState {
         timeout_at(deadline, ask).await.map_err(|_| NotAnswered)?
     }
 
-    pub(super) async fn route_on_demand(
+    pub(super) async fn find_on_demand(
         &self,
         source: &Workload,
         dst: SocketAddr,
+        look: impl Fn(&MeshTable) -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
         let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
         let address = NetworkAddress::new(source.network.clone(), canonical_socket(dst).ip());
@@ -51,17 +52,26 @@ impl SharedState {
             self.ask(address.to_string(), deadline).await?;
         }
         for _ in 0..ROUNDS {
-            let route = self.route_now(source, dst);
+            let route = look(&self.table());
             let Some(missing) = route.as_ref().err().and_then(RouteError::missing) else {
                 return route;
             };
             self.ask(missing.to_owned(), deadline).await?;
-            let again = self.route_now(source, dst);
+            let again = look(&self.table());
             if again == route {
                 return again;
             }
         }
-        self.route_now(source, dst)
+        look(&self.table())
+    }
+
+    /// Asks the control plane for a record by its name, one of its addresses (`network/ip`) or, of a service,
+    /// `namespace/hostname`; its changes follow from then on. Does nothing where everything is sent anyway.
+    ///
+    /// # Errors
+    /// When there is no answer before the deadline.
+    pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
+        self.ask(name, deadline).await
     }
 
     async fn ask(&self, key: String, deadline: Instant) -> Result<(), RouteError> {

@@ -261,7 +261,8 @@ fn an_enrolled_pod_can_connect_before_the_control_plane_tells_of_it() {
     assert_eq!(source.identity().to_string(), "spiffe://td/ns/ns/sa/sa");
     assert_eq!(source.workload_ips[0].to_string(), "10.0.0.1");
     let route = state
-        .route_now(&source, "10.0.0.2:80".parse().unwrap())
+        .table()
+        .outbound(&source, "10.0.0.2:80".parse().unwrap(), &mut rand::rng())
         .unwrap();
     assert!(matches!(route, Route::Hbone(_)));
 }
@@ -350,7 +351,7 @@ async fn an_unknown_destination_is_asked_for_and_then_its_waypoint() {
         panic!("{route:?}")
     };
     assert_eq!(
-        (route.via_waypoint, route.authority.as_str()),
+        (route.waypoint.is_some(), route.authority.as_str()),
         (true, "10.96.0.1:80")
     );
     assert_eq!(*asked.lock(), ["/10.96.0.1", "/10.0.0.9"]);
@@ -429,7 +430,10 @@ fn readers_get_through_while_a_large_push_comes_in() {
     };
     let source = state.synthesize(&pod("c"), &[]);
     while !writer.is_finished() {
-        let route = state.route_now(&source, "10.0.0.1:80".parse().unwrap());
+        let route =
+            state
+                .table()
+                .outbound(&source, "10.0.0.1:80".parse().unwrap(), &mut rand::rng());
         assert!(matches!(route, Ok(Route::Hbone(_))));
     }
     writer.join().unwrap();

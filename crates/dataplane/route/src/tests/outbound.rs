@@ -36,7 +36,10 @@ fn a_captured_pod_is_reached_by_tunnel_under_its_identity() {
     assert_eq!(route.addr, addr("10.0.0.2:15008"));
     assert_eq!(route.authority, "10.0.0.2:80");
     assert_eq!(route.expected.as_slice(), [identity("sa-a")]);
-    assert_eq!((route.workload.name(), route.via_waypoint), ("a", false));
+    assert_eq!(
+        (route.workload.name(), route.waypoint.is_some()),
+        ("a", false)
+    );
 }
 
 #[test]
@@ -251,21 +254,6 @@ fn a_passthrough_service_goes_to_what_was_dialled() {
 
 // === waypoints ===
 
-fn waypoint_pod(name: &str, ip: &str) -> Workload {
-    in_service(
-        Workload {
-            service_account: text("waypoint"),
-            ..pod(name, &[ip])
-        },
-        "waypoint",
-        &[(15008, 15008)],
-    )
-}
-
-fn waypoint_service() -> Service {
-    service("waypoint", &["/10.96.0.100"], &[(15008, 15008)])
-}
-
 fn guarded_service(waypoint: GatewayAddress) -> Service {
     Service {
         waypoint: Some(waypoint),
@@ -287,7 +275,7 @@ fn a_services_waypoint_is_asked_for_the_address_dialled() {
         assert_eq!(route.addr, addr("10.0.0.9:15008"));
         assert_eq!(route.authority, "10.96.0.9:80");
         assert_eq!(route.expected.as_slice(), [identity("waypoint")]);
-        assert!(route.via_waypoint);
+        assert!(route.waypoint.is_some());
         assert_eq!(route.service.unwrap().name, "web");
     }
 }
@@ -371,7 +359,7 @@ fn a_passthrough_service_still_has_its_waypoint() {
         vec![waypoint_pod("w", "10.0.0.9")],
         vec![wide, waypoint_service()],
     );
-    assert!(hbone(&table, "10.96.0.9:80").via_waypoint);
+    assert!(hbone(&table, "10.96.0.9:80").waypoint.is_some());
 }
 
 #[test]
@@ -389,7 +377,7 @@ fn the_sources_own_waypoint_does_not_matter() {
         .outbound(&source, addr("10.0.0.2:80"), &mut rng())
         .unwrap();
     let Route::Hbone(route) = route else { panic!() };
-    assert!(!route.via_waypoint);
+    assert!(!route.waypoint.is_some());
 }
 
 #[test]
@@ -416,7 +404,7 @@ fn a_pods_waypoint_takes_what_is_addressed_to_the_pod_but_not_to_its_service() {
         (route.addr, route.authority.as_str()),
         (addr("10.0.0.9:15008"), "[fd00::2]:80")
     );
-    assert!(!hbone(&table, "10.96.0.9:80").via_waypoint);
+    assert!(!hbone(&table, "10.96.0.9:80").waypoint.is_some());
 }
 
 #[test]
@@ -511,119 +499,6 @@ fn a_waypoint_service_without_ports_works_with_an_application_tunnel() {
         ],
     );
     assert_eq!(hbone(&table, "10.96.0.9:80").addr, addr("10.0.0.9:15008"));
-}
-
-// === the waypoint of an endpoint ===
-
-#[test]
-fn an_endpoints_waypoint_is_followed_after_the_endpoint_is_chosen() {
-    let of_waypoint = [identity("waypoint")];
-    let guarded = Workload {
-        endpoint_waypoint: Some(attached("/10.96.0.100", &of_waypoint, true)),
-        ..in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])
-    };
-    let open = in_service(pod("b", &["10.0.0.3"]), "web", &[(80, 8080)]);
-    let table = table(
-        vec![guarded, open, waypoint_pod("w", "10.0.0.9")],
-        vec![
-            waypoint_service(),
-            service("web", &["/10.96.0.9"], &[(80, 8080)]),
-        ],
-    );
-    let mut seen = BTreeSet::new();
-    for seed in 0..50 {
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let route = table
-            .outbound(&client(), addr("10.96.0.9:80"), &mut rng)
-            .unwrap();
-        let Route::Hbone(route) = route else { panic!() };
-        seen.insert((route.via_waypoint, route.addr.to_string(), route.authority));
-    }
-    // A mixed service: one endpoint through the waypoint, which gets the service's address.
-    let expected = [
-        (
-            false,
-            "10.0.0.3:15008".to_owned(),
-            "10.0.0.3:8080".to_owned(),
-        ),
-        (true, "10.0.0.9:15008".to_owned(), "10.96.0.9:80".to_owned()),
-    ];
-    assert_eq!(seen, BTreeSet::from(expected));
-    // When the pod itself is dialled, the waypoint gets the pod's address.
-    assert_eq!(hbone(&table, "10.0.0.2:80").authority, "10.0.0.2:80");
-    assert!(hbone(&table, "10.0.0.2:80").via_waypoint);
-    // Connections from the waypoint go directly.
-    let waypoint = waypoint_pod("w", "10.0.0.9");
-    let route = table
-        .outbound(&waypoint, addr("10.0.0.2:80"), &mut rng())
-        .unwrap();
-    assert!(matches!(
-        route,
-        Route::Hbone(HboneRoute {
-            via_waypoint: false,
-            ..
-        })
-    ));
-}
-
-#[test]
-fn an_endpoints_waypoint_that_is_unknown_fails_the_connection() {
-    let guarded = Workload {
-        endpoint_waypoint: Some(attached("/10.96.0.100", &[], false)),
-        ..in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])
-    };
-    let table = table(
-        vec![guarded],
-        vec![service("web", &["/10.96.0.9"], &[(80, 8080)])],
-    );
-    for dst in ["10.96.0.9:80", "10.0.0.2:80"] {
-        assert!(
-            matches!(go(&table, dst), Err(RouteError::UnknownWaypoint { .. })),
-            "{dst}"
-        );
-    }
-}
-
-#[test]
-fn a_hairpin_takes_what_did_not_come_from_the_waypoint() {
-    let of_waypoint = [identity("waypoint")];
-    let local = Workload {
-        endpoint_waypoint: Some(attached("/10.96.0.100", &of_waypoint, true)),
-        ..pod("a", &["10.0.0.2"])
-    };
-    let table = table(
-        vec![waypoint_pod("w", "10.0.0.9")],
-        vec![waypoint_service()],
-    );
-    let hairpin = |peer: Option<&Identity>| {
-        table
-            .hairpin(&local, peer, addr("10.0.0.2:80"), &mut rng())
-            .unwrap()
-    };
-    assert_eq!(hairpin(Some(&of_waypoint[0])), None);
-    for peer in [None, Some(&identity("someone"))] {
-        let Some(Route::Hbone(route)) = hairpin(peer) else {
-            panic!()
-        };
-        assert_eq!(
-            (route.addr, route.authority.as_str()),
-            (addr("10.0.0.9:15008"), "10.0.0.2:80")
-        );
-    }
-    let lenient = Workload {
-        endpoint_waypoint: Some(attached("/10.96.0.100", &of_waypoint, false)),
-        ..local.clone()
-    };
-    assert_eq!(
-        table.hairpin(&lenient, None, addr("10.0.0.2:80"), &mut rng()),
-        Ok(None)
-    );
-    let without_waypoint = super::table(vec![], vec![]);
-    assert!(
-        without_waypoint
-            .hairpin(&local, None, addr("10.0.0.2:80"), &mut rng())
-            .is_err()
-    );
 }
 
 // === other networks ===

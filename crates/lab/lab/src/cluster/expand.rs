@@ -19,7 +19,9 @@ impl Desired {
     }
 }
 
-pub(super) fn pods(objects: &BTreeMap<ObjectKey, Object>) -> BTreeMap<ObjectKey, Desired> {
+pub(super) fn pods<'a>(
+    objects: impl Iterator<Item = (&'a ObjectKey, &'a Object)>,
+) -> BTreeMap<ObjectKey, Desired> {
     let mut pods = BTreeMap::new();
     for (key, object) in objects {
         match object {

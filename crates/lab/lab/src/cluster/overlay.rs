@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, labels};
 use serde_json::{Value, json};
 
+use crate::dns::DOMAIN;
+
 use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
 
 pub(super) fn node(node: &NodeInfo) -> Value {
@@ -30,16 +32,49 @@ pub(super) fn namespace(name: &str) -> Value {
     })
 }
 
-pub(super) fn service(key: &ObjectKey, ips: &[IpAddr]) -> Value {
+/// The addresses of a service: laid over the manifest's, or in an object that is in no manifest.
+pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> Value {
     let texts: Vec<_> = ips.iter().map(ToString::to_string).collect();
     let families: Vec<_> = ips
         .iter()
         .map(|ip| if ip.is_ipv4() { "IPv4" } else { "IPv6" })
         .collect();
+    let own = || json!({"apiVersion": "v1", "kind": "Service", "metadata": meta(key)});
+    let mut value = whole.unwrap_or_else(own);
+    json_patch::merge(
+        &mut value,
+        &json!({
+            "spec": {"clusterIP": texts.first(), "clusterIPs": texts, "ipFamilies": families},
+        }),
+    );
+    value
+}
+
+/// What the deployment controller says of a Gateway.
+pub(super) fn gateway(key: &ObjectKey, ips: &[IpAddr], ready: bool) -> Value {
+    let (status, reason, message) = match ready {
+        true => ("True", "Programmed", "the waypoint is ready"),
+        false => (
+            "False",
+            "AddressNotUsable",
+            "no pod of the waypoint is ready",
+        ),
+    };
+    let mut addresses: Vec<_> = ips
+        .iter()
+        .map(|ip| json!({"type": "IPAddress", "value": ip.to_string()}))
+        .collect();
+    let hostname = format!("{}.{}.svc.{DOMAIN}", key.name, key.namespace);
+    addresses.push(json!({"type": "Hostname", "value": hostname}));
     json!({
-        "apiVersion": "v1", "kind": "Service",
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "metadata": meta(key),
-        "spec": {"clusterIP": texts.first(), "clusterIPs": texts, "ipFamilies": families},
+        "status": {
+            "addresses": addresses,
+            "conditions": [
+                {"type": "Programmed", "status": status, "reason": reason, "message": message},
+            ],
+        },
     })
 }
 

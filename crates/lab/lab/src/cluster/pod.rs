@@ -72,6 +72,19 @@ impl PodPlan {
         self.pod.spec.as_ref().map_or(&[], |spec| &spec.containers)
     }
 
+    /// Whether it asks for a token of its account by a projected volume.
+    pub(crate) fn wants_token(&self, audience: &str) -> bool {
+        let volumes = self.spec().and_then(|spec| spec.volumes.as_deref());
+        let sources = volumes
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|volume| volume.projected.as_ref()?.sources.as_deref());
+        sources
+            .flatten()
+            .filter_map(|source| source.service_account_token.as_ref())
+            .any(|token| token.audience.as_deref() == Some(audience))
+    }
+
     pub(crate) fn container_names(&self) -> Vec<String> {
         let init = self
             .pod

@@ -22,6 +22,11 @@ fn cluster(nodes: u8) -> Cluster {
             family: IpFamily::Dual,
         },
         nodes.collect(),
+        Some(Settings {
+            command: vec!["/bin/ambit-waypoint".into()],
+            replicas: 1,
+            ..Settings::default()
+        }),
         Box::new(uid),
     )
 }
@@ -217,4 +222,105 @@ fn a_pod_no_node_can_take_is_a_problem_with_a_name() {
         "{:?}",
         cluster.problems()
     );
+}
+
+fn gateway(annotations: Value) -> Value {
+    json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": {"name": "waypoint", "namespace": "shop", "annotations": annotations},
+        "spec": {"gatewayClassName": "istio-waypoint",
+            "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]}})
+}
+
+fn written(effects: &[Effect], kind: Kind) -> Option<&Value> {
+    let mut last = None;
+    for effect in effects {
+        if let Effect::Write(key, value) = effect
+            && key.kind == kind
+        {
+            last = Some(value);
+        }
+    }
+    last
+}
+
+#[test]
+fn a_gateway_makes_a_waypoint_that_runs_behind_a_service() {
+    let mut cluster = cluster(2);
+    let effects = cluster.apply(Event::Manifests(vec![applied(gateway(json!({})))]));
+    let plans = started(&effects);
+    assert_eq!(plans.len(), 1);
+    let (uid, pod) = (plans[0].uid.clone(), plans[0].pod.clone());
+    assert_eq!(plans[0].service_account(), "waypoint");
+    assert!(plans[0].wants_token("istio-ca"));
+    assert_eq!(
+        pod.spec.as_ref().unwrap().containers[0].command,
+        Some(vec!["/bin/ambit-waypoint".to_owned()])
+    );
+    // What is in no manifest is written in full, with an address.
+    let service = written(&effects, Kind::Service).unwrap();
+    assert_eq!(service["spec"]["clusterIP"], "10.96.1.0");
+    assert_eq!(service["spec"]["ports"][1]["port"], 15008);
+    let overlay = &service["metadata"]["annotations"][ambit_k8s_api::labels::OVERLAY];
+    assert!(overlay.is_null());
+    assert!(written(&effects, Kind::ServiceAccount).is_some());
+    assert!(written(&effects, Kind::Deployment).is_some());
+    let programmed = |effects: &[Effect]| {
+        let gateway = written(effects, Kind::Gateway)?;
+        let status = gateway["status"]["conditions"][0]["status"].as_str();
+        Some((status?.to_owned(), gateway["status"]["addresses"].clone()))
+    };
+    let (status, addresses) = programmed(&effects).unwrap();
+    assert_eq!(status, "False");
+    let expected = json!([
+        {"type": "IPAddress", "value": "10.96.1.0"},
+        {"type": "IPAddress", "value": "fd00:10:96::100"},
+        {"type": "Hostname", "value": "waypoint.shop.svc.cluster.local"},
+    ]);
+    assert_eq!(addresses, expected);
+    let effects = cluster.apply(Event::Observed {
+        uid,
+        observed: running("10.244.1.5"),
+    });
+    assert_eq!(programmed(&effects).unwrap().0, "True");
+}
+
+#[test]
+fn a_waypoint_follows_its_gateway_and_goes_with_it() {
+    let mut cluster = cluster(2);
+    cluster.apply(Event::Manifests(vec![applied(gateway(json!({})))]));
+    let two = json!({"ambit.io/waypoint-replicas": "2"});
+    let effects = cluster.apply(Event::Manifests(vec![applied(gateway(two))]));
+    assert_eq!((started(&effects).len(), stopped(&effects)), (1, 0));
+    assert_eq!(started(&effects)[0].node, "node-2");
+    let key = ObjectKey::new(Kind::Gateway, "shop", "waypoint");
+    let effects = cluster.apply(Event::Manifests(vec![ObjectEvent::Deleted(key)]));
+    assert_eq!((started(&effects).len(), stopped(&effects)), (0, 2));
+    for kind in [Kind::Service, Kind::Deployment, Kind::ServiceAccount] {
+        let removed = |effect: &Effect| matches!(effect, Effect::Remove(key) if key.kind == kind);
+        assert!(effects.iter().any(removed), "{kind}");
+    }
+}
+
+#[test]
+fn a_gateway_that_cannot_have_a_waypoint_is_a_problem_and_others_objects_stay() {
+    let mut cluster = cluster(1);
+    let mut own = service(json!({}));
+    own["metadata"]["name"] = "waypoint".into();
+    let effects = cluster.apply(Event::Manifests(vec![
+        applied(own),
+        applied(gateway(json!({}))),
+    ]));
+    assert!(started(&effects).is_empty());
+    let problems = cluster.problems();
+    assert!(
+        problems[0].starts_with("Gateway shop/waypoint")
+            && problems[0].contains("Service shop/waypoint"),
+        "{problems:?}"
+    );
+    let mut other = gateway(json!({}));
+    other["metadata"]["name"] = "other".into();
+    other["spec"]["gatewayClassName"] = "istio".into();
+    let effects = cluster.apply(Event::Manifests(vec![applied(other)]));
+    assert!(started(&effects).is_empty());
+    assert_eq!(cluster.problems().len(), 1);
 }

@@ -5,3 +5,4 @@ mod life;
 mod mesh;
 mod pods;
 mod support;
+mod waypoint;

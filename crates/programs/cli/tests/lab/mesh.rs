@@ -11,6 +11,7 @@ fn binaries() {
         "ambit-node-proxy",
         "ambit-control",
         "ambit-cni",
+        "ambit-waypoint",
     ] {
         let path = Path::new(ambit()).with_file_name(name);
         assert!(

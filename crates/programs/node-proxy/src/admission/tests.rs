@@ -8,7 +8,7 @@ use ambit_model::{Action, ArcStr, PodName};
 use ambit_proxy::{
     Shown,
     connection_table::Tracked,
-    recheck::Grace,
+    recheck::{Graces, objection},
     state::{SharedState, StateConfig, Update},
 };
 use ambit_rt::Env;
@@ -71,13 +71,17 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
         Update::Workload(Box::new(workload)),
     ]);
     let now = state.local_workload(pod.name()).unwrap();
-    let cut = Grace::new(Duration::ZERO).recheck(pod.connections(), Instant::now(), |peer| {
-        state.authorize(&now, peer)
+    let mut graces = Graces::new(Duration::ZERO, Duration::ZERO);
+    let cut = graces.recheck(pod.connections(), Instant::now(), |peer, course| {
+        objection(&state, &now, peer, course)
     });
     assert_eq!(cut, 0);
 
-    let (_tracked, who) = tracked(&pod);
-    assert!(matches!(Denied::check(&pod, &who), Err(Denied::By(_))));
+    let (tracked, who) = tracked(&pod);
+    assert!(matches!(
+        Denied::check(&pod, &who, &tracked.handle()),
+        Err(Denied::By(_))
+    ));
 }
 
 #[tokio::test]
@@ -90,8 +94,11 @@ async fn a_connection_to_a_pod_whose_record_is_gone_is_refused() {
     state.apply(&mut vec![Update::Workload(Box::new(workload))]);
     let pod = pod(&state);
     assert!(pod.local.known().await.is_some());
-    let (_tracked, who) = tracked(&pod);
-    assert!(Denied::check(&pod, &who).is_ok());
+    let (tracked, who) = tracked(&pod);
+    assert!(Denied::check(&pod, &who, &tracked.handle()).is_ok());
     state.apply(&mut vec![Update::AddressGone(uid)]);
-    assert!(matches!(Denied::check(&pod, &who), Err(Denied::Gone)));
+    assert!(matches!(
+        Denied::check(&pod, &who, &tracked.handle()),
+        Err(Denied::Gone)
+    ));
 }

@@ -10,6 +10,7 @@
 mod dns;
 mod double;
 mod endings;
+mod endpoint_waypoint;
 mod enrolment;
 mod fixture;
 mod flows;

@@ -282,7 +282,7 @@ fn a_rule_needs_a_source_an_operation_and_all_conditions() {
         },
         HttpRule {
             conditions: vec![port(80), port(81)],
-            ..rule.clone()
+            ..rule
         },
     ] {
         assert!(!plainly_matches(&changed, &Call::default()), "{changed:?}");

@@ -162,6 +162,16 @@ fn audits_are_told_and_decide_nothing() {
 }
 
 #[test]
+fn a_policy_that_names_a_service_twice_applies_once() {
+    let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
+    let mut policies = policies([for_services(audit, &["a", "a"])]);
+    let a = service("a");
+    assert_eq!(decide(&policies, Scope::Service(&a)).audits.len(), 1);
+    policies.remove(&key("audit"));
+    assert_eq!(decide(&policies, Scope::Service(&a)).audits.len(), 0);
+}
+
+#[test]
 fn connections_that_are_not_http_never_pass_for_http_rules_and_are_denied_for_the_rest() {
     let namespace = |name: &str| HttpSource {
         namespaces: texts(&[name]),

@@ -1,0 +1,70 @@
+//! From one tunnel into another.
+
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::RecvStream;
+
+use super::{
+    Ends, Over,
+    received::{Last, Received},
+    upload::{closed, poll_send},
+};
+use crate::{Tunnel, piece::Piece};
+
+/// One direction between tunnels. Credit is returned to who sent a frame when the other tunnel has taken it.
+#[derive(Debug, Default)]
+pub(super) struct Forward {
+    received: Received,
+    /// What the other tunnel is taking.
+    pending: Bytes,
+}
+
+impl Forward {
+    /// `answered` says whether the other direction, from the receiving tunnel, is over.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut RecvStream,
+        to: &mut Tunnel,
+        ends: &mut Ends,
+        answered: bool,
+        count: impl Fn(u64),
+    ) -> Poll<Over> {
+        self.received.gather(cx, from, ends);
+        loop {
+            if self.pending.is_empty() {
+                let Some(next) = self.received.frames.pop() else {
+                    break;
+                };
+                self.pending = next;
+            }
+            let before = self.pending.len();
+            let sent = poll_send(cx, to, &mut self.pending);
+            let taken = before - self.pending.len();
+            count(taken as u64);
+            // Fails only for more than was received.
+            let _credited = from.flow_control().release_capacity(taken);
+            if ready!(sent).is_err() {
+                return closed(cx, &mut to.send, ends, answered);
+            }
+        }
+        match self.received.last {
+            Last::Break => Poll::Ready(Over::SourceBroke),
+            Last::End => {
+                let end = Piece::new(Bytes::new(), &to.unsent);
+                if to.send.send_data(end, true).is_ok() {
+                    return Poll::Ready(Over::Clean);
+                }
+                closed(cx, &mut to.send, ends, answered)
+            }
+            // With the other direction over, nothing else detects that the peer has gone.
+            Last::Nothing if answered => {
+                // Whichever way it is closed.
+                let _reset = ready!(to.send.poll_reset(cx));
+                closed(cx, &mut to.send, ends, true)
+            }
+            Last::Nothing => Poll::Pending,
+        }
+    }
+}

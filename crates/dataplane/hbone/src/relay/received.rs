@@ -1,0 +1,45 @@
+//! What has come out of a stream and waits to be passed on.
+//!
+//! Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their
+//! bytes, and more than HTTP/2 allows a connection. The stream's window limits the amount.
+
+use std::task::{Context, Poll};
+
+use h2::RecvStream;
+
+use super::{Ends, RelayError, frames::Frames};
+
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    pub(super) frames: Frames,
+    pub(super) last: Last,
+}
+
+/// What follows the received frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Last {
+    /// Further frames.
+    #[default]
+    Nothing,
+    /// The end of data.
+    End,
+    /// Nothing: the stream broke.
+    Break,
+}
+
+impl Received {
+    /// Takes the available frames.
+    pub(super) fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
+        while self.last == Last::Nothing {
+            match recv.poll_data(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
+                Poll::Ready(Some(Err(error))) => {
+                    ends.broke(RelayError::Tunnel(error));
+                    self.last = Last::Break;
+                }
+                Poll::Ready(None) => self.last = Last::End,
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Tunnels to waypoints, of which there are several replicas.
+//!
+//! A replica that does not answer, or says that it cannot serve, is given up for another one: nothing of the
+//! application has been sent by then. What a replica has accepted is never sent to another one.
+
+use std::{net::IpAddr, pin::pin};
+
+use ambit_hbone::{DialError, Pool, Tunnel, TunnelError};
+use ambit_model::ArcStr;
+use ambit_route::HboneRoute;
+use http::{HeaderMap, StatusCode};
+use tokio::time::{Instant, timeout_at};
+
+use super::{ConnectError, Dialer};
+
+/// Replicas that are tried for one connection, all within the time that connecting may take.
+const ATTEMPTS: u32 = 3;
+
+impl Dialer {
+    /// A tunnel along `route`, or along what `another` finds when the workloads with these uids have failed.
+    /// Also says which route it was.
+    ///
+    /// # Errors
+    /// When no replica could be connected to, or one refuses.
+    pub async fn waypoint_tunnel<R>(
+        &self,
+        pool: &Pool,
+        mut route: HboneRoute,
+        source_ip: IpAddr,
+        headers: HeaderMap,
+        another: impl Fn(Vec<ArcStr>) -> R,
+    ) -> Result<(Tunnel, HboneRoute), ConnectError>
+    where
+        R: Future<Output = Option<HboneRoute>>,
+    {
+        let begun = Instant::now();
+        let share = self.http2.connect_timeout / ATTEMPTS;
+        let mut failed = Vec::new();
+        for attempt in 1..ATTEMPTS {
+            failed.push(route.workload.uid().clone());
+            let next = {
+                let mut tunnel = pin!(self.tunnel(pool, &route, source_ip, headers.clone()));
+                let error = match timeout_at(begun + share * attempt, &mut tunnel).await {
+                    Ok(Err(error)) if is_before_acceptance(&error) => Some(error),
+                    Ok(result) => return with_route(result, &route),
+                    Err(_elapsed) => None,
+                };
+                let Some(next) = another(failed.clone()).await else {
+                    let result = match error {
+                        Some(error) => Err(error),
+                        None => tunnel.await,
+                    };
+                    return with_route(result, &route);
+                };
+                tracing::info!(
+                    waypoint = route.waypoint.as_deref(), replica = %route.addr, next = %next.addr,
+                    error = error.map(|error| crate::report::chain(&error)),
+                    "a replica of the waypoint does not answer"
+                );
+                next
+            };
+            route = next;
+        }
+        let result = self.tunnel(pool, &route, source_ip, headers).await;
+        with_route(result, &route)
+    }
+}
+
+/// Whether the replica has not accepted the tunnel, and another one may.
+fn is_before_acceptance(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Tunnel(TunnelError::Dial(error)) => {
+            !matches!(**error, DialError::Prepare { .. })
+        }
+        ConnectError::Tunnel(TunnelError::Stream(_)) => true,
+        ConnectError::Tunnel(TunnelError::Status(status)) => {
+            *status == StatusCode::SERVICE_UNAVAILABLE
+        }
+        _ => false,
+    }
+}
+
+/// The tunnel with its route, or the error with the waypoint's name.
+fn with_route(
+    result: Result<Tunnel, ConnectError>,
+    route: &HboneRoute,
+) -> Result<(Tunnel, HboneRoute), ConnectError> {
+    match (result, &route.waypoint) {
+        (Ok(tunnel), _) => Ok((tunnel, route.clone())),
+        (Err(error), None) => Err(error),
+        (Err(error), Some(waypoint)) => Err(ConnectError::Waypoint {
+            waypoint: waypoint.clone(),
+            source: Box::new(error),
+        }),
+    }
+}

@@ -1,0 +1,59 @@
+//! Connections to a pod that have to come through its waypoint, and the way there for those that did not.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ambit_model::{ArcStr, Identity, Protocol, Workload};
+use rand::RngCore;
+
+use crate::{MeshTable, Route, RouteError, outbound::Caller};
+
+impl MeshTable {
+    /// Whether a connection to the local workload passes by the waypoint that everything has to come through.
+    ///
+    /// The waypoint is known by the identity that it has proved. A captured pod under the same account has
+    /// that one too, from its node proxy, but is no endpoint of the waypoint.
+    pub fn passes_by_waypoint(
+        &self,
+        local: &Workload,
+        peer: Option<&Identity>,
+        peer_ip: IpAddr,
+    ) -> bool {
+        let attached = local.endpoint_waypoint.as_ref();
+        let Some(attached) = attached.filter(|attached| attached.enforce) else {
+            return false;
+        };
+        // Nothing can come through a waypoint before it comes to the waypoint.
+        if self.is_waypoint(local, attached) {
+            return false;
+        }
+        if !peer.is_some_and(|peer| attached.identities.contains(peer)) {
+            return true;
+        }
+        let peer = self.workloads.by_ip(&local.network, peer_ip);
+        peer.is_some_and(|peer| {
+            let is_captured = peer.protocol() == Protocol::Hbone && !peer.native_tunnel();
+            is_captured && !self.is_waypoint(&peer.to_model(), attached)
+        })
+    }
+
+    /// The route to the waypoint of the local workload, for a connection to `dst` that
+    /// [passes by](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` has been tried.
+    pub fn hairpin(
+        &self,
+        local: &Workload,
+        dst: SocketAddr,
+        failed: &[ArcStr],
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let Some(attached) = &local.endpoint_waypoint else {
+            return Err(RouteError::NoDestination {
+                workload: local.uid.clone(),
+            });
+        };
+        let caller = Caller {
+            source: local,
+            failed,
+        };
+        self.to_waypoint(caller, dst, attached.into(), &local.uid, None, rng)
+    }
+}

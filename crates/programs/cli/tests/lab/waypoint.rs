@@ -1,0 +1,102 @@
+//! What a Gateway makes in a lab, with a stand-in for the waypoint's program: it checks what it is given and
+//! says that it is ready.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use tempfile::TempDir;
+
+use crate::support::{Lab, ambit};
+
+const STAND_IN: &str = r#"#!/bin/sh
+set -eu
+test -s "$XDS_ROOT_CA" && test -s "$AUTH_TOKEN"
+echo "$* of $GATEWAY_NAME, account $SERVICE_ACCOUNT, control plane $XDS_ADDRESS"
+exec ambit lab-tool serve --port 15021 --name "$GATEWAY_NAME"
+"#;
+
+/// The programs of the mesh, with the stand-in.
+fn programs() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for name in [
+        "ambit-agent",
+        "ambit-node-proxy",
+        "ambit-control",
+        "ambit-cni",
+    ] {
+        let program = Path::new(ambit()).with_file_name(name);
+        assert!(
+            program.exists(),
+            "{name} is not built: use `cargo xtask test`"
+        );
+        symlink(program, dir.path().join(name)).unwrap();
+    }
+    let stand_in = dir.path().join("ambit-waypoint");
+    fs::write(&stand_in, STAND_IN).unwrap();
+    fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+fn gateway(annotations: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\
+         metadata: {{name: way, namespace: test, annotations: {annotations}}}\n\
+         spec:\n  gatewayClassName: istio-waypoint\n  \
+         listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]\n"
+    )
+}
+
+/// A mesh namespace: the waypoint's pod stays out of the mesh by itself.
+const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\n\
+                         metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n";
+
+#[test]
+fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
+    let programs = programs();
+    let lab = Lab::new();
+    lab.write("namespace.yaml", NAMESPACE)
+        .write("gateway.yaml", &gateway("{}"));
+    let bin_dir = programs.path().to_str().unwrap();
+    lab.ok(&["up", "MANIFESTS", "--nodes", "2", "--bin-dir", bin_dir]);
+    let log = lab.ok(&["logs", "test/way"]);
+    assert!(
+        log.contains("proxy waypoint of way, account way, control plane https://172.18.0.2:15012"),
+        "{log}"
+    );
+    let pod = lab.exec("test/way", &["hostname"]).1;
+    assert!(pod.starts_with("way-"), "{pod}");
+    let status = || -> serde_json::Value {
+        serde_json::from_str(&lab.ok(&["status", "-o", "json"])).unwrap()
+    };
+    let first = status()["pods"][0].clone();
+    assert_eq!(first["captured"], false, "{first}");
+
+    // It finds the control plane.
+    let metrics = "http://172.18.0.2:15014/metrics";
+    let reached = lab.exec("test/way", &["ambit", "lab-tool", "get", metrics]);
+    assert_eq!(reached.0, 0, "{}", reached.1);
+
+    lab.exec("test/way", &["pkill", "-f", "lab-tool serve --port 15021"]);
+    lab.wait_for("the restart", |_| {
+        let container = &status()["pods"][0]["containers"][0];
+        container["restarts"] == 1 && container["ready"] == true
+    });
+    lab.write(
+        "gateway.yaml",
+        &gateway("{ambit.io/waypoint-replicas: '2'}"),
+    );
+    let ready = |wanted: usize| {
+        lab.wait_for("the pods", |_| {
+            let status = status();
+            let pods = status["pods"].as_array().unwrap();
+            pods.len() == wanted && pods.iter().all(|pod| pod["ready"] == true)
+        });
+    };
+    ready(2);
+    lab.remove("gateway.yaml");
+    ready(0);
+}

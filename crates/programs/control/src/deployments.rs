@@ -1,0 +1,291 @@
+//! Makes waypoints run on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and says in
+//! its status how far they are. By the leader only. They go with their Gateway, whose property they are.
+//!
+//! What another controller manages is left alone: a class of another controller, a Gateway of another revision, an
+//! object that was not made for a waypoint, or that somebody else applies, for instance Istio's control plane.
+
+mod book;
+mod status;
+mod write;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use ambit_k8s_api::Gateway;
+use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
+use ambit_rt::{Backoff, ErrorChain};
+use ambit_waypoint_objects::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, Settings};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Service, ServiceAccount},
+        policy::v1::PodDisruptionBudget,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Resource,
+    core::{DynamicObject, PartialObjectMeta},
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use book::{Book, Class, Name, Part, Plan, Standing};
+use status::Verdict;
+
+/// First and longest pause after a write that failed.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The definition without which there are no Gateways.
+const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
+
+/// Deploys whenever the cluster has Gateways; never returns.
+pub(crate) async fn run(client: Client, settings: Settings, revision: String) {
+    let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
+        serves_v1(definition).then_some(())
+    });
+    loop {
+        while !matches!(definition.next().await, WatchEvent::Object(..)) {}
+        let book = Book::new(settings.clone(), revision.clone());
+        tokio::select! {
+            () = deploy(&client, book) => {}
+            () = async { while !matches!(definition.next().await, WatchEvent::Gone(_)) {} } => {}
+        }
+    }
+}
+
+/// Whether Gateways are of a version that is known; else the control plane's log says so when it reads them.
+fn serves_v1(definition: &CustomResourceDefinition) -> bool {
+    let mut versions = definition.spec.versions.iter();
+    versions.any(|version| version.name == "v1" && version.served)
+}
+
+/// What is followed.
+struct Watches {
+    class: Watch<DynamicObject, Class>,
+    gateways: Watch<DynamicObject, Box<Gateway>>,
+    namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
+    accounts: Watch<PartialObjectMeta<ServiceAccount>, Standing>,
+    services: Watch<Service, Standing>,
+    deployments: Watch<Deployment, Standing>,
+    budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, Standing>,
+}
+
+impl Watches {
+    fn new(client: &Client) -> Self {
+        let config = objects::config;
+        let managed = || config().labels(&format!("{MANAGED}={MANAGED_BY}"));
+        let of_class = config().fields(&format!("metadata.name={CLASS}"));
+        let classes = Api::all_with(client.clone(), &write::classes());
+        let gateways = Api::all_with(client.clone(), &write::gateways());
+        Self {
+            class: Watch::new("GatewayClass", classes, of_class, |class| {
+                Some(read_class(class))
+            }),
+            gateways: Watch::new("Gateway", gateways, config(), read_gateway),
+            namespaces: Watch::new("Namespace", Api::all(client.clone()), config(), |of| {
+                Some(of.metadata.labels.clone().unwrap_or_default())
+            }),
+            accounts: Watch::new(
+                "ServiceAccount",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
+            services: Watch::new("Service", Api::all(client.clone()), managed(), service),
+            deployments: Watch::new(
+                "Deployment",
+                Api::all(client.clone()),
+                managed(),
+                deployment,
+            ),
+            budgets: Watch::new(
+                "PodDisruptionBudget",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
+        }
+    }
+
+    /// Takes the next event into the book. Returns what is listed now, if anything.
+    async fn next(&mut self, book: &mut Book) -> Option<&'static str> {
+        tokio::select! {
+            event = self.class.next() => match event {
+                WatchEvent::Object(_, class) => book.class(Some(class)),
+                WatchEvent::Gone(_) => book.class(None),
+                WatchEvent::Listed => return Some("class"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.gateways.next() => match event {
+                WatchEvent::Object(id, gateway) => book.gateway(name(id), Some(*gateway)),
+                WatchEvent::Gone(id) => book.gateway(name(id), None),
+                WatchEvent::Listed => return Some("gateways"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.namespaces.next() => match event {
+                WatchEvent::Object(id, labels) => book.namespace(id.name, Some(labels)),
+                WatchEvent::Gone(id) => book.namespace(id.name, None),
+                WatchEvent::Listed => return Some("namespaces"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
+            event = self.accounts.next() => return take(book, Part::ServiceAccount, event, "accounts"),
+            event = self.services.next() => return take(book, Part::Service, event, "services"),
+            event = self.deployments.next() => return take(book, Part::Deployment, event, "deployments"),
+            event = self.budgets.next() => return take(book, Part::DisruptionBudget, event, "budgets"),
+        }
+        None
+    }
+}
+
+/// How many kinds are listed before anything is written: until then, what seems missing may be there.
+const KINDS: usize = 7;
+
+fn take(
+    book: &mut Book,
+    part: Part,
+    event: WatchEvent<Standing>,
+    what: &'static str,
+) -> Option<&'static str> {
+    match event {
+        WatchEvent::Object(id, standing) => book.object(part, name(id), Some(standing)),
+        WatchEvent::Gone(id) => book.object(part, name(id), None),
+        WatchEvent::Listed => return Some(what),
+        WatchEvent::Listing | WatchEvent::Away(_) => {}
+    }
+    None
+}
+
+fn name(id: ObjectId) -> Name {
+    Name {
+        namespace: id.namespace,
+        name: id.name,
+    }
+}
+
+fn read_class(class: &DynamicObject) -> Class {
+    let controller = class
+        .data
+        .pointer("/spec/controllerName")
+        .and_then(Value::as_str);
+    let status = class.data.get("status").unwrap_or(&Value::Null);
+    let is_accepted = ambit_k8s_api::status::conditions(status).iter().any(|one| {
+        let says = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
+        says("type", "Accepted") && says("status", "True")
+    });
+    Class {
+        controller: controller.unwrap_or_default().to_owned(),
+        is_accepted,
+    }
+}
+
+/// A Gateway of the class; what is wrong with one that cannot be read is reported by who publishes it.
+fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
+    let mut value = object.data.clone();
+    let fields = value.as_object_mut()?;
+    let mut metadata = object.metadata.clone();
+    metadata.managed_fields = None;
+    fields.insert("metadata".to_owned(), json!(metadata));
+    let gateway: Gateway = serde_json::from_value(value).ok()?;
+    let stays = metadata.deletion_timestamp.is_none();
+    (stays && gateway.spec.gateway_class_name == CLASS).then(|| Box::new(gateway))
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a watch's projection")]
+fn standing<K: Resource>(object: &K) -> Option<Standing> {
+    Some(Standing::of(object.meta()))
+}
+
+fn service(service: &Service) -> Option<Standing> {
+    let ips = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.cluster_ips.clone());
+    let mut ips = ips.unwrap_or_default();
+    ips.retain(|ip| ip != "None");
+    Some(Standing {
+        ips,
+        ..standing(service)?
+    })
+}
+
+fn deployment(deployment: &Deployment) -> Option<Standing> {
+    let status = deployment.status.as_ref();
+    let ready = status.and_then(|status| status.ready_replicas);
+    Some(Standing {
+        replicas_ours: book::replicas_ours(&deployment.metadata),
+        is_ready: ready.unwrap_or_default() > 0,
+        ..standing(deployment)?
+    })
+}
+
+async fn deploy(client: &Client, mut book: Book) {
+    let mut watches = Watches::new(client);
+    let mut listed = BTreeSet::new();
+    let mut backoff = Backoff::new(PAUSE.0, PAUSE.1, 0.2);
+    let mut retry_at: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            what = watches.next(&mut book) => listed.extend(what),
+            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                retry_at = None;
+            }
+        }
+        if listed.len() < KINDS || retry_at.is_some() {
+            continue;
+        }
+        match work(client, &mut book).await {
+            Ok(()) => backoff.reset(),
+            Err(error) => {
+                let error = ErrorChain(&error);
+                tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
+                retry_at = Some(Instant::now() + backoff.next_delay(rand::random()));
+            }
+        }
+    }
+}
+
+/// Writes what is due. What fails is due again; others are not kept from theirs.
+async fn work(client: &Client, book: &mut Book) -> Result<(), kube::Error> {
+    let class = match book.known_class() {
+        None => write::make_class(client).await,
+        Some(class) if class.controller == CONTROLLER && !class.is_accepted => {
+            write::accept_class(client).await
+        }
+        Some(_) => Ok(()),
+    };
+    let mut failed = class.err();
+    for name in book.take_due() {
+        let Some(plan) = book.plan(&name) else {
+            continue;
+        };
+        if let Err(error) = carry_out(client, book, &name, plan).await {
+            // It went meanwhile, as the watch will say.
+            let is_gone = matches!(&error, kube::Error::Api(status) if status.code == 404);
+            if !is_gone {
+                book.again(name);
+                failed = Some(error);
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn carry_out(
+    client: &Client,
+    book: &Book,
+    name: &Name,
+    plan: Plan,
+) -> Result<(), kube::Error> {
+    let verdict: Verdict = match plan {
+        Plan::Refuse(verdict) => verdict,
+        Plan::Apply(writes) => {
+            let taken = write::apply(client, name, &writes).await?;
+            taken.unwrap_or_else(|| book.progress(name))
+        }
+    };
+    match book.status(name, &verdict) {
+        Some(status) => write::status(client, name, &status).await,
+        None => Ok(()),
+    }
+}

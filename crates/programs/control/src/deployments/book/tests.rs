@@ -1,0 +1,269 @@
+//! Decisions about Gateways.
+
+use ambit_waypoint_objects::{MANAGED_BY, Unusable};
+use serde_json::json;
+
+use super::*;
+
+fn name() -> Name {
+    Name {
+        namespace: "shop".into(),
+        name: "way".into(),
+    }
+}
+
+fn gateway(metadata: Value, status: Value) -> Gateway {
+    let mut value = json!({
+        "metadata": {"name": "way", "namespace": "shop", "uid": "1", "generation": 3},
+        "spec": {"gatewayClassName": "istio-waypoint"},
+        "status": status,
+    });
+    let into = value["metadata"].as_object_mut().unwrap();
+    into.extend(metadata.as_object().unwrap().clone());
+    serde_json::from_value(value).unwrap()
+}
+
+/// A book that knows the class and one Gateway.
+fn book(metadata: Value) -> Book {
+    let mut book = Book::new(Settings::default(), "default".into());
+    book.class(Some(class(CONTROLLER)));
+    book.gateway(name(), Some(gateway(metadata, Value::Null)));
+    book
+}
+
+fn class(controller: &str) -> Class {
+    Class {
+        controller: controller.into(),
+        is_accepted: true,
+    }
+}
+
+fn metadata(entries: Value) -> ObjectMeta {
+    serde_json::from_value(json!({"labels": {MANAGED: MANAGED_BY}, "managedFields": entries}))
+        .unwrap()
+}
+
+fn applied_by(manager: &str, fields: Value) -> Value {
+    let mut all = json!({"f:metadata": {"f:labels": {format!("f:{MANAGED}"): {}}}});
+    all.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    json!({"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": all})
+}
+
+fn writes(book: &Book) -> Vec<Write> {
+    match book.plan(&name()) {
+        Some(Plan::Apply(writes)) => writes,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn replicas(book: &Book) -> Value {
+    let writes = writes(book);
+    let deployment = writes.iter().find(|write| write.part == Part::Deployment);
+    deployment.unwrap().object["spec"]["replicas"].clone()
+}
+
+#[test]
+fn each_part_is_the_object_of_its_kind_and_new_until_it_is_seen() {
+    let mut book = book(json!({}));
+    let kinds: Vec<_> = writes(&book)
+        .iter()
+        .map(|write| {
+            (
+                write.part,
+                write.object["kind"].as_str().unwrap().to_owned(),
+                write.is_new,
+            )
+        })
+        .collect();
+    let expected = [
+        (Part::ServiceAccount, "ServiceAccount", true),
+        (Part::Service, "Service", true),
+        (Part::Deployment, "Deployment", true),
+        (Part::DisruptionBudget, "PodDisruptionBudget", true),
+    ];
+    let expected: Vec<_> = expected
+        .map(|(part, kind, new)| (part, kind.to_owned(), new))
+        .into();
+    assert_eq!(kinds, expected);
+    book.object(Part::Service, name(), Some(Standing::default()));
+    let new: Vec<_> = writes(&book).iter().map(|write| write.is_new).collect();
+    assert_eq!(new, [true, false, true, true]);
+}
+
+#[test]
+fn what_changes_is_due_and_what_does_not_is_not() {
+    let mut book = book(json!({}));
+    assert_eq!(book.take_due(), [name()].into());
+    assert!(book.take_due().is_empty());
+    let standing = Standing {
+        generation: Some(1),
+        ..Standing::default()
+    };
+    for (generation, is_due) in [(1, true), (1, false), (2, true)] {
+        let standing = Standing {
+            generation: Some(generation),
+            ..standing.clone()
+        };
+        book.object(Part::Deployment, name(), Some(standing));
+        assert_eq!(!book.take_due().is_empty(), is_due, "{generation}");
+    }
+    book.object(Part::Deployment, name(), None);
+    assert!(!book.take_due().is_empty(), "deleted");
+    book.namespace("other".into(), Some(BTreeMap::new()));
+    assert!(book.take_due().is_empty());
+    book.namespace(
+        "shop".into(),
+        Some([("istio.io/rev".into(), "canary".into())].into()),
+    );
+    assert!(!book.take_due().is_empty());
+    assert_eq!(book.plan(&name()), None, "another revision's");
+    book.gateway(name(), None);
+    book.again(name());
+    assert!(book.take_due().is_empty(), "gone");
+}
+
+#[test]
+fn a_class_of_another_controller_or_none_is_left_alone() {
+    let mut book = book(json!({}));
+    book.class(Some(class("example.com/other")));
+    assert_eq!(book.plan(&name()), None);
+    book.class(None);
+    assert_eq!(book.plan(&name()), None);
+    book.class(Some(class(CONTROLLER)));
+    assert!(!book.take_due().is_empty());
+    assert!(book.plan(&name()).is_some());
+}
+
+#[test]
+fn what_another_controller_applies_is_left_to_it() {
+    let mut book = book(json!({}));
+    let entries = json!([
+        applied_by(MANAGER, json!({})),
+        applied_by("istio.io/mesh-controller", json!({}))
+    ]);
+    book.object(
+        Part::Service,
+        name(),
+        Some(Standing::of(&metadata(entries))),
+    );
+    let other = Verdict::Other("istio.io/mesh-controller".into());
+    assert_eq!(book.plan(&name()), Some(Plan::Refuse(other)));
+    // Whoever writes other fields is no other controller.
+    let update = json!({"manager": "kubectl-edit", "operation": "Update",
+        "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{MANAGED}"): {}}}}});
+    let label = json!({"manager": "kubectl", "operation": "Apply",
+        "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}}});
+    let ours = json!([applied_by(MANAGER, json!({})), update, label]);
+    book.object(Part::Service, name(), Some(Standing::of(&metadata(ours))));
+    assert_eq!(writes(&book).len(), 4);
+}
+
+#[test]
+fn a_deployment_that_was_scaled_keeps_its_number_unless_the_gateway_says_one() {
+    let spec = json!({"f:spec": {"f:replicas": {}}});
+    let standing = |entries: Value| {
+        let metadata = metadata(entries);
+        Standing {
+            replicas_ours: replicas_ours(&metadata),
+            ..Standing::of(&metadata)
+        }
+    };
+    let mut book = book(json!({}));
+    assert_eq!(replicas(&book), 2);
+    book.object(
+        Part::Deployment,
+        name(),
+        Some(standing(json!([applied_by(MANAGER, spec.clone())]))),
+    );
+    assert_eq!(replicas(&book), 2);
+    let scaled = json!([applied_by(MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
+        "subresource": "scale", "fieldsV1": spec}]);
+    book.object(Part::Deployment, name(), Some(standing(scaled)));
+    assert_eq!(replicas(&book), Value::Null);
+    let own = json!({"annotations": {"ambit.io/waypoint-replicas": "4"}});
+    book.gateway(name(), Some(gateway(own, Value::Null)));
+    assert_eq!(replicas(&book), 4);
+}
+
+#[test]
+fn a_gateway_that_cannot_be_made_is_refused() {
+    let book = book(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
+    let why = Verdict::Unusable(Unusable::Replicas("x".into()));
+    assert_eq!(book.plan(&name()), Some(Plan::Refuse(why)));
+}
+
+fn conditions(status: &Value) -> Vec<String> {
+    let all = status["conditions"].as_array().unwrap().iter();
+    let text = |one: &Value, field: &str| one[field].as_str().unwrap().to_owned();
+    all.map(|one| {
+        format!(
+            "{}={} {}",
+            text(one, "type"),
+            text(one, "status"),
+            text(one, "reason")
+        )
+    })
+    .collect()
+}
+
+#[test]
+fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
+    let mut book = book(json!({}));
+    let progress = |book: &Book| book.status(&name(), &book.progress(&name()));
+    let status = progress(&book).unwrap();
+    assert_eq!(
+        conditions(&status),
+        [
+            "Accepted=True Accepted",
+            "Programmed=False AddressNotAssigned"
+        ]
+    );
+    let service = Standing {
+        ips: vec!["10.96.0.7".into()],
+        ..Standing::default()
+    };
+    book.object(Part::Service, name(), Some(service));
+    let status = progress(&book).unwrap();
+    assert_eq!(conditions(&status)[1], "Programmed=False AddressNotUsable");
+    assert_eq!(status.get("addresses"), None);
+    let deployment = |is_ready| Standing {
+        is_ready,
+        ..Standing::default()
+    };
+    book.object(Part::Deployment, name(), Some(deployment(true)));
+    let ready = progress(&book).unwrap();
+    assert_eq!(conditions(&ready)[1], "Programmed=True Programmed");
+    let addresses = json!([
+        {"type": "IPAddress", "value": "10.96.0.7"},
+        {"type": "Hostname", "value": "way.shop.svc.cluster.local"},
+    ]);
+    assert_eq!(ready["addresses"], addresses);
+    assert_eq!(ready["conditions"][0]["observedGeneration"], 3);
+
+    // It stands there: nothing to write.
+    book.gateway(name(), Some(gateway(json!({}), ready)));
+    assert_eq!(progress(&book), None);
+    book.object(Part::Deployment, name(), Some(deployment(false)));
+    let away = progress(&book).unwrap();
+    assert_eq!(conditions(&away)[1], "Programmed=False AddressNotUsable");
+    assert_eq!(away["addresses"], addresses);
+}
+
+#[test]
+fn of_what_another_controller_manages_only_that_is_said() {
+    let book = book(json!({}));
+    let status = book
+        .status(&name(), &Verdict::Other("istiod".into()))
+        .unwrap();
+    assert_eq!(
+        conditions(&status),
+        ["ambit.io/Deployed=False ManagedByOther"]
+    );
+    assert_eq!(status.get("addresses"), None);
+    let status = book
+        .status(&name(), &Verdict::Taken("Service shop/way".into()))
+        .unwrap();
+    assert_eq!(conditions(&status)[1], "Programmed=False Invalid");
+}

@@ -1,0 +1,187 @@
+//! What a Gateway's status says of its waypoint. Pure.
+
+use ambit_k8s_api::{Gateway, status::conditions};
+use ambit_waypoint_objects::Unusable;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// What became of a Gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    /// Its objects are written.
+    Made {
+        hostname: String,
+        ips: Vec<String>,
+        is_ready: bool,
+    },
+    /// None can be made.
+    Unusable(Unusable),
+    /// An object of its name is there that was not made for a waypoint.
+    Taken(String),
+    /// Another controller takes care of it: its field manager.
+    Other(String),
+}
+
+struct Condition {
+    name: &'static str,
+    is_true: bool,
+    reason: &'static str,
+    message: String,
+}
+
+fn condition(
+    name: &'static str,
+    is_true: bool,
+    reason: &'static str,
+    message: impl Into<String>,
+) -> Condition {
+    Condition {
+        name,
+        is_true,
+        reason,
+        message: message.into(),
+    }
+}
+
+/// The status to write, with all that we say there; nothing if it stands there already.
+pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
+    let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
+    let there = self::conditions(&gateway.status);
+    let generation = gateway.metadata.generation;
+    let found = |name: &str| {
+        let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
+        there.iter().find(is_it)
+    };
+    let says = conditions
+        .iter()
+        .all(|wanted| found(wanted.name).is_some_and(|there| says(there, wanted, generation)));
+    let mut status = json!({});
+    if let Some(addresses) = &addresses {
+        status = json!({"addresses": addresses});
+    }
+    let stands =
+        addresses.is_none_or(|addresses| gateway.status.get("addresses") == Some(&addresses));
+    if says && stands {
+        return None;
+    }
+    let written: Vec<_> = conditions
+        .iter()
+        .map(|wanted| write(wanted, found(wanted.name), generation))
+        .collect();
+    if let Some(status) = status.as_object_mut() {
+        status.insert("conditions".to_owned(), Value::from(written));
+    }
+    Some(status)
+}
+
+fn wanted(verdict: &Verdict) -> Vec<Condition> {
+    let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
+    match verdict {
+        Verdict::Made { is_ready: true, .. } => vec![
+            accepted(),
+            condition("Programmed", true, "Programmed", "the waypoint is ready"),
+        ],
+        Verdict::Made { ips, .. } => {
+            let reason = if ips.is_empty() {
+                "AddressNotAssigned"
+            } else {
+                "AddressNotUsable"
+            };
+            let message = "no pod of the waypoint is ready: what is bound to it is refused";
+            vec![accepted(), condition("Programmed", false, reason, message)]
+        }
+        Verdict::Unusable(why) => {
+            let reason = match why {
+                Unusable::Parameters => "InvalidParameters",
+                Unusable::Name(_) | Unusable::Replicas(_) => "Invalid",
+            };
+            vec![
+                condition("Accepted", false, reason, why.to_string()),
+                condition("Programmed", false, "Invalid", "no waypoint is made for it"),
+            ]
+        }
+        Verdict::Taken(what) => vec![
+            accepted(),
+            condition(
+                "Programmed",
+                false,
+                "Invalid",
+                format!(
+                    "{what} exists and was not made for a waypoint: rename the Gateway, or delete that object"
+                ),
+            ),
+        ],
+        // Its other conditions are the other controller's.
+        Verdict::Other(manager) => vec![condition(
+            "ambit.io/Deployed",
+            false,
+            "ManagedByOther",
+            format!(
+                "its waypoint is applied by {manager}: it is left alone; to have Ambit's, remove that controller and then the waypoint's Deployment, Service and ServiceAccount"
+            ),
+        )],
+    }
+}
+
+/// Its addresses, as soon as a pod was ready behind them. From then on they stay, since bindings hang on them.
+fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
+    let Verdict::Made {
+        hostname,
+        ips,
+        is_ready,
+    } = verdict
+    else {
+        return None;
+    };
+    let had = gateway.status.get("addresses").and_then(Value::as_array);
+    let had = had.is_some_and(|addresses| !addresses.is_empty());
+    if ips.is_empty() || !(*is_ready || had) {
+        return None;
+    }
+    let mut addresses: Vec<_> = ips
+        .iter()
+        .map(|ip| json!({"type": "IPAddress", "value": ip}))
+        .collect();
+    addresses.push(json!({"type": "Hostname", "value": hostname}));
+    Some(addresses.into())
+}
+
+fn truth(is_true: bool) -> &'static str {
+    if is_true { "True" } else { "False" }
+}
+
+fn says(there: &Value, wanted: &Condition, generation: Option<i64>) -> bool {
+    let text = |field: &str| there.get(field).and_then(Value::as_str).unwrap_or_default();
+    text("status") == truth(wanted.is_true)
+        && text("reason") == wanted.reason
+        && text("message") == wanted.message
+        && there.get("observedGeneration").and_then(Value::as_i64) == generation
+}
+
+fn write(wanted: &Condition, there: Option<&Value>, generation: Option<i64>) -> Value {
+    let status = truth(wanted.is_true);
+    let text = |field: &str| {
+        there
+            .and_then(|there| there.get(field))
+            .and_then(Value::as_str)
+    };
+    let since = text("lastTransitionTime")
+        .filter(|_| text("status") == Some(status))
+        .map_or_else(now, str::to_owned);
+    json!({
+        "type": wanted.name,
+        "status": status,
+        "reason": wanted.reason,
+        "message": wanted.message,
+        "lastTransitionTime": since,
+        "observedGeneration": generation.unwrap_or_default(),
+    })
+}
+
+/// The API keeps whole seconds.
+pub(super) fn now() -> String {
+    let seconds = Timestamp::now().as_second();
+    Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
+}

@@ -1,0 +1,132 @@
+//! The requests to the API server.
+
+use ambit_waypoint_objects::{CLASS, CONTROLLER, is_managed};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+    core::DynamicObject,
+    discovery::ApiResource,
+};
+use serde_json::{Value, json};
+
+use super::{
+    book::{MANAGER, Name, Part, Write},
+    status::{Verdict, now},
+};
+
+/// `group`, `version`, `kind` and the name of the kind in paths.
+fn resource(group: &str, kind: &str, plural: &str) -> ApiResource {
+    let version = "v1";
+    let api_version = match group {
+        "" => version.to_owned(),
+        group => format!("{group}/{version}"),
+    };
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version,
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+pub(super) fn gateways() -> ApiResource {
+    resource(ambit_k8s_api::gateway::GROUP, "Gateway", "gateways")
+}
+
+pub(super) fn classes() -> ApiResource {
+    resource(
+        ambit_k8s_api::gateway::GROUP,
+        "GatewayClass",
+        "gatewayclasses",
+    )
+}
+
+fn resource_of(part: Part) -> ApiResource {
+    match part {
+        Part::ServiceAccount => resource("", "ServiceAccount", "serviceaccounts"),
+        Part::Service => resource("", "Service", "services"),
+        Part::Deployment => resource("apps", "Deployment", "deployments"),
+        Part::DisruptionBudget => resource("policy", "PodDisruptionBudget", "poddisruptionbudgets"),
+    }
+}
+
+/// Applies objects. Stops at the first one of that name that was not made for a waypoint, and returns it.
+pub(super) async fn apply(
+    client: &Client,
+    name: &Name,
+    writes: &[Write],
+) -> Result<Option<Verdict>, kube::Error> {
+    for write in writes {
+        let resource = resource_of(write.part);
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+        if write.is_new
+            && let Some(there) = api.get_metadata_opt(&name.name).await?
+            && !is_managed(&there.metadata)
+        {
+            let what = format!("{} {}/{}", resource.kind, name.namespace, name.name);
+            return Ok(Some(Verdict::Taken(what)));
+        }
+        let params = PatchParams::apply(MANAGER).force();
+        api.patch(&name.name, &params, &Patch::Apply(&write.object))
+            .await?;
+    }
+    Ok(None)
+}
+
+/// Writes a Gateway's status.
+pub(super) async fn status(
+    client: &Client,
+    name: &Name,
+    status: &Value,
+) -> Result<(), kube::Error> {
+    let resource = gateways();
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+    let body = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name.name, "namespace": name.namespace},
+        "status": status,
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    let done = api
+        .patch_status(&name.name, &params, &Patch::Apply(&body))
+        .await;
+    done.map(drop)
+}
+
+/// Makes the class of waypoints. One that another has made meanwhile stays as it is.
+pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
+    let resource = classes();
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let class = DynamicObject::new(CLASS, &resource).data(json!({
+        "spec": {
+            "controllerName": CONTROLLER,
+            "description": "Layer 7 of the ambient mesh, for services and workloads that are bound to it",
+        },
+    }));
+    match api.create(&PostParams::default(), &class).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// Says that the class has a controller.
+pub(super) async fn accept_class(client: &Client) -> Result<(), kube::Error> {
+    let resource = classes();
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let body = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": CLASS},
+        "status": {"conditions": [{
+            "type": "Accepted", "status": "True", "reason": "Accepted",
+            "message": "waypoints are made for Gateways of this class",
+            "lastTransitionTime": now(),
+        }]},
+    });
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch_status(CLASS, &params, &Patch::Apply(&body))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,113 @@
+//! Connections to the pod that have to come through its waypoint and did not: they are led there, in a tunnel
+//! under the pod's identity that says whose connection it is. The waypoint delivers them as any other.
+
+use std::net::SocketAddr;
+
+use ambit_authz::Connection as Peer;
+use ambit_codec::{Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
+use ambit_hbone::Tunnel;
+use ambit_model::{ArcStr, Reason};
+use ambit_proxy::{
+    Local, ResolveError,
+    dial::{BAGGAGE, ConnectError, tunnel_headers},
+};
+use ambit_route::{HboneRoute, Route, RouteError};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::InvalidHeaderValue};
+
+use crate::{pod::Pod, shard::Shard};
+
+const ORIGINAL_PEER: HeaderName = HeaderName::from_static(ORIGINAL_PEER_HEADER);
+
+/// A connection that could not be led through the waypoint. It goes nowhere then.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HairpinError {
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the peer's identity cannot be told to the waypoint")]
+    Identity(#[from] InvalidHeaderValue),
+    #[error(
+        "another pod sends this through us as its waypoint, while the workload has one itself: that would go in \
+         circles"
+    )]
+    Circle,
+}
+
+impl HairpinError {
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self::Route(error) => error.reason(),
+            Self::Connect(error) => error.reason(),
+            Self::Resolve(_) | Self::Identity(_) | Self::Circle => Reason::Connect,
+        }
+    }
+
+    /// What a client that came with a tunnel is told.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
+            Self::Circle => StatusCode::LOOP_DETECTED,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+/// The tunnel to the pod's waypoint for a connection of `client`, who is `who`. `asked` are the headers of the
+/// tunnel that it came with.
+pub(crate) async fn open(
+    shard: &Shard,
+    local: &Local,
+    who: &Peer,
+    client: SocketAddr,
+    asked: Option<&HeaderMap>,
+) -> Result<(Tunnel, HboneRoute), HairpinError> {
+    if asked.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
+        return Err(HairpinError::Circle);
+    }
+    let Shard { pod, pool } = shard;
+    let dst = who.destination;
+    let route = find(pod, local, dst, Vec::new()).await?;
+    let another = |failed| async move { find(pod, local, dst, failed).await.ok() };
+    let headers = headers(local, who, client, asked)?;
+    let tunnel = pod
+        .dialer
+        .waypoint_tunnel(pool, route, dst.ip(), headers, another);
+    Ok(tunnel.await?)
+}
+
+async fn find(
+    pod: &Pod,
+    local: &Local,
+    dst: SocketAddr,
+    failed: Vec<ArcStr>,
+) -> Result<HboneRoute, HairpinError> {
+    let route = pod.state.hairpin(&local.workload, dst, &failed).await?;
+    match crate::outbound::resolved(pod, local, route).await? {
+        Route::Hbone(route) => Ok(route),
+        _ => Err(RouteError::NoDestination {
+            workload: local.workload.uid.clone(),
+        }
+        .into()),
+    }
+}
+
+/// What the waypoint is told: the client's own words, and not the pod's, but for who the client is.
+fn headers(
+    local: &Local,
+    who: &Peer,
+    client: SocketAddr,
+    asked: Option<&HeaderMap>,
+) -> Result<HeaderMap, InvalidHeaderValue> {
+    let mut headers = tunnel_headers(local, &Forwarded { client, host: None });
+    match asked.and_then(|asked| asked.get(BAGGAGE)) {
+        Some(baggage) => headers.insert(BAGGAGE, baggage.clone()),
+        None => headers.remove(BAGGAGE),
+    };
+    // Without this header the waypoint would take the connection for one of the pod's own.
+    let peer = OriginalPeer(who.source.clone()).to_string();
+    headers.insert(ORIGINAL_PEER, HeaderValue::try_from(peer)?);
+    Ok(headers)
+}

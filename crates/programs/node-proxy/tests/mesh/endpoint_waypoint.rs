@@ -1,0 +1,674 @@
+//! Pods that everything has to come to through their waypoint: who is led there, with what, and when it fails.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_hbone::{Incoming, Settings, Tunnel, TunnelError, client, relay_tunnels, server, tls};
+use ambit_model::{
+    Action, Destination, EndpointWaypoint, GatewayAddress, Identity, Match, NamespacedHostname,
+    Workload,
+};
+use ambit_proxy::state::Update;
+use ambit_sys::socket::{self, OutboundSpec};
+use ambit_testkit::{Pki, build, until};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::mpsc,
+    time::timeout,
+};
+
+use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+
+const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
+const ORIGINAL_PEER: HeaderName = HeaderName::from_static("x-ambit-original-peer");
+const SERVER: &str = "10.9.0.2:8080";
+const SERVICE: &str = "10.9.0.102:80";
+
+fn of_waypoint() -> Identity {
+    build::identity("ns", "waypoint")
+}
+
+/// One replica of the waypoint: a pod that is not captured and whose tunnels the test answers.
+struct Replica {
+    host: PodHost,
+    pki: Arc<Pki>,
+    asked: mpsc::UnboundedReceiver<Asked>,
+}
+
+/// A CONNECT that came to a replica.
+struct Asked {
+    incoming: Incoming,
+    identity: Identity,
+    peer: SocketAddr,
+}
+
+impl Asked {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.incoming.headers().get(name)?.to_str().ok()
+    }
+
+    fn authority(&self) -> String {
+        self.incoming.target().unwrap().to_string()
+    }
+}
+
+impl Replica {
+    fn serve(host: PodHost, pki: Arc<Pki>) -> Self {
+        let (asked_for, asked) = mpsc::unbounded_channel();
+        let (listener, its_pki) = (host.listen(15008), pki.clone());
+        ambit_rt::spawn("waypoint", async move {
+            while let Ok((stream, peer)) = listener.accept().await {
+                let (pki, asked_for) = (its_pki.clone(), asked_for.clone());
+                ambit_rt::spawn("waypoint connection", async move {
+                    let config = pki.cert(&of_waypoint()).server_config().unwrap();
+                    let Ok(stream) = tls::accept(stream, config, LONG).await else {
+                        return;
+                    };
+                    let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
+                    let identity = identity.unwrap();
+                    let (settings, never) = (Settings::default(), std::future::pending());
+                    let serving = server::serve(stream, &settings, never, |incoming| {
+                        let identity = identity.clone();
+                        // A test that is over does not listen.
+                        let _over = asked_for.send(Asked {
+                            incoming,
+                            identity,
+                            peer: ambit_model::canonical_socket(peer),
+                        });
+                    });
+                    let _ended = serving.await;
+                });
+            }
+        });
+        Self { host, pki, asked }
+    }
+
+    async fn next(&mut self) -> Asked {
+        timeout(LONG, self.asked.recv()).await.unwrap().unwrap()
+    }
+
+    /// The next one, which is as those that the pod `server` has to send for others.
+    async fn next_hairpin(
+        &mut self,
+        server: &PodHost,
+        peer: Option<&str>,
+        client: &PodHost,
+    ) -> Asked {
+        let asked = self.next().await;
+        assert_eq!(asked.identity, build::identity("ns", &server.name));
+        assert_eq!(asked.peer.ip(), server.ip);
+        assert_eq!(asked.authority(), SERVER);
+        let peer = peer.map(|peer| build::identity("ns", peer).to_string());
+        let peer = peer.unwrap_or("none".to_owned());
+        assert_eq!(asked.header("x-ambit-original-peer"), Some(&*peer));
+        let forwarded = asked.header("forwarded").unwrap();
+        assert!(
+            forwarded.starts_with(&format!("for=\"{}:", client.ip)),
+            "{forwarded}"
+        );
+        assert!(!forwarded.ends_with(":0\""), "{forwarded}");
+        asked
+    }
+
+    /// Delivers it to the pod as a waypoint does.
+    async fn deliver(&self, asked: Asked, to: &PodHost) {
+        let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
+        let authority = Uri::try_from(asked.authority()).unwrap();
+        let (mut far, _) = connection
+            .tunnel(authority, HeaderMap::new())
+            .await
+            .unwrap();
+        let mut near = asked.incoming.accept(HeaderMap::new()).unwrap();
+        ambit_rt::spawn("waypoint tunnel", async move {
+            let _connection = connection;
+            let _ended = relay_tunnels(&mut near, &mut far, ()).await;
+        });
+    }
+
+    fn was_not_asked(&mut self) {
+        assert!(self.asked.try_recv().is_err());
+    }
+}
+
+/// An HBONE connection to the pod's own port, as other proxies make them.
+async fn tunnel_as(
+    pki: &Arc<Pki>,
+    me: &Identity,
+    from: &PodHost,
+    to: &PodHost,
+) -> client::ClientConnection {
+    let expected = [build::identity("ns", &to.name)];
+    let config = pki.cert(me).client_config(&expected).unwrap();
+    let at = SocketAddr::new(to.ip, 15008);
+    let spec = OutboundSpec {
+        mark: Some(0x539),
+        ..Default::default()
+    };
+    let socket = socket::outbound(Some(from.netns()), at, &spec).unwrap();
+    let stream = tls::connect(socket.connect(at).await.unwrap(), config, LONG);
+    let stream = stream.await.unwrap();
+    let (connection, driver) = client::handshake(stream, &Settings::default())
+        .await
+        .unwrap();
+    ambit_rt::spawn("driver", driver.run(|| {}));
+    connection
+}
+
+/// What the answer to a CONNECT to the server is.
+async fn ask(
+    connection: &client::ClientConnection,
+    headers: HeaderMap,
+) -> Result<Tunnel, StatusCode> {
+    let answer = connection.tunnel(Uri::from_static(SERVER), headers);
+    match timeout(LONG, answer).await.unwrap() {
+        Ok((tunnel, _)) => Ok(tunnel),
+        Err(TunnelError::Status(status)) => Err(status),
+        Err(error) => panic!("no answer: {error}"),
+    }
+}
+
+fn attached(enforce: bool) -> EndpointWaypoint {
+    EndpointWaypoint {
+        waypoint: GatewayAddress {
+            destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
+            hbone_mtls_port: 15008,
+        },
+        identities: vec![of_waypoint()],
+        enforce,
+        for_services: true,
+    }
+}
+
+fn direct_record() -> Workload {
+    let record = build::workload("server", &["10.9.0.2"]);
+    build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
+}
+
+fn server_record() -> Workload {
+    Workload {
+        endpoint_waypoint: Some(attached(true)),
+        ..direct_record()
+    }
+}
+
+/// A captured client and a server on two nodes, somebody outside the mesh, and replicas of the waypoint of whom
+/// all nodes know.
+struct Scene {
+    mesh: Mesh,
+    client: PodHost,
+    server: PodHost,
+    outside: PodHost,
+    replicas: Vec<Replica>,
+}
+
+impl Scene {
+    async fn new(replicas: &[&str]) -> Self {
+        Self::with_env(replicas, &[]).await
+    }
+
+    async fn with_env(replicas: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut mesh = Mesh::with_env(env).await;
+        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        let outside = mesh.pod("outside", "10.9.0.9").await;
+        server.echo(8080);
+        mesh.publish_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
+        mesh.publish_service(build::service(
+            "waypoint",
+            &["10.9.0.103"],
+            &[(15008, 15008)],
+        ));
+        let mut scene = Self {
+            mesh,
+            client,
+            server,
+            outside,
+            replicas: Vec::new(),
+        };
+        for ip in replicas {
+            let host = scene.waypoint_pod(ip).await;
+            let pki = scene.mesh.pki.clone();
+            scene.replicas.push(Replica::serve(host, pki));
+        }
+        scene
+    }
+
+    /// A pod of the waypoint where nothing listens.
+    async fn waypoint_pod(&mut self, ip: &str) -> PodHost {
+        let name = format!("waypoint-{}", ip.rsplit('.').next().unwrap());
+        let host = self.mesh.pod(&name, ip).await;
+        let record = Workload {
+            service_account: "waypoint".into(),
+            native_tunnel: true,
+            ..build::workload(&name, &[ip])
+        };
+        let record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
+        self.mesh.publish_workload(record);
+        host
+    }
+
+    /// Only the server's node knows that the waypoint is enforced.
+    fn enforce(&self) {
+        let record = Update::Workload(Box::new(server_record()));
+        self.mesh.nodes[1].publish(record);
+        self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
+    }
+
+    /// Everybody does.
+    fn enforce_for_all(&self) {
+        self.mesh.publish_workload(server_record());
+    }
+
+    async fn failed(&self, from: &PodHost, to: &str) {
+        let said = match from.connect(to.parse().unwrap()).await {
+            Ok(mut stream) => rest(&mut stream).await.unwrap_or_default(),
+            Err(_refused) => Vec::new(),
+        };
+        assert!(said.is_empty(), "{said:?}");
+    }
+}
+
+/// A conversation with the echo, which says who has connected to it; up to both ends.
+async fn talk(mut stream: TcpStream, waypoint: &Replica) {
+    assert_eq!(
+        line(&mut stream).await.unwrap(),
+        waypoint.host.ip.to_string()
+    );
+    stream.write_all(b"hello\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "hello");
+    stream.shutdown().await.unwrap();
+    assert_eq!(rest(&mut stream).await.unwrap(), b"");
+}
+
+fn to(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn whatever_did_not_come_through_the_waypoint_is_led_there_with_its_peer() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    scene.enforce();
+    let Scene {
+        mesh,
+        client,
+        server,
+        outside,
+        replicas,
+    } = &mut scene;
+    let waypoint = &mut replicas[0];
+    // Without a tunnel.
+    let plain = outside.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next_hairpin(server, None, outside).await;
+    assert_eq!(asked.header("baggage"), None);
+    waypoint.deliver(asked, server).await;
+    talk(plain, waypoint).await;
+    // By a node proxy whose knowledge is a moment old.
+    let tunnelled = client.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    assert!(asked.header("baggage").unwrap().contains("client"));
+    waypoint.deliver(asked, server).await;
+    talk(tunnelled, waypoint).await;
+    // By a proxy of its own.
+    let connection = tunnel_as(
+        &mesh.pki,
+        &build::identity("ns", "sidecar"),
+        outside,
+        server,
+    )
+    .await;
+    let asking = ask(&connection, HeaderMap::new());
+    let delivering = async {
+        let asked = waypoint
+            .next_hairpin(server, Some("sidecar"), outside)
+            .await;
+        waypoint.deliver(asked, server).await;
+    };
+    let (tunnel, ()) = tokio::join!(asking, delivering);
+    let mut io = tunnel.unwrap().into_io();
+    io.write_all(b"hello\n").await.unwrap();
+    io.shutdown().await.unwrap();
+    let mut said = String::new();
+    timeout(LONG, io.read_to_string(&mut said))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(said, format!("{}\nhello\n", waypoint.host.ip));
+}
+
+#[tokio::test]
+async fn peer_authentication_comes_first_and_other_policies_judge_what_is_delivered() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut record = server_record();
+    let mut strict = build::policy(
+        "istio_converted_static_strict",
+        Action::Deny,
+        build::from_nobody(),
+    );
+    build::select(&mut record, &mut strict);
+    let only = build::from_principal("cluster.local/ns/ns/sa/waypoint");
+    scene.mesh.publish(Update::Policy(strict));
+    scene
+        .mesh
+        .publish(Update::Policy(build::policy("only", Action::Allow, only)));
+    scene.mesh.nodes[1].publish(Update::Workload(Box::new(record)));
+    scene.failed(&scene.outside, SERVER).await;
+    let metrics = scene.mesh.nodes[1].metrics();
+    assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
+    let waypoint = &mut scene.replicas[0];
+    waypoint.was_not_asked();
+    let tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
+    let (server, client) = (&scene.server, &scene.client);
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    waypoint.deliver(asked, server).await;
+    talk(tunnelled, waypoint).await;
+    // What the waypoint delivers is judged as the waypoint's.
+    let no = build::policy(
+        "only",
+        Action::Deny,
+        build::from_principal("cluster.local/ns/ns/sa/waypoint"),
+    );
+    scene.mesh.publish(Update::Policy(no));
+    let from = &waypoint.host;
+    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, server).await;
+    let refused = ask(&connection, HeaderMap::new()).await;
+    assert_eq!(refused.unwrap_err(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn policies_that_change_spare_what_the_waypoint_judges() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    scene.enforce();
+    let (server, client) = (&scene.server, &scene.client);
+    let waypoint = &mut scene.replicas[0];
+    let mut stream = client.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    waypoint.deliver(asked, server).await;
+    line(&mut stream).await.unwrap();
+    let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
+    scene.mesh.publish(Update::Policy(build::policy(
+        "no-client",
+        Action::Deny,
+        of_client,
+    )));
+    stream.write_all(b"spared\n").await.unwrap();
+    assert_eq!(line(&mut stream).await.unwrap(), "spared");
+    // PeerAuthentication is about the real peer.
+    let mut record = server_record();
+    let everything = Match {
+        destination_ports: vec![8080],
+        ..Match::default()
+    };
+    let mut odd = build::policy(
+        "converted_peer_authentication_odd",
+        Action::Deny,
+        everything,
+    );
+    build::select(&mut record, &mut odd);
+    scene.mesh.publish(Update::Policy(odd));
+    scene.mesh.nodes[1].publish(Update::Workload(Box::new(record)));
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+}
+
+#[tokio::test]
+async fn a_waypoint_that_is_missing_or_away_or_refuses_is_never_passed_by() {
+    let mut scene = Scene::new(&[]).await;
+    scene.enforce();
+    let pki = scene.mesh.pki.clone();
+    let sidecar = tunnel_as(
+        &pki,
+        &build::identity("ns", "sidecar"),
+        &scene.outside,
+        &scene.server,
+    )
+    .await;
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    // No pod of it.
+    assert_eq!(
+        ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
+        unavailable
+    );
+    scene.failed(&scene.outside, SERVER).await;
+    // Nothing listens.
+    let host = scene.waypoint_pod("10.9.0.3").await;
+    assert_eq!(
+        ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
+        unavailable
+    );
+    scene.failed(&scene.outside, SERVER).await;
+    scene.failed(&scene.client, SERVER).await;
+    let metrics = scene.mesh.nodes[1].metrics();
+    assert!(metrics.contains("response_flags=\"CONNECT\""), "{metrics}");
+    // It refuses.
+    let mut waypoint = Replica::serve(host, pki);
+    let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
+    let (refused, ()) = tokio::join!(ask(&sidecar, HeaderMap::new()), refusing);
+    assert_eq!(refused.unwrap_err(), StatusCode::FORBIDDEN);
+    // For clients that know of the waypoint it is the same.
+    scene.enforce_for_all();
+    for dialled in [SERVER, SERVICE] {
+        let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
+        tokio::join!(scene.failed(&scene.client, dialled), refusing);
+    }
+    waypoint.was_not_asked();
+}
+
+#[tokio::test]
+async fn a_pod_that_calls_itself_through_its_service_is_served_by_way_of_the_waypoint() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    scene.enforce_for_all();
+    let waypoint = &mut scene.replicas[0];
+    let stream = scene.server.connect(to(SERVICE)).await.unwrap();
+    let asked = waypoint.next().await;
+    assert_eq!(asked.identity, build::identity("ns", "server"));
+    assert_eq!(
+        (
+            asked.authority().as_str(),
+            asked.header("x-ambit-original-peer")
+        ),
+        (SERVICE, None)
+    );
+    let near = asked.incoming.accept(HeaderMap::new()).unwrap();
+    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), &waypoint.host, &scene.server).await;
+    let mut far = ask(&connection, HeaderMap::new()).await.unwrap();
+    ambit_rt::spawn("waypoint tunnel", async move {
+        let mut near = near;
+        let _ended = relay_tunnels(&mut near, &mut far, ()).await;
+    });
+    talk(stream, waypoint).await;
+}
+
+#[tokio::test]
+async fn what_another_pod_sends_here_as_its_waypoint_is_not_led_on() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    scene.enforce();
+    let pki = &scene.mesh.pki;
+    let other = build::identity("ns", "other");
+    let connection = tunnel_as(pki, &other, &scene.outside, &scene.server).await;
+    let mut headers = HeaderMap::new();
+    headers.insert(ORIGINAL_PEER, HeaderValue::from_static("none"));
+    let refused = ask(&connection, headers).await.unwrap_err();
+    assert_eq!(refused, StatusCode::LOOP_DETECTED);
+    scene.replicas[0].was_not_asked();
+}
+
+#[tokio::test]
+async fn a_captured_pod_under_the_waypoints_account_goes_through_the_waypoint() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let accounted = scene.mesh.captured(0, "waypoint", "10.9.0.7").await;
+    let waypoint = &mut scene.replicas[0];
+    // Its node does not know of the waypoint, the server's does.
+    scene.mesh.nodes[1].publish(Update::Workload(Box::new(server_record())));
+    let stream = accounted.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint
+        .next_hairpin(&scene.server, Some("waypoint"), &accounted)
+        .await;
+    waypoint.deliver(asked, &scene.server).await;
+    talk(stream, waypoint).await;
+    // Both know.
+    scene.mesh.publish_workload(server_record());
+    let stream = accounted.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next().await;
+    assert_eq!(
+        (asked.identity.clone(), asked.peer.ip()),
+        (of_waypoint(), accounted.ip)
+    );
+    waypoint.deliver(asked, &scene.server).await;
+    talk(stream, waypoint).await;
+}
+
+#[tokio::test]
+async fn a_reset_passes_through_the_waypoint_either_way() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    scene.enforce();
+    let (server, client) = (&scene.server, &scene.client);
+    let waypoint = &mut scene.replicas[0];
+    let mut stream = client.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    let mut tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
+    stream.write_all(b"bytes").await.unwrap();
+    tunnel.reset();
+    let broken = rest(&mut stream).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+
+    let stream = client.connect(to(SERVER)).await.unwrap();
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    let mut io = asked.incoming.accept(HeaderMap::new()).unwrap().into_io();
+    stream.set_zero_linger().unwrap();
+    drop(stream);
+    let broken = timeout(LONG, io.read_to_end(&mut Vec::new()))
+        .await
+        .unwrap();
+    assert!(broken.is_err(), "{broken:?}");
+}
+
+// === other replicas ===
+
+#[tokio::test]
+async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let dead = scene.waypoint_pod("10.9.0.4").await;
+    scene.enforce_for_all();
+    for _ in 0..12 {
+        let stream = scene.client.connect(to(SERVICE)).await.unwrap();
+        let waypoint = &mut scene.replicas[0];
+        let asked = waypoint.next().await;
+        let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
+        drop(stream);
+    }
+    // The same from the server's side.
+    for _ in 0..12 {
+        let stream = scene.outside.connect(to(SERVER)).await.unwrap();
+        let waypoint = &mut scene.replicas[0];
+        let asked = waypoint
+            .next_hairpin(&scene.server, None, &scene.outside)
+            .await;
+        let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
+        drop(stream);
+    }
+    // One that is there and says that it cannot.
+    let pki = scene.mesh.pki.clone();
+    let mut unable = Replica::serve(dead, pki);
+    let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = refused.clone();
+    ambit_rt::spawn("unable", async move {
+        while let Some(asked) = unable.asked.recv().await {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            asked.incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+        }
+    });
+    while refused.load(std::sync::atomic::Ordering::Relaxed) < 2 {
+        let stream = scene.client.connect(to(SERVICE)).await.unwrap();
+        let asked = scene.replicas[0].next().await;
+        let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
+        drop(stream);
+    }
+}
+
+#[tokio::test]
+async fn what_a_replica_has_accepted_is_never_sent_to_another() {
+    let mut scene = Scene::new(&["10.9.0.3", "10.9.0.4"]).await;
+    scene.enforce_for_all();
+    let mut stream = scene.client.connect(to(SERVICE)).await.unwrap();
+    let [first, second] = &mut scene.replicas[..] else {
+        panic!("two replicas");
+    };
+    let (asked, other) = tokio::select! {
+        asked = first.next() => (asked, second),
+        asked = second.next() => (asked, first),
+    };
+    let mut tunnel = asked.incoming.accept(HeaderMap::new()).unwrap().into_io();
+    stream.write_all(b"bytes").await.unwrap();
+    tunnel.read_exact(&mut [0; 5]).await.unwrap();
+    drop(tunnel);
+    assert!(rest(&mut stream).await.is_err());
+    other.was_not_asked();
+}
+
+// === a waypoint that comes while connections are open ===
+
+#[tokio::test]
+async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
+    let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "300ms")]).await;
+    let mut tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
+    let mut plain = scene.outside.connect(to(SERVER)).await.unwrap();
+    let waypoint = &mut scene.replicas[0];
+    let pki = waypoint.pki.clone();
+    let connection = tunnel_as(&pki, &of_waypoint(), &waypoint.host, &scene.server).await;
+    let mut delivered = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
+    for stream in [&mut tunnelled, &mut plain] {
+        line(stream).await.unwrap();
+    }
+    let policy_free = |stream: &mut TcpStream| stream.try_write(b"goes on\n").unwrap();
+    scene.enforce();
+    policy_free(&mut tunnelled);
+    assert_eq!(line(&mut tunnelled).await.unwrap(), "goes on");
+    for stream in [&mut tunnelled, &mut plain] {
+        assert!(rest(stream).await.unwrap_or_default().is_empty());
+    }
+    let metrics = scene.mesh.nodes[1].metrics();
+    assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
+    // What the waypoint delivers stays.
+    delivered.write_all(b"stays\n").await.unwrap();
+    delivered.shutdown().await.unwrap();
+    let mut said = String::new();
+    timeout(LONG, delivered.read_to_string(&mut said))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(said.ends_with("\nstays\n"), "{said}");
+}
+
+#[tokio::test]
+async fn direct_connections_go_on_during_the_grace_and_after_a_waypoint_that_goes_in_time() {
+    let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "1h")]).await;
+    let mut stream = scene.client.connect(to(SERVER)).await.unwrap();
+    line(&mut stream).await.unwrap();
+    scene.enforce();
+    let (server, client) = (&scene.server, &scene.client);
+    let mut led = client.connect(to(SERVER)).await.unwrap();
+    let waypoint = &mut scene.replicas[0];
+    let asked = waypoint.next_hairpin(server, Some("client"), client).await;
+    waypoint.deliver(asked, server).await;
+    line(&mut led).await.unwrap();
+    scene.mesh.publish_workload(direct_record());
+    for stream in [&mut stream, &mut led] {
+        stream.write_all(b"goes on\n").await.unwrap();
+        assert_eq!(line(stream).await.unwrap(), "goes on");
+    }
+    // A policy ends it at any time.
+    let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
+    scene.enforce();
+    scene.mesh.publish(Update::Policy(build::policy(
+        "no-client",
+        Action::Deny,
+        of_client,
+    )));
+    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+    until("one is left for each tunnel", || {
+        scene.server.pod.as_ref().unwrap().connections().len() == 2
+    })
+    .await;
+    led.write_all(b"goes on\n").await.unwrap();
+    assert_eq!(line(&mut led).await.unwrap(), "goes on");
+}

@@ -1,0 +1,279 @@
+//! The process: puts the parts together, runs them, and ends them in order.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use ambit_model::NamespacedHostname;
+use ambit_proxy::{
+    Dialer, InFlight, Lifecycle, LocalWorkload, SharedState, Workers,
+    admin::{self, Admin, Ports},
+    control_plane::{XdsSettings, client_options},
+    identities::{self, CertificateSettings},
+    state::{NotUnderstoodPolicies, StateConfig},
+};
+use ambit_rt::{
+    DrainMode, Env, Readiness, ReadyTask, Shutdown, drain,
+    logging::{self, LogHandle},
+    panics::Ends,
+};
+use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
+use ambit_xds::{Client, Ending, Handler, NodeInfo, Resource, Role, Update};
+use anyhow::Context as _;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::{config::Config, published::Published, server, waypoint::Waypoint};
+
+/// How long a record that is needed is waited for before the next is asked for.
+const LEARN: Duration = Duration::from_secs(5);
+
+/// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
+///
+/// # Errors
+/// When the process cannot start; what fails later is retried and logged.
+pub fn run(env: &Env) -> anyhow::Result<()> {
+    let logs = logging::init(env).context("cannot set up logging")?;
+    ambit_rt::panics::follow(Ends::Task);
+    ambit_rt::limits::raise_open_files();
+    let config = Config::from_env(env)?;
+    let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
+    let result = runtime.block_on(run_with(env, config, logs));
+    // A blocking task, a DNS lookup for instance, must not hold the process.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    logging::flush(Duration::from_secs(1));
+    result
+}
+
+async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<()> {
+    let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
+    let config = Arc::new(config);
+    let readiness = Readiness::new();
+    let known = readiness.pending("control plane");
+    let own = readiness.pending("own workload and certificate");
+    let mut registry = Registry::default();
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let metrics = Arc::new(Metrics::register(&mut registry, version));
+    let http_metrics = HttpMetrics::register(&mut registry);
+    let waypoint = Arc::new(build(env, &config, metrics, http_metrics, known)?);
+    let workers = Workers::start(config.workers).context("no workers")?;
+    ambit_rt::metrics::register_process(&mut registry);
+    ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
+    ambit_rt::spawn_essential("needed services", needed);
+    server::serve(&waypoint, &workers).context("cannot listen for tunnels")?;
+    ambit_rt::spawn("own workload", prepare(waypoint.clone(), own));
+    let (servers, watcher) = drain::channel();
+    let admin = Admin {
+        title: "Ambit waypoint",
+        state: waypoint.state.clone(),
+        certificates: waypoint.dialer.certificates.clone(),
+        config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
+        workload_state: Box::new(move || json!({})),
+        logs: Some(logs),
+        quit: shutdown.trigger(),
+        static_config: Value::Null,
+    };
+    let ports = Ports {
+        admin: config.admin_port,
+        metrics: config.stats_port,
+        readiness: config.readiness_port,
+        ipv6: config.ipv6,
+        wait_for_them: false,
+    };
+    admin::serve(admin, registry, readiness.clone(), ports, &watcher).await?;
+    tracing::info!(gateway = %config.gateway, workers = workers.count(), "serving");
+
+    let cause = shutdown.wait().await;
+    // Clients go on choosing this waypoint until they have learnt that it ends.
+    tracing::info!(cause, "ending: new connections are taken a little longer");
+    let ending = readiness.pending("ending");
+    tokio::time::sleep(config.linger).await;
+    waypoint
+        .lifecycle
+        .finish(Some(config.termination_deadline))
+        .await;
+    drop(ending);
+    servers.start(DrainMode::graceful(Duration::from_secs(1)));
+    Ok(())
+}
+
+fn build(
+    env: &Env,
+    config: &Arc<Config>,
+    metrics: Arc<Metrics>,
+    http_metrics: HttpMetrics,
+    known: ReadyTask,
+) -> anyhow::Result<Waypoint> {
+    let (state, demands) = SharedState::on_demand(StateConfig {
+        // No workload is local to a waypoint, but its own.
+        node: config.node.clone(),
+        network: config.network.clone(),
+        cluster_id: config.cluster_id.clone(),
+        trust_domain: config.trust_domain.clone(),
+        ..StateConfig::default()
+    });
+    // Policies of layer 4 are not for waypoints.
+    state.mark_policies_known();
+    let certificates = identities::start(
+        env,
+        &CertificateSettings {
+            ca: config.ca.clone(),
+            auth_token: config.auth_token.clone(),
+            cluster_id: config.cluster_id.clone(),
+            impersonate: false,
+            ttl: config.secret_ttl,
+            crl_path: None,
+        },
+        None,
+    )?;
+    let published = Published::default();
+    let follower = Follower {
+        state: state.clone(),
+        published: published.clone(),
+        metrics: metrics.clone(),
+        known,
+    };
+    let options = client_options(env, &xds_settings(config), NotUnderstoodPolicies::Deny)?;
+    let client = Client::new(options, follower, Some(demands));
+    ambit_rt::spawn_essential("xds", client.run());
+    Ok(Waypoint {
+        local: LocalWorkload::new(
+            state.clone(),
+            config.own.clone(),
+            config.ip.into_iter().collect(),
+        ),
+        dialer: Dialer {
+            identity: config.identity(),
+            certificates,
+            netns: None,
+            mark: None,
+            tuning: config.tuning,
+            http2: config.http2.clone(),
+            node: config.node.clone(),
+            network: config.network.clone(),
+            state: state.clone(),
+        },
+        setups: InFlight::new(config.setup_limits),
+        lifecycle: Lifecycle::default(),
+        metrics,
+        http_metrics,
+        address: config.address(),
+        config: config.clone(),
+        state,
+        published,
+    })
+}
+
+fn xds_settings(config: &Config) -> XdsSettings {
+    let metadata = [
+        ("SERVICE_ACCOUNT", config.own.service_account.to_string()),
+        ("GATEWAY_NAME", config.gateway.name.to_string()),
+    ];
+    XdsSettings {
+        upstream: config.xds.clone(),
+        auth_token: config.auth_token.clone(),
+        cluster_id: config.cluster_id.clone(),
+        node: NodeInfo {
+            role: Role::Waypoint,
+            name: config.own.name.to_string(),
+            namespace: config.own.namespace.to_string(),
+            ip: config.ip,
+            node_name: config.node.to_string(),
+            proxy_metadata: metadata
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        },
+        on_demand: true,
+    }
+}
+
+/// Waits for what the first tunnel would wait for.
+async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask) {
+    let dialer = &waypoint.dialer;
+    dialer.certificates.prefetch(&dialer.identity);
+    let both = async {
+        while waypoint.local.known().await.is_none() {
+            tracing::info!("waiting for the control plane to publish the waypoint's own pod");
+        }
+        dialer.certificates.obtained(&dialer.identity).await;
+    };
+    both.await;
+    ready.ready();
+}
+
+/// Asks for the services that are served, and for those that routes lead to, before requests need them.
+async fn follow_needed(state: SharedState, published: Published) {
+    let mut changes = published.watch();
+    let mut asked: BTreeSet<NamespacedHostname> = BTreeSet::new();
+    loop {
+        changes.mark_unchanged();
+        let needed: BTreeSet<_> = published.needed().into_iter().collect();
+        asked.retain(|name| needed.contains(name));
+        for name in needed {
+            if asked.contains(&name) {
+                continue;
+            }
+            match state.learn(name.to_string(), Instant::now() + LEARN).await {
+                Ok(()) => drop(asked.insert(name)),
+                Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Applies what the control plane publishes.
+struct Follower {
+    state: SharedState,
+    published: Published,
+    metrics: Arc<Metrics>,
+    known: ReadyTask,
+}
+
+impl Handler for Follower {
+    fn apply(&self, batch: &mut Vec<Update>) {
+        let mut own = Vec::new();
+        batch.retain_mut(|update| match update {
+            Update::Waypoint(update) => {
+                own.push(update.clone());
+                false
+            }
+            _ => true,
+        });
+        if !own.is_empty() {
+            self.published.apply(own);
+        }
+        self.state.apply(batch);
+    }
+
+    fn addresses_known(&self) {
+        self.state.mark_addresses_known();
+    }
+
+    fn waypoint_known(&self, resource: Resource) {
+        self.published.complete(resource);
+        if self.published.is_known() {
+            self.known.ready();
+        }
+    }
+
+    fn received(&self, type_url: &str, bytes: usize) {
+        self.metrics
+            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+
+    fn unknown_fields(&self, type_url: &str, count: u64) {
+        self.metrics.unknown_fields(type_url, count);
+    }
+
+    fn ended(&self, ending: Ending) {
+        self.metrics.xds_terminated(match ending {
+            Ending::ConnectFailed => XdsTermination::ConnectionError,
+            Ending::Transient => XdsTermination::Reconnect,
+            Ending::Refused => XdsTermination::Error,
+            Ending::Closed => XdsTermination::Complete,
+        });
+    }
+}

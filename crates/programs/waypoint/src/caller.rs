@@ -1,0 +1,208 @@
+//! Who calls: the peer of the tunnel, or whom the node proxy of a pod says that it is calling for.
+//!
+//! What reaches a covered pod from somebody else than its waypoint is sent through the waypoint by the pod's own
+//! node proxy, which says whose connection it was ([`OriginalPeer`]). That is believed of nobody else: the peer
+//! must have the identity and the address of the very pod that it asks for, and that pod must be one whose keys
+//! only a node proxy holds.
+
+use std::net::SocketAddr;
+
+use ambit_codec::{Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
+use ambit_model::{Identity, Protocol};
+use http::HeaderMap;
+
+use crate::target::Target;
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// The verified identity; none for plaintext from outside of the mesh.
+    pub(crate) identity: Option<Identity>,
+    /// The address.
+    pub(crate) address: SocketAddr,
+}
+
+/// A claim that is not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CallerError {
+    #[error("{ORIGINAL_PEER_HEADER} is there more than once, or is not what it should be")]
+    Malformed,
+    #[error(
+        "{ORIGINAL_PEER_HEADER} is believed only of the pod that is asked for, and it does not come from it"
+    )]
+    NotFromPod,
+    #[error("the node proxy of the pod does not say at which address the original peer is")]
+    NoAddress,
+}
+
+impl Caller {
+    /// The caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
+    pub(crate) fn of(
+        headers: &HeaderMap,
+        identity: Option<Identity>,
+        address: SocketAddr,
+        target: &Target,
+    ) -> Result<Self, CallerError> {
+        let mut said = headers.get_all(ORIGINAL_PEER_HEADER).iter();
+        let Some(original) = said.next() else {
+            return Ok(Self { identity, address });
+        };
+        if said.next().is_some() {
+            return Err(CallerError::Malformed);
+        }
+        let original = OriginalPeer::parse(original.as_bytes());
+        let OriginalPeer(original) = original.map_err(|_| CallerError::Malformed)?;
+        if !is_from_pod(identity.as_ref(), address, target) {
+            return Err(CallerError::NotFromPod);
+        }
+        let forwarded = headers
+            .get(http::header::FORWARDED)
+            .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
+            .ok_or(CallerError::NoAddress)?;
+        Ok(Self {
+            identity: original,
+            address: ambit_model::canonical_socket(forwarded.client),
+        })
+    }
+}
+
+/// Whether the peer is the node proxy of the pod that is asked for.
+fn is_from_pod(identity: Option<&Identity>, address: SocketAddr, target: &Target) -> bool {
+    let Target::Pod {
+        workload,
+        address: asked,
+    } = target
+    else {
+        return false;
+    };
+    identity.is_some_and(|identity| workload.has_identity(identity))
+        && address.ip() == asked.ip()
+        && workload.ips().contains(&address.ip())
+        && workload.protocol() == Protocol::Hbone
+        && !workload.native_tunnel()
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::Workload;
+    use ambit_route::{MeshTable, TableConfig};
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn pod(change: impl FnOnce(&mut Workload)) -> Target {
+        let mut workload = Workload {
+            uid: "c//Pod/ns/web".into(),
+            name: "web".into(),
+            namespace: "ns".into(),
+            service_account: "web".into(),
+            workload_ips: vec!["10.0.0.1".parse().unwrap(), "10.0.0.9".parse().unwrap()],
+            protocol: Protocol::Hbone,
+            ..Workload::default()
+        };
+        change(&mut workload);
+        let mut table = MeshTable::new(TableConfig::default());
+        table.insert_workload(&workload);
+        Target::Pod {
+            workload: table.workload("c//Pod/ns/web").unwrap().clone(),
+            address: "10.0.0.1:8080".parse().unwrap(),
+        }
+    }
+
+    fn identity(account: &str) -> Option<Identity> {
+        Some(Identity::new("cluster.local", "ns", account))
+    }
+
+    fn said(original: &'static str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(ORIGINAL_PEER_HEADER, HeaderValue::from_static(original));
+        let forwarded = HeaderValue::from_static("for=\"10.9.9.9:4711\"");
+        headers.insert(http::header::FORWARDED, forwarded);
+        headers
+    }
+
+    fn from(ip: &str) -> SocketAddr {
+        SocketAddr::new(ip.parse().unwrap(), 40000)
+    }
+
+    #[test]
+    fn without_the_header_the_peer_is_the_caller() {
+        let target = pod(|_| {});
+        let caller = Caller::of(&HeaderMap::new(), identity("a"), from("10.0.0.5"), &target);
+        let expected = Caller {
+            identity: identity("a"),
+            address: from("10.0.0.5"),
+        };
+        assert_eq!(caller, Ok(expected));
+    }
+
+    #[test]
+    fn the_pods_own_node_proxy_is_believed() {
+        let target = pod(|_| {});
+        for (original, expected) in [
+            ("none", None),
+            (
+                "spiffe://cluster.local/ns/x/sa/y",
+                Some(Identity::new("cluster.local", "x", "y")),
+            ),
+        ] {
+            let caller = Caller::of(&said(original), identity("web"), from("10.0.0.1"), &target);
+            let caller = caller.unwrap();
+            assert_eq!(caller.identity, expected);
+            assert_eq!(caller.address, "10.9.9.9:4711".parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn nobody_else_is_believed() {
+        let captured = pod(|_| {});
+        let uncaptured = pod(|workload| workload.protocol = Protocol::Tcp);
+        let native = pod(|workload| workload.native_tunnel = true);
+        let cases = [
+            ("another identity", identity("evil"), "10.0.0.1", &captured),
+            ("no identity", None, "10.0.0.1", &captured),
+            (
+                "another pod of the account",
+                identity("web"),
+                "10.0.0.2",
+                &captured,
+            ),
+            (
+                "another address of the pod",
+                identity("web"),
+                "10.0.0.9",
+                &captured,
+            ),
+            (
+                "a pod with keys of its own",
+                identity("web"),
+                "10.0.0.1",
+                &native,
+            ),
+            (
+                "a pod that is not captured",
+                identity("web"),
+                "10.0.0.1",
+                &uncaptured,
+            ),
+        ];
+        for (what, identity, ip, target) in cases {
+            let caller = Caller::of(&said("none"), identity, from(ip), target);
+            assert_eq!(caller, Err(CallerError::NotFromPod), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_twice_or_badly_is_refused() {
+        let target = pod(|_| {});
+        let of =
+            |headers: &HeaderMap| Caller::of(headers, identity("web"), from("10.0.0.1"), &target);
+        assert_eq!(of(&said("somebody")), Err(CallerError::Malformed));
+        let mut twice = said("none");
+        twice.append(ORIGINAL_PEER_HEADER, HeaderValue::from_static("none"));
+        assert_eq!(of(&twice), Err(CallerError::Malformed));
+        let mut nowhere = said("none");
+        nowhere.remove(http::header::FORWARDED);
+        assert_eq!(of(&nowhere), Err(CallerError::NoAddress));
+    }
+}

@@ -1,0 +1,144 @@
+//! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
+
+mod body;
+mod exchange;
+mod headers;
+mod record;
+mod reply;
+mod send;
+mod sniff;
+mod upgrade;
+
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+
+use ambit_model::ArcStr;
+use ambit_proxy::Local;
+use ambit_route::{BackendRequest, Route, RouteError};
+use hyper::{Request, body::Incoming, rt::Executor, server::conn, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{server::Session, target::Target, waypoint::Waypoint};
+
+pub(crate) use body::Body;
+pub(crate) use sniff::Sniffed;
+
+/// How long a connection may be without a request, and a request's header section may take.
+const IDLE: Duration = Duration::from_secs(3600);
+/// Longest header section of a request.
+const MAX_HEADERS: usize = 64 << 10;
+/// Most header lines of a request.
+const MAX_HEADER_LINES: usize = 100;
+/// Most requests at once on one connection of HTTP/2.
+const MAX_STREAMS: u32 = 200;
+/// Most streams that a client has reset and that are not yet forgotten.
+const MAX_RESETS: usize = 50;
+
+/// A version of HTTP, as far as connections differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Version {
+    /// 1.0 or 1.1.
+    Http1,
+    /// 2, without TLS of its own.
+    Http2,
+}
+
+/// Runs what HTTP/2 connections start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tasks;
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        ambit_rt::spawn("http2 stream", task);
+    }
+}
+
+/// Serves the requests of a tunnel until the client or the process ends it.
+pub(crate) async fn serve<IO>(session: Session, io: IO, version: Version)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let session = Arc::new(session);
+    let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
+    let requests = session.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let session = requests.clone();
+        async move { Ok::<_, Infallible>(exchange::respond(session, request).await) }
+    });
+    let io = TokioIo::new(io);
+    let ended = match version {
+        Version::Http1 => {
+            let mut builder = conn::http1::Builder::new();
+            builder
+                .timer(TokioTimer::new())
+                .header_read_timeout(IDLE)
+                .max_buf_size(MAX_HEADERS)
+                .max_headers(MAX_HEADER_LINES)
+                .half_close(true);
+            let connection = builder.serve_connection(io, service).with_upgrades();
+            let mut connection = pin!(connection);
+            tokio::select! {
+                ended = &mut connection => ended,
+                _mode = drain.started() => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        ended = &mut connection => ended,
+                        () = drain.cut() => Ok(()),
+                    }
+                }
+            }
+        }
+        Version::Http2 => {
+            let mut builder = conn::http2::Builder::new(Tasks);
+            builder
+                .timer(TokioTimer::new())
+                .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
+                .max_concurrent_streams(MAX_STREAMS)
+                .max_pending_accept_reset_streams(MAX_RESETS)
+                .max_local_error_reset_streams(MAX_RESETS)
+                .initial_stream_window_size(1 << 20)
+                .initial_connection_window_size(4 << 20);
+            let connection = builder.serve_connection(io, service);
+            let mut connection = pin!(connection);
+            tokio::select! {
+                ended = &mut connection => ended,
+                _mode = drain.started() => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        ended = &mut connection => ended,
+                        () = drain.cut() => Ok(()),
+                    }
+                }
+            }
+        }
+    };
+    if let Err(error) = ended {
+        let caller = session.caller.address;
+        tracing::debug!(%caller, error = ambit_proxy::report::chain(&error), "a client's HTTP connection ended");
+    }
+}
+
+/// A way to what a tunnel asks for, other than to workloads that failed.
+pub(crate) fn route_to(
+    waypoint: &Waypoint,
+    own: &Local,
+    target: &Target,
+    failed: &[ArcStr],
+) -> Result<Route, RouteError> {
+    let request = BackendRequest {
+        waypoint: &own.workload,
+        own: &waypoint.address,
+        is_target: true,
+        failed,
+    };
+    let table = waypoint.state.table();
+    match target {
+        Target::Service {
+            served, address, ..
+        } => table.backend(&request, &served.name, address.port(), &mut rand::rng()),
+        Target::Pod { workload, address } => table.backend_pod(&request, workload, *address),
+    }
+}

@@ -1,0 +1,209 @@
+//! Bodies as they pass through: counted, and with something that ends with them.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
+
+/// A body of either direction.
+pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+
+/// A text of our own.
+pub(crate) fn text(text: impl Into<Bytes>) -> Body {
+    let full = Full::new(text.into());
+    full.map_err(|never| match never {}).boxed_unsync()
+}
+
+/// What went through in one direction.
+#[derive(Clone, Debug)]
+pub(crate) struct Count(Arc<Mutex<Counted>>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: u64,
+    /// Of gRPC only.
+    messages: Option<Messages>,
+    grpc_status: Option<u32>,
+    is_complete: bool,
+}
+
+/// Counts the messages of a gRPC stream: each has five bytes before it, of which four are its length.
+#[derive(Debug, Default)]
+struct Messages {
+    count: u64,
+    prefix: Vec<u8>,
+    /// Bytes of the present message that are still to come.
+    left: usize,
+}
+
+impl Count {
+    /// Nothing yet.
+    pub(crate) fn of(is_grpc: bool) -> Self {
+        Self(Arc::new(Mutex::new(Counted {
+            messages: is_grpc.then(Messages::default),
+            ..Counted::default()
+        })))
+    }
+
+    /// Bytes so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.lock().bytes
+    }
+
+    /// Messages of gRPC so far.
+    pub(crate) fn messages(&self) -> u64 {
+        self.0.lock().messages.as_ref().map_or(0, |one| one.count)
+    }
+
+    /// The status that a gRPC answer ended with.
+    pub(crate) fn grpc_status(&self) -> Option<u32> {
+        self.0.lock().grpc_status
+    }
+
+    /// Whether it went through to its end.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.lock().is_complete
+    }
+
+    /// Bytes that are no part of a body that passes through.
+    pub(crate) fn add(&self, bytes: usize) {
+        self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
+    }
+
+    /// The status in headers or trailers.
+    pub(crate) fn grpc_status_of(&self, headers: &HeaderMap) {
+        let status = headers.get("grpc-status");
+        let status = status.and_then(|status| status.to_str().ok()?.parse().ok());
+        let mut counted = self.0.lock();
+        counted.grpc_status = status.or(counted.grpc_status);
+    }
+
+    fn frame(&self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            let mut counted = self.0.lock();
+            counted.bytes += u64::try_from(data.len()).unwrap_or(u64::MAX);
+            if let Some(messages) = &mut counted.messages {
+                messages.take(data);
+            }
+        } else if let Some(trailers) = frame.trailers_ref() {
+            self.grpc_status_of(trailers);
+        }
+    }
+
+    fn completed(&self) {
+        self.0.lock().is_complete = true;
+    }
+}
+
+impl Messages {
+    fn take(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            if self.left > 0 {
+                let skipped = self.left.min(data.len());
+                self.left -= skipped;
+                data = data.get(skipped..).unwrap_or_default();
+                continue;
+            }
+            let wanted = 5 - self.prefix.len();
+            let taken = data.get(..wanted).unwrap_or(data);
+            self.prefix.extend_from_slice(taken);
+            data = data.get(taken.len()..).unwrap_or_default();
+            if let [_, a, b, c, d] = *self.prefix.as_slice() {
+                let length = u32::from_be_bytes([a, b, c, d]);
+                self.left = usize::try_from(length).unwrap_or(usize::MAX);
+                self.count += 1;
+                self.prefix.clear();
+            }
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A body that is passed on.
+    pub(crate) struct Passing<K> {
+        #[pin]
+        inner: Incoming,
+        count: Count,
+        // Dropped with the body.
+        _keep: K,
+    }
+}
+
+impl<K: Send + 'static> Passing<K> {
+    /// `keep` is dropped when the body has been read, or is given up.
+    pub(crate) fn body(inner: Incoming, count: Count, keep: K) -> Body {
+        if inner.is_end_stream() {
+            count.completed();
+        }
+        let passing = Self {
+            inner,
+            count,
+            _keep: keep,
+        };
+        passing.boxed_unsync()
+    }
+}
+
+impl<K> HttpBody for Passing<K> {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let mut this = self.project();
+        let frame = ready!(this.inner.as_mut().poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                this.count.frame(frame);
+                // Nobody asks for more after the last frame.
+                if this.inner.is_end_stream() {
+                    this.count.completed();
+                }
+            }
+            None => this.count.completed(),
+            Some(Err(_)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_counted_however_they_are_cut() {
+        let stream = [
+            &[0, 0, 0, 0, 2, 1, 1][..],
+            &[0, 0, 0, 0, 0],
+            &[1, 0, 0, 1, 0],
+            &[7; 256],
+        ];
+        let stream = stream.concat();
+        for step in [1, 2, 3, 7, 1000] {
+            let mut messages = Messages::default();
+            for piece in stream.chunks(step) {
+                messages.take(piece);
+            }
+            assert_eq!(messages.count, 3, "in pieces of {step}");
+            assert_eq!(messages.left, 0);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! One request: brought into form, judged, routed, sent on; its answer on the way back.
+
+use std::sync::Arc;
+
+use ambit_l7::{
+    authz, path,
+    route::{Choice, RouteRequest},
+};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname};
+use ambit_telemetry::http::ResponseFlag;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, Uri,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST},
+    uri::PathAndQuery,
+};
+use hyper::body::Incoming;
+
+use super::{
+    Version,
+    body::{self, Body, Passing},
+    headers,
+    record::Record,
+    reply::Reply,
+    send::{self, Destination},
+    upgrade,
+};
+use crate::{server::Session, target::Target};
+
+/// Answers a request.
+pub(super) async fn respond(session: Arc<Session>, request: Request<Incoming>) -> Response<Body> {
+    let is_grpc = is_grpc(&request);
+    let mut record = Record::new(&session, &request, is_grpc);
+    let answered = Box::pin(answer(&session, request, &mut record)).await;
+    let response = answered.unwrap_or_else(|reply| {
+        record.replied(&reply);
+        reply.into_response(is_grpc).map(Answer::Own)
+    });
+    record.answered(&response);
+    let (parts, body) = response.into_parts();
+    let body = match body {
+        Answer::Own(body) => body,
+        Answer::Passed(incoming) => {
+            let sent = record.sent.clone();
+            Passing::body(incoming, sent, record)
+        }
+    };
+    Response::from_parts(parts, body)
+}
+
+/// The body of an answer.
+pub(super) enum Answer {
+    /// Our own.
+    Own(Body),
+    /// The application's.
+    Passed(Incoming),
+}
+
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let of = request.headers().get(CONTENT_TYPE);
+    of.is_some_and(|of| of.as_bytes().starts_with(b"application/grpc"))
+}
+
+async fn answer(
+    session: &Arc<Session>,
+    mut request: Request<Incoming>,
+    record: &mut Record,
+) -> Result<Response<Answer>, Reply> {
+    let form = Form::of(session, &request)?;
+    record.formed(&form.host, &form.target);
+    judge(session, &request, &form, record)?;
+    let destination = route(session, &request, &form, record)?;
+    let upgrade = upgrade::requested(&mut request);
+    prepare(session, &mut request, &form)?;
+    let version = match (&upgrade, destination.app_protocol(session)) {
+        (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
+        (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
+        (None, _) => version_of(request.version()),
+    };
+    if let Some(upgrade) = &upgrade {
+        upgrade.ask(request.headers_mut());
+    }
+    let (parts, incoming) = request.into_parts();
+    record.forwarded(&parts.headers);
+    let body = Passing::body(incoming, record.received.clone(), ());
+    let mut outgoing = Request::from_parts(parts, body);
+    address(&mut outgoing, &form, version)?;
+    let sent = send::send(session, &destination, version, outgoing).await;
+    let (mut response, chosen) = sent.map_err(|failure| {
+        record.upstream_failure = Some(failure.details);
+        failure.reply
+    })?;
+    record.reached(chosen);
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return upgrade::switch(session, upgrade, response)
+            .map(|response| response.map(Answer::Own));
+    }
+    if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
+        let flag = ResponseFlag::UpstreamProtocolError;
+        return Err(Reply::new(
+            StatusCode::BAD_GATEWAY,
+            "upstream protocol error",
+            flag,
+        ));
+    }
+    Ok(response.map(Answer::Passed))
+}
+
+fn version_of(version: http::Version) -> Version {
+    if version == http::Version::HTTP_2 {
+        Version::Http2
+    } else {
+        Version::Http1
+    }
+}
+
+/// A request's host and path, in the one form that everything sees.
+#[derive(Debug)]
+struct Form {
+    host: String,
+    /// Without the query.
+    path: String,
+    target: PathAndQuery,
+}
+
+impl Form {
+    fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
+        if *request.method() == Method::CONNECT {
+            return Err(Reply::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "CONNECT is not supported",
+                ResponseFlag::DownstreamProtocolError,
+            ));
+        }
+        let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let mode = session
+            .shard
+            .waypoint
+            .published
+            .gateway()
+            .path_normalization;
+        let given = request.uri().path_and_query();
+        let given = given.map_or("/", PathAndQuery::as_str);
+        let normal = path::for_request(request.method(), given, mode);
+        let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
+        let target = PathAndQuery::try_from(normal.as_str());
+        let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+        Ok(Self {
+            host,
+            path: normal.path().to_owned(),
+            target,
+        })
+    }
+}
+
+/// The host that a request is for. What could be read in two ways is refused: another host in the target than in
+/// the header, several headers, or credentials in it.
+fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
+    let mut lines = request.headers().get_all(HOST).iter();
+    let header = lines.next().map(HeaderValue::to_str).transpose();
+    let header = header.map_err(|_| "the host is no text")?;
+    if lines.next().is_some() {
+        return Err("there is more than one host header");
+    }
+    let authority = request.uri().authority().map(|one| one.as_str());
+    let host = match (authority, header) {
+        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => {
+            return Err("the host header is another than the target's");
+        }
+        (Some(host), _) | (None, Some(host)) => host,
+        (None, None) if request.version() <= http::Version::HTTP_10 => "",
+        (None, None) => return Err("there is no host"),
+    };
+    if host.contains('@') || (!host.is_empty() && host.parse::<http::uri::Authority>().is_err()) {
+        return Err("the host cannot be one");
+    }
+    Ok(host.to_owned())
+}
+
+fn judge(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    record: &mut Record,
+) -> Result<(), Reply> {
+    let caller = &session.caller;
+    let facts = authz::Request {
+        connection: authz::Connection {
+            source: caller.identity.as_ref(),
+            source_ip: caller.address.ip(),
+            remote_ip: caller.address.ip(),
+            destination: session.target.address(),
+            sni: None,
+        },
+        method: request.method().as_str(),
+        host: &form.host,
+        path: &form.path,
+        headers: request.headers(),
+    };
+    let policies = session.shard.waypoint.published.policies();
+    let decision = policies.evaluate(session.target.scope(), &facts);
+    record.judged(&decision);
+    if decision.is_allowed() {
+        return Ok(());
+    }
+    Err(Reply::denied())
+}
+
+/// Where a request goes, by the routes of its service.
+fn route(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    record: &mut Record,
+) -> Result<Destination, Reply> {
+    let Target::Service {
+        served, address, ..
+    } = &session.target
+    else {
+        return Ok(Destination::Target);
+    };
+    let table = served.routes(address.port());
+    let choice = table.choose(&RouteRequest {
+        method: request.method().as_str(),
+        path: &form.path,
+        query: form.target.query(),
+        headers: request.headers(),
+    });
+    let rule = match choice {
+        Choice::Itself => return Ok(Destination::Target),
+        Choice::NoMatch => {
+            return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
+        }
+        Choice::Rule(rule) => rule,
+    };
+    record.route = Some(rule.route.to_string());
+    let failed = |why: Option<&ArcStr>| {
+        let text = why.map_or("no backend", |why| why.as_str());
+        Reply::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            text,
+            ResponseFlag::NoCluster,
+        )
+    };
+    if rule.unsupported.is_some() {
+        return Err(failed(rule.unsupported.as_ref()));
+    }
+    let backend = rule.backend(&mut rand::rng()).ok_or_else(|| failed(None))?;
+    match &backend.service {
+        Ok(name) if *name == served.name && backend.port == address.port() => {
+            Ok(Destination::Target)
+        }
+        Ok(name) => Ok(Destination::Backend(
+            NamespacedHostname::clone(name),
+            backend.port,
+        )),
+        Err(why) => Err(failed(Some(why))),
+    }
+}
+
+/// Makes the headers of the request that is sent on.
+fn prepare(session: &Session, request: &mut Request<Incoming>, form: &Form) -> Result<(), Reply> {
+    let all = request.headers_mut();
+    let removed = headers::remove_hop_by_hop(all);
+    removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
+    headers::remove_identities(all);
+    // The framing is made anew, and the body is read from the client as soon as it is asked for.
+    all.remove(CONTENT_LENGTH);
+    all.remove(EXPECT);
+    all.remove(HOST);
+    if let Ok(host) = HeaderValue::from_str(&form.host) {
+        all.insert(HOST, host);
+    }
+    headers::add_forwarding(all, session.caller.address.ip());
+    let waypoint = &session.shard.waypoint;
+    if waypoint.published.gateway().client_identity_header {
+        let client = session.caller.identity.as_ref();
+        headers::add_client_identity(all, &waypoint.dialer.identity, client);
+    }
+    Ok(())
+}
+
+/// Gives the target the form that the version wants.
+fn address(request: &mut Request<Body>, form: &Form, version: Version) -> Result<(), Reply> {
+    let mut parts = http::uri::Parts::default();
+    parts.path_and_query = Some(form.target.clone());
+    match version {
+        Version::Http1 => *request.version_mut() = http::Version::HTTP_11,
+        Version::Http2 => {
+            *request.version_mut() = http::Version::HTTP_2;
+            request.headers_mut().remove(HOST);
+            let authority = form.host.parse();
+            parts.scheme = Some(http::uri::Scheme::HTTP);
+            parts.authority =
+                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
+        }
+    }
+    *request.uri_mut() =
+        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
+    Ok(())
+}
+
+/// A text as the body of an answer.
+pub(super) fn empty() -> Body {
+    body::text("")
+}

@@ -1,0 +1,201 @@
+//! What is known of a request while it is under way; reported when the last part of it is done.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use ambit_l7::authz::HttpDecision;
+use ambit_telemetry::{
+    Party, ServiceName,
+    http::{
+        HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
+    },
+};
+use http::{
+    HeaderMap, HeaderName, Method, Request, Response, header::USER_AGENT, uri::PathAndQuery,
+};
+use hyper::body::Incoming;
+
+use super::{body::Count, reply::Reply, send::Chosen};
+use crate::server::Session;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// See the module. Reports when it is dropped.
+#[derive(Debug)]
+pub(super) struct Record {
+    session: Arc<Session>,
+    began: Instant,
+    started: SystemTime,
+    method: Method,
+    target: String,
+    host: String,
+    version: http::Version,
+    is_grpc: bool,
+    status: u16,
+    flags: ResponseFlags,
+    details: Option<String>,
+    audited_by: Option<String>,
+    pub(super) upstream_failure: Option<String>,
+    upstream_time: Option<Duration>,
+    pub(super) route: Option<String>,
+    chosen: Option<Chosen>,
+    /// `x-forwarded-for`, `user-agent`, `x-request-id`.
+    named: [Option<Vec<u8>>; 3],
+    pub(super) received: Count,
+    pub(super) sent: Count,
+}
+
+impl Record {
+    pub(super) fn new(session: &Arc<Session>, request: &Request<Incoming>, is_grpc: bool) -> Self {
+        Self {
+            session: session.clone(),
+            began: Instant::now(),
+            started: SystemTime::now(),
+            method: request.method().clone(),
+            target: request.uri().to_string(),
+            host: String::new(),
+            version: request.version(),
+            is_grpc,
+            status: 0,
+            flags: ResponseFlags::default(),
+            details: None,
+            audited_by: None,
+            upstream_failure: None,
+            upstream_time: None,
+            route: None,
+            chosen: None,
+            named: [const { None }; 3],
+            received: Count::of(is_grpc),
+            sent: Count::of(is_grpc),
+        }
+    }
+
+    /// It has the form in which it is judged and forwarded.
+    pub(super) fn formed(&mut self, host: &str, target: &PathAndQuery) {
+        host.clone_into(&mut self.host);
+        target.as_str().clone_into(&mut self.target);
+    }
+
+    /// Policies have decided.
+    pub(super) fn judged(&mut self, decision: &HttpDecision) {
+        self.details = decision.details();
+        let metrics = &self.session.shard.waypoint.http_metrics;
+        for dry_run in &decision.dry_run {
+            metrics.dry_run_denied(&dry_run.policy);
+        }
+        self.audited_by = decision.audits.first().map(ToString::to_string);
+    }
+
+    /// It is about to be sent, with these headers.
+    pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
+        let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
+        self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
+    }
+
+    /// An endpoint has begun to answer.
+    pub(super) fn reached(&mut self, chosen: Chosen) {
+        self.upstream_time = Some(self.began.elapsed());
+        self.chosen = Some(chosen);
+        self.details = Some("via_upstream".to_owned());
+    }
+
+    /// The waypoint answers itself.
+    pub(super) fn replied(&mut self, reply: &Reply) {
+        self.flags = reply.flag.map(ResponseFlags::from).unwrap_or_default();
+        if let Some(reason) = reply.refused {
+            self.session.shard.waypoint.http_metrics.refused(reason);
+            self.details = Some(reason.to_owned());
+        }
+        self.sent.add(reply.text.len());
+    }
+
+    /// The head of the answer is known.
+    pub(super) fn answered<B>(&mut self, response: &Response<B>) {
+        self.status = response.status().as_u16();
+        self.sent.grpc_status_of(response.headers());
+    }
+
+    fn protocol(&self) -> RequestProtocol {
+        if self.is_grpc {
+            RequestProtocol::Grpc(self.sent.grpc_status())
+        } else {
+            RequestProtocol::Http
+        }
+    }
+
+    fn labels(&self) -> HttpLabels {
+        let session = &self.session;
+        let chosen = self.chosen.as_ref();
+        let mut traffic = session.traffic_labels();
+        if let Some(service) = chosen.and_then(|chosen| chosen.service.as_ref()) {
+            traffic.service = Some(ServiceName::from(&**service));
+        }
+        if let Some(workload) = chosen.and_then(|chosen| chosen.workload.as_ref()) {
+            traffic.destination = Some(Arc::new(Party::destination(&workload.to_model())));
+        }
+        HttpLabels::new(
+            traffic,
+            self.protocol(),
+            ResponseCode::new(self.status),
+            self.flags,
+        )
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if self.chosen.is_some() && !self.sent.is_complete() {
+            self.flags = self.flags | ResponseFlag::DownstreamConnectionTermination;
+        }
+        let session = &self.session;
+        let [forwarded_for, user_agent, request_id] = &self.named;
+        let cluster = self
+            .chosen
+            .as_ref()
+            .and_then(|chosen| chosen.service.as_ref());
+        let report = HttpRequestReport {
+            method: Some(self.method.as_str().as_bytes()),
+            path: Some(self.target.as_bytes()),
+            protocol: Some(protocol(self.version)),
+            response_code: ResponseCode::new(self.status),
+            flags: self.flags,
+            code_details: self.details.as_deref(),
+            upstream_failure: self.upstream_failure.as_deref(),
+            request_bytes: self.received.bytes(),
+            response_bytes: self.sent.bytes(),
+            request_messages: self.received.messages(),
+            response_messages: self.sent.messages(),
+            upstream_time: self.upstream_time,
+            forwarded_for: forwarded_for.as_deref(),
+            user_agent: user_agent.as_deref(),
+            request_id: request_id.as_deref(),
+            authority: Some(self.host.as_bytes()),
+            upstream_host: self.chosen.as_ref().map(|chosen| chosen.endpoint),
+            upstream_cluster: cluster.map(|service| service.hostname.as_str()),
+            route: self.route.as_deref(),
+            audited_by: self.audited_by.as_deref(),
+            ..HttpRequestReport::new(
+                self.started,
+                self.began.elapsed(),
+                session.caller.address,
+                session.target.address(),
+            )
+        };
+        let waypoint = &session.shard.waypoint;
+        waypoint.http_metrics.record(&self.labels(), &report);
+        if let Some(format) = waypoint.config.access_log {
+            ambit_rt::logging::write_line(&report.line(format));
+        }
+    }
+}
+
+fn protocol(version: http::Version) -> &'static str {
+    match version {
+        http::Version::HTTP_10 => "HTTP/1.0",
+        http::Version::HTTP_2 => "HTTP/2",
+        _ => "HTTP/1.1",
+    }
+}

@@ -1,0 +1,99 @@
+//! Answers of the waypoint itself.
+
+use ambit_telemetry::http::ResponseFlag;
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::body::{self, Body};
+
+/// Why a request is answered by the waypoint rather than by an application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) text: String,
+    /// What happened.
+    pub(crate) flag: Option<ResponseFlag>,
+    /// Of a request that is not what HTTP allows: what is wrong with it.
+    pub(crate) refused: Option<&'static str>,
+}
+
+impl Reply {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>, flag: ResponseFlag) -> Self {
+        Self {
+            status,
+            text: text.into(),
+            flag: Some(flag),
+            refused: None,
+        }
+    }
+
+    /// The text is Istio's.
+    pub(crate) fn denied() -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            text: "RBAC: access denied".to_owned(),
+            flag: None,
+            refused: None,
+        }
+    }
+
+    /// A request that is not what HTTP allows, or that others might read in another way.
+    pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
+        let flag = ResponseFlag::DownstreamProtocolError;
+        Self {
+            refused: Some(reason),
+            ..Self::new(StatusCode::BAD_REQUEST, text, flag)
+        }
+    }
+
+    /// The response. gRPC clients get theirs as status and message of their own.
+    pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
+        let Self { status, text, .. } = self;
+        let mut response = Response::new(body::text(if is_grpc {
+            String::new()
+        } else {
+            text.clone()
+        }));
+        let headers = response.headers_mut();
+        if is_grpc {
+            headers.insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/grpc"),
+            );
+            headers.insert("grpc-status", HeaderValue::from_static(grpc_status(status)));
+            if let Ok(message) = HeaderValue::from_str(&text.replace('%', "%25")) {
+                headers.insert("grpc-message", message);
+            }
+        } else {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+            *response.status_mut() = status;
+        }
+        response
+    }
+}
+
+/// As gRPC maps statuses of HTTP (doc/http-grpc-status-mapping.md).
+fn grpc_status(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        400 => "13",
+        401 => "16",
+        403 => "7",
+        404 => "12",
+        429 | 502 | 503 | 504 => "14",
+        _ => "2",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_clients_get_a_status_of_theirs() {
+        let plain = Reply::denied().into_response(false);
+        assert_eq!(plain.status(), 403);
+        let grpc = Reply::denied().into_response(true);
+        assert_eq!(grpc.status(), 200);
+        assert_eq!(grpc.headers()["grpc-status"], "7");
+        assert_eq!(grpc.headers()["grpc-message"], "RBAC: access denied");
+    }
+}

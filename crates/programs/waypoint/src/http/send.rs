@@ -1,0 +1,315 @@
+//! Sending a request to an endpoint, and to another if that one cannot take it.
+//!
+//! What may have reached an application is sent again only if that changes nothing: a request without a body
+//! whose method is idempotent (RFC 9110, section 9.2.2).
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_codec::Forwarded;
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
+use ambit_proxy::{Local, report::chain};
+use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
+use ambit_telemetry::http::ResponseFlag;
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::{Body as _, Incoming};
+
+use super::{Version, body::Body, exchange, reply::Reply, route_to};
+use crate::{
+    server::Session,
+    target::Target,
+    upstream::{Checkout, HttpKey, UpstreamError, Way},
+};
+
+/// How often a request is sent again.
+const RETRIES: usize = 2;
+
+/// What a request goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// What the tunnel asks for.
+    Target,
+    /// A backend of a route.
+    Backend(NamespacedHostname, u16),
+}
+
+/// Where a request went.
+#[derive(Clone, Debug)]
+pub(super) struct Chosen {
+    pub(super) endpoint: SocketAddr,
+    pub(super) workload: Option<WorkloadRef>,
+    pub(super) service: Option<Arc<Service>>,
+}
+
+/// A request that came to nothing.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) reply: Reply,
+    /// For the log.
+    pub(super) details: String,
+}
+
+impl Destination {
+    /// What the destination speaks, as far as that is declared.
+    pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
+        match self {
+            Self::Target => session.target.app_protocol(),
+            Self::Backend(name, port) => {
+                let table = session.shard.waypoint.state.table();
+                let service = table.service(name);
+                service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
+            }
+        }
+    }
+
+    fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let waypoint = &session.shard.waypoint;
+        match self {
+            Self::Target => route_to(waypoint, own, &session.target, failed),
+            Self::Backend(name, port) => {
+                let request = BackendRequest {
+                    waypoint: &own.workload,
+                    own: &waypoint.address,
+                    is_target: false,
+                    failed,
+                };
+                let table = waypoint.state.table();
+                table.backend(&request, name, *port, &mut rand::rng())
+            }
+        }
+    }
+
+    fn chosen(&self, session: &Session, way: &Way) -> Chosen {
+        let service = match self {
+            Self::Target => session.target.named().cloned(),
+            Self::Backend(name, _) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        };
+        Chosen {
+            endpoint: way.endpoint(),
+            workload: way.workload().cloned(),
+            service,
+        }
+    }
+
+    /// A way to one of two endpoints drawn: the one with fewer requests under way.
+    async fn way(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Way, UpstreamError> {
+        let ipv6 = session.shard.waypoint.config.ipv6;
+        let first = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
+            return Ok(first);
+        }
+        let second = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let http = &session.shard.upstreams.http;
+        let load = |way: &Way| http.load_of(way.endpoint());
+        Ok(if load(&second) < load(&first) {
+            second
+        } else {
+            first
+        })
+    }
+}
+
+/// Sends a request; returns the answer's head, its body still to come.
+pub(super) async fn send(
+    session: &Session,
+    destination: &Destination,
+    version: Version,
+    request: Request<Body>,
+) -> Result<(Response<Incoming>, Chosen), Failure> {
+    let Some(own) = session.shard.waypoint.local.known().await else {
+        return Err(Failure::of(
+            ResponseFlag::NoHealthyUpstream,
+            "no_own_workload",
+        ));
+    };
+    let replay = Replay::of(&request);
+    let mut request = request;
+    let mut failed: Vec<ArcStr> = Vec::new();
+    let mut way = destination.way(session, &own, &failed).await;
+    loop {
+        let to = match &way {
+            Ok(to) => to,
+            Err(error) => return Err(Failure::no_endpoint(error)),
+        };
+        let chosen = destination.chosen(session, to);
+        failed.extend(
+            chosen
+                .workload
+                .iter()
+                .map(|workload| workload.uid().clone()),
+        );
+        let _load = session.shard.upstreams.http.load(chosen.endpoint);
+        let outcome = attempt(session, &own, to, version, request).await;
+        let (again, ended) = match outcome {
+            Ok(response) => {
+                let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
+                let replay = replay.as_ref().filter(|_| is_refusal);
+                (replay.map(Replay::request), Ok((response, chosen)))
+            }
+            Err(Attempt {
+                error,
+                unsent,
+                flag,
+            }) => {
+                let endpoint = chosen.endpoint;
+                tracing::debug!(%endpoint, error = chain(&*error), "an endpoint did not answer a request");
+                let again = unsent.or_else(|| replay.as_ref().map(Replay::request));
+                (again, Err(Failure::of(flag, chain(&*error))))
+            }
+        };
+        let Some(next) = again.filter(|_| failed.len() <= RETRIES) else {
+            return ended;
+        };
+        // Never to the same again: it would be asked to do what it has just failed to do.
+        way = destination.way(session, &own, &failed).await;
+        if way.is_err()
+            || matches!(
+                (destination, &session.target),
+                (Destination::Target, Target::Pod { .. })
+            )
+        {
+            return ended;
+        }
+        request = next;
+    }
+}
+
+/// A try that failed.
+struct Attempt {
+    error: Box<dyn std::error::Error + Send + Sync>,
+    /// The request, if nothing of it was sent.
+    unsent: Option<Request<Body>>,
+    flag: ResponseFlag,
+}
+
+async fn attempt(
+    session: &Session,
+    own: &Local,
+    way: &Way,
+    version: Version,
+    mut request: Request<Body>,
+) -> Result<Response<Incoming>, Attempt> {
+    let key = HttpKey::new(way, version);
+    let pool = &session.shard.upstreams.http;
+    // A connection that waited may have been closed by its endpoint in the meantime.
+    while let Some(kept) = pool.take(&key) {
+        match kept.send(pool, request).await {
+            Ok(response) => return Ok(response),
+            Err(mut error) => match error.take_message() {
+                Some(unsent) => request = unsent,
+                None => return Err(Attempt::sent(error.into_error())),
+            },
+        }
+    }
+    let checkout = match open(session, own, way, &key).await {
+        Ok(checkout) => checkout,
+        Err(error) => {
+            return Err(Attempt {
+                error,
+                unsent: Some(request),
+                flag: ResponseFlag::UpstreamConnectionFailure,
+            });
+        }
+    };
+    checkout.send(pool, request).await.map_err(|mut error| {
+        let unsent = error.take_message();
+        Attempt {
+            unsent,
+            ..Attempt::sent(error.into_error())
+        }
+    })
+}
+
+async fn open(
+    session: &Session,
+    own: &Local,
+    way: &Way,
+    key: &HttpKey,
+) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
+    // Connections are shared by callers: it names none of them.
+    let ip = own.workload.workload_ips.first().copied();
+    let ip = ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let forwarded = Forwarded {
+        client: SocketAddr::new(ip, 0),
+        host: None,
+    };
+    let upstreams = &session.shard.upstreams;
+    let stream = upstreams.connect(way, own, &forwarded).await?;
+    Ok(upstreams.http.begin(key, stream).await?)
+}
+
+impl Attempt {
+    fn sent(error: hyper::Error) -> Self {
+        Self {
+            error: error.into(),
+            unsent: None,
+            flag: ResponseFlag::UpstreamConnectionTermination,
+        }
+    }
+}
+
+/// A request that may be sent again.
+#[derive(Debug)]
+struct Replay(http::request::Parts);
+
+impl Replay {
+    /// If it has no body, and sending it twice is like sending it once.
+    fn of(request: &Request<Body>) -> Option<Self> {
+        let is_idempotent = matches!(
+            *request.method(),
+            Method::GET
+                | Method::HEAD
+                | Method::OPTIONS
+                | Method::PUT
+                | Method::DELETE
+                | Method::TRACE
+        );
+        if !is_idempotent || !request.body().is_end_stream() {
+            return None;
+        }
+        let (mut parts, ()) = Request::new(()).into_parts();
+        parts.method = request.method().clone();
+        parts.uri = request.uri().clone();
+        parts.version = request.version();
+        parts.headers = request.headers().clone();
+        Some(Self(parts))
+    }
+
+    fn request(&self) -> Request<Body> {
+        Request::from_parts(self.0.clone(), exchange::empty())
+    }
+}
+
+impl Failure {
+    fn of(flag: ResponseFlag, details: impl Into<String>) -> Self {
+        let text = "upstream connect error or disconnect/reset before headers";
+        Self {
+            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, flag),
+            details: details.into(),
+        }
+    }
+
+    fn no_endpoint(error: &UpstreamError) -> Self {
+        let text = "no healthy upstream";
+        Self {
+            reply: Reply::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                text,
+                ResponseFlag::NoHealthyUpstream,
+            ),
+            details: chain(error),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Tunnels to the waypoint: TLS, CONNECT, who calls and for what; then what is inside is served.
+
+use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use ambit_handover::Gate;
+use ambit_hbone::{Incoming, Tunnel, server, tls};
+use ambit_model::{AppProtocol, HBONE_PORT, Identity, NetworkAddress, canonical_socket};
+use ambit_proxy::{Accepted, Listeners, Workers, report::chain};
+use ambit_route::WorkloadRef;
+use ambit_rt::OpenWork;
+use ambit_sys::socket::{self, ListenSpec, SocketError, Transparent};
+use ambit_telemetry::{
+    Direction, Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels, log_denied,
+};
+use ambit_tls::PeerRole;
+use http::{HeaderMap, StatusCode};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+use crate::{
+    caller::{Caller, CallerError},
+    http::{self as l7, Version},
+    target::{Target, TargetError},
+    tcp,
+    upstream::Upstreams,
+    waypoint::{Shard, Waypoint},
+};
+
+/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
+const LAST_RESETS: Duration = Duration::from_millis(500);
+
+/// A tunnel that is refused.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error(transparent)]
+    Request(#[from] server::IncomingError),
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error(transparent)]
+    Caller(#[from] CallerError),
+    #[error("the client went away before the tunnel stood")]
+    Gone(#[source] h2::Error),
+}
+
+impl StreamError {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Request(_) => StatusCode::BAD_REQUEST,
+            Self::Target(error) => error.status(),
+            Self::Caller(_) => StatusCode::FORBIDDEN,
+            Self::Gone(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+/// What all tunnels of one connection have in common.
+#[derive(Debug)]
+struct Client {
+    shard: Arc<Shard>,
+    peer: SocketAddr,
+    local: SocketAddr,
+    identity: Option<Identity>,
+}
+
+/// What is inside a tunnel, and who sent it for what.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) caller: Caller,
+    pub(crate) target: Target,
+    /// Shutdown waits for it.
+    _open: OpenWork,
+}
+
+impl Session {
+    /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
+    fn learn_caller(&self) {
+        let waypoint = self.shard.waypoint.clone();
+        let ip = self.caller.address.ip();
+        let address = NetworkAddress::new(waypoint.config.network.clone(), ip);
+        if !waypoint.state.table().knows_address(&address) {
+            ambit_rt::spawn(
+                "caller's record",
+                async move { waypoint.learn(&address).await },
+            );
+        }
+    }
+
+    /// A connection to the target, in metrics.
+    pub(crate) fn traffic_labels(&self) -> TrafficLabels {
+        let destination = match &self.target {
+            Target::Service { .. } => None,
+            Target::Pod { workload, .. } => {
+                Some(Arc::new(Party::destination(&workload.to_model())))
+            }
+        };
+        TrafficLabels {
+            reporter: Reporter::Waypoint,
+            source: self.source(),
+            destination,
+            service: self
+                .target
+                .named()
+                .map(|service| ServiceName::from(&**service)),
+            security: match self.caller.identity {
+                Some(_) => SecurityPolicy::MutualTls,
+                None => SecurityPolicy::Unknown,
+            },
+        }
+    }
+
+    /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
+    /// what a header says.
+    pub(crate) fn source(&self) -> Option<Arc<Party>> {
+        let waypoint = &self.shard.waypoint;
+        let Caller { identity, address } = &self.caller;
+        let table = waypoint.state.table();
+        let found = table.workload_by_ip(&waypoint.config.network, address.ip());
+        let is_caller = |workload: &&WorkloadRef| {
+            let identity = identity.as_ref();
+            identity.is_none_or(|identity| workload.has_identity(identity))
+        };
+        let party = match found.filter(is_caller) {
+            Some(workload) => Party::new(&workload.to_model(), identity.clone()),
+            None => Party {
+                namespace: identity
+                    .as_ref()
+                    .map(|one| one.namespace.clone())
+                    .unwrap_or_default(),
+                principal: identity.clone(),
+                ..Party::default()
+            },
+        };
+        Some(Arc::new(party))
+    }
+}
+
+/// Opens the waypoint's listeners, one a worker, and serves them.
+///
+/// # Errors
+/// When the port cannot be had.
+pub(crate) fn serve(waypoint: &Arc<Waypoint>, workers: &Workers) -> Result<(), SocketError> {
+    let spec = ListenSpec {
+        ipv6: waypoint.config.ipv6,
+        reuse_port: true,
+        transparent: Transparent::Off,
+        tuning: waypoint.config.tuning,
+        ..ListenSpec::of_pod(HBONE_PORT, None)
+    };
+    let listeners = (0..workers.count().max(1))
+        .map(|_| socket::listen(None, &spec).map(|listening| listening.listener))
+        .collect::<Result<Vec<_>, _>>()?;
+    workers.assign(listeners.into_iter().map(|listener| {
+        let waypoint = waypoint.clone();
+        move || {
+            if let Err(error) = serve_on_worker(waypoint, listener) {
+                tracing::error!(%error, "a worker cannot serve");
+            }
+        }
+    }));
+    Ok(())
+}
+
+fn serve_on_worker(waypoint: Arc<Waypoint>, listener: std::net::TcpListener) -> io::Result<()> {
+    let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
+    let shard = Arc::new(Shard {
+        upstreams: Upstreams::new(&waypoint.dialer),
+        waypoint,
+    });
+    ambit_rt::spawn_essential("listeners", async move {
+        let waypoint = &shard.waypoint;
+        let mut drain = waypoint.lifecycle.drain_watcher();
+        let mut gate = Gate::default();
+        let name = waypoint.local.name();
+        let empties_queues = || true;
+        listeners
+            .accept(
+                name,
+                &mut gate,
+                &mut drain,
+                empties_queues,
+                |accepted, ()| {
+                    ambit_rt::spawn("hbone server", handle(shard.clone(), accepted));
+                },
+            )
+            .await;
+    });
+    Ok(())
+}
+
+/// Serves one connection to 15008.
+async fn handle(shard: Arc<Shard>, accepted: Accepted) {
+    let Accepted {
+        stream,
+        peer,
+        open: _open,
+    } = accepted;
+    let Ok(local) = stream.local_addr().map(canonical_socket) else {
+        return;
+    };
+    let waypoint = shard.waypoint.clone();
+    let slot = match waypoint.setups.begin(peer.ip()) {
+        Ok(slot) => slot,
+        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+    };
+    let mut drain = waypoint.lifecycle.drain_watcher();
+    let stream = tokio::select! {
+        stream = Box::pin(agree(&waypoint, stream)) => stream,
+        () = drain.cut() => return,
+    };
+    let stream = match stream {
+        Ok(stream) => stream,
+        Err(error) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+    };
+    drop(slot);
+    let client = Arc::new(Client {
+        shard,
+        peer,
+        local,
+        identity: ambit_tls::peer_identity(tls::peer_certificates(&stream)),
+    });
+    let settings = waypoint.config.http2.clone();
+    let mut draining = drain.clone();
+    let graceful = async move {
+        draining.started().await;
+    };
+    let serving = server::serve(stream, &settings, graceful, |incoming| {
+        let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
+        ambit_rt::spawn("tunnel", serve_tunnel(client.clone(), incoming, open));
+    });
+    let mut serving = pin!(serving);
+    let served = tokio::select! {
+        served = &mut serving => served,
+        // The tunnels are cut too: this sends the resets to their peers.
+        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
+    };
+    if let Err(error) = served {
+        tracing::debug!(%peer, error = chain(&error), "an HBONE connection ended");
+    }
+}
+
+async fn agree(
+    waypoint: &Waypoint,
+    stream: TcpStream,
+) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
+    let dialer = &waypoint.dialer;
+    let certificate = dialer.certificates.get(&dialer.identity).await?;
+    let config = certificate.server_config()?;
+    let limit = waypoint.config.http2.handshake_timeout;
+    let mut stream = tls::accept(stream, config, limit).await?;
+    let chain = tls::peer_certificates(&stream);
+    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
+        tls::end_when_revoked(&mut stream, revocation);
+    }
+    Ok(stream)
+}
+
+async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
+    let found = Box::pin(find(&client, &incoming));
+    let found = match found.await {
+        Ok(found) => found,
+        Err(error) => {
+            log_denied(
+                client.peer,
+                client.local,
+                Direction::Inbound,
+                &chain(&error),
+            );
+            return incoming.refuse(error.status());
+        }
+    };
+    let (caller, target) = found;
+    let session = Session {
+        shard: client.shard.clone(),
+        caller,
+        target,
+        _open: open,
+    };
+    session.learn_caller();
+    let kind = Kind::of(&session);
+    match kind {
+        Kind::Tcp => Box::pin(tcp::serve(session, incoming)).await,
+        Kind::Http | Kind::Unknown => {
+            let accepted = incoming.accept(HeaderMap::new());
+            match accepted.map_err(StreamError::Gone) {
+                Ok(tunnel) => Box::pin(serve_opened(session, tunnel, kind)).await,
+                Err(error) => tracing::debug!(error = chain(&error), "a tunnel came to nothing"),
+            }
+        }
+    }
+}
+
+/// Who calls, and for what.
+async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target), StreamError> {
+    let authority = incoming.target()?;
+    let waypoint = &client.shard.waypoint;
+    let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
+    let target = Target::find(waypoint, &own, &authority).await?;
+    let headers = incoming.headers();
+    let caller = Caller::of(headers, client.identity.clone(), client.peer, &target)?;
+    Ok((caller, target))
+}
+
+/// What is inside a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// HTTP, or nothing at all.
+    Http,
+    /// Whatever it is, it is passed through.
+    Tcp,
+    /// Its first bytes tell.
+    Unknown,
+}
+
+impl Kind {
+    fn of(session: &Session) -> Self {
+        match session.target.app_protocol() {
+            AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
+            AppProtocol::Tls | AppProtocol::Tcp => Self::Tcp,
+            AppProtocol::Unknown if session.target.must_be_http(&session.shard.waypoint) => {
+                Self::Http
+            }
+            AppProtocol::Unknown => Self::Unknown,
+        }
+    }
+}
+
+async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
+    let mut io = l7::Sniffed::new(tunnel.into_io());
+    if kind == Kind::Unknown {
+        return tcp::serve_unknown(session, io).await;
+    }
+    // What is not HTTP is answered as a bad request.
+    let version = io.version().await.unwrap_or(Version::Http1);
+    l7::serve(session, io, version).await;
+}

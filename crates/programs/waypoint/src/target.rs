@@ -1,0 +1,161 @@
+//! What a tunnel asks for: a service that the waypoint serves, or a pod that it manages.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_codec::Authority;
+use ambit_l7::authz::Scope;
+use ambit_model::{AppProtocol, NetworkAddress, Service, Workload};
+use ambit_route::WorkloadRef;
+use http::StatusCode;
+
+use crate::{
+    published::Served,
+    waypoint::{NotKnown, Waypoint},
+};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    /// A service, by its address or name.
+    Service {
+        /// Its record.
+        service: Arc<Service>,
+        /// Its routes.
+        served: Arc<Served>,
+        /// What was asked for; by name, the first address of the service.
+        address: SocketAddr,
+    },
+    /// A pod, by its address.
+    Pod {
+        /// Its record.
+        workload: WorkloadRef,
+        /// What was asked for.
+        address: SocketAddr,
+    },
+}
+
+/// Why a tunnel is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TargetError {
+    #[error(transparent)]
+    NotKnown(#[from] NotKnown),
+    #[error("{0} is neither a service nor a pod of this waypoint")]
+    NotServed(String),
+    #[error("{service} has no port {port}")]
+    NoPort { service: String, port: u16 },
+}
+
+impl TargetError {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::NotKnown(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotServed(_) | Self::NoPort { .. } => StatusCode::NOT_FOUND,
+        }
+    }
+}
+
+impl Target {
+    /// Finds what an authority names.
+    pub(crate) async fn find(
+        waypoint: &Waypoint,
+        own: &Workload,
+        authority: &Authority,
+    ) -> Result<Self, TargetError> {
+        let not_served = || TargetError::NotServed(authority.to_string());
+        let address = match authority {
+            Authority::Ip(address) => *address,
+            Authority::Host { host, port } => {
+                let found = {
+                    let table = waypoint.state.table();
+                    let is_served = |service: &Service| {
+                        let name = service.namespaced_hostname();
+                        waypoint.published.service(&name).is_some()
+                    };
+                    table
+                        .service_by_hostname_where(host, &own.namespace, is_served)
+                        .cloned()
+                };
+                let service = found.ok_or_else(not_served)?;
+                return Self::service(waypoint, service, None, *port).ok_or_else(not_served)?;
+            }
+        };
+        let at = NetworkAddress::new(own.network.clone(), address.ip());
+        waypoint.learn(&at).await;
+        let table = waypoint.state.table();
+        let service = table.service_by_vip(&at.network, at.address, &own.namespace);
+        if let Some(service) = service.cloned() {
+            let found = Self::service(waypoint, service, Some(address), address.port());
+            return found.ok_or_else(not_served)?;
+        }
+        let workload = table.workload_by_ip(&at.network, at.address);
+        let managed = workload.filter(|workload| workload.is_behind(&waypoint.address));
+        let workload = managed.ok_or_else(not_served)?.clone();
+        Ok(Self::Pod { workload, address })
+    }
+
+    /// A service, if it is served; an error if it has not the port.
+    fn service(
+        waypoint: &Waypoint,
+        service: Arc<Service>,
+        address: Option<SocketAddr>,
+        port: u16,
+    ) -> Option<Result<Self, TargetError>> {
+        let name = service.namespaced_hostname();
+        let served = waypoint.published.service(&name)?;
+        if service.ports.get(&port).is_none() {
+            let service = name.to_string();
+            return Some(Err(TargetError::NoPort { service, port }));
+        }
+        let first = service.vips.first().map(|vip| vip.address);
+        let first = first.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+        Some(Ok(Self::Service {
+            address: address.unwrap_or_else(|| SocketAddr::new(first, port)),
+            service,
+            served,
+        }))
+    }
+
+    /// What was asked for.
+    pub(crate) fn address(&self) -> SocketAddr {
+        match self {
+            Self::Service { address, .. } | Self::Pod { address, .. } => *address,
+        }
+    }
+
+    /// The service, if it is one.
+    pub(crate) fn named(&self) -> Option<&Arc<Service>> {
+        match self {
+            Self::Service { service, .. } => Some(service),
+            Self::Pod { .. } => None,
+        }
+    }
+
+    /// Which policies apply.
+    pub(crate) fn scope(&self) -> Scope<'_> {
+        match self {
+            Self::Service { served, .. } => Scope::Service(&served.name),
+            Self::Pod { .. } => Scope::Pod,
+        }
+    }
+
+    /// What it speaks, as far as that is declared.
+    pub(crate) fn app_protocol(&self) -> AppProtocol {
+        match self {
+            Self::Service {
+                service, address, ..
+            } => service.app_protocol(address.port()),
+            Self::Pod { .. } => AppProtocol::Unknown,
+        }
+    }
+
+    /// Whether it must be HTTP, so that routes and policies can be applied.
+    pub(crate) fn must_be_http(&self, waypoint: &Waypoint) -> bool {
+        let has_routes = match self {
+            Self::Service {
+                served, address, ..
+            } => served.routes(address.port()).has_routes(),
+            Self::Pod { .. } => false,
+        };
+        has_routes || waypoint.published.policies().need_http(self.scope())
+    }
+}

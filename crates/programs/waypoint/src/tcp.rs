@@ -1,0 +1,194 @@
+//! What is not HTTP: judged once, by what is known of the connection, and passed through.
+
+use std::time::Duration;
+
+use ambit_codec::Forwarded;
+use ambit_hbone::{Incoming, TunnelIo};
+use ambit_l7::authz::{Connection, HttpDecision};
+use ambit_model::{ArcStr, Reason};
+use ambit_proxy::{Local, report::chain};
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+
+use crate::{
+    http::{self as l7, Sniffed},
+    metered::Metered,
+    server::Session,
+    target::Target,
+    upstream::{Stream, UpstreamError, Way},
+};
+
+/// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
+/// connected: it may be the one who speaks first.
+const CLIENT_FIRST: Duration = Duration::from_millis(20);
+
+/// A connection that is not passed through.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TcpError {
+    #[error("{0}")]
+    Denied(HttpDecision),
+    #[error("the control plane does not name the waypoint's own pod")]
+    NoOwn,
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+}
+
+impl TcpError {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::NoOwn | Self::Upstream(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+/// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
+pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
+    let opening = std::pin::pin!(open(&session));
+    let opened = match incoming.unless_gone(opening).await {
+        Ok(opened) => opened,
+        Err(error) => return tracing::debug!(error = chain(&error), "the client has gone"),
+    };
+    match opened {
+        Ok(stream) => match incoming.accept(HeaderMap::new()) {
+            Ok(tunnel) => relay(&session, tunnel.into_io(), stream).await,
+            Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
+        },
+        Err(error) => {
+            log_failed(&session, &error);
+            incoming.refuse(error.status());
+        }
+    }
+}
+
+/// Serves a tunnel of which nothing is declared, when the client's first bytes are not HTTP, or are not there: a
+/// server that speaks first must not be waited for in vain.
+pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
+    let client = tokio::time::timeout(CLIENT_FIRST, io.version()).await.ok();
+    if let Some(Some(version)) = client {
+        return l7::serve(session, io, version).await;
+    }
+    let stream = match open(&session).await {
+        Ok(stream) => stream,
+        Err(error) => return log_failed(&session, &error),
+    };
+    if client.is_some() {
+        return relay(&session, io, stream).await;
+    }
+    let mut stream = Sniffed::new(stream);
+    // Whoever speaks first tells: a server that does is not HTTP.
+    let version = tokio::select! {
+        biased;
+        version = io.version() => version,
+        () = stream.first_bytes() => None,
+    };
+    match version {
+        // Requests choose endpoints of their own.
+        Some(version) => {
+            let _closing = stream.shutdown().await;
+            l7::serve(session, io, version).await;
+        }
+        None => relay(&session, io, stream).await,
+    }
+}
+
+/// Judges a connection, and connects it to an endpoint.
+async fn open(session: &Session) -> Result<Stream, TcpError> {
+    let waypoint = &session.shard.waypoint;
+    let caller = &session.caller;
+    let connection = Connection {
+        source: caller.identity.as_ref(),
+        source_ip: caller.address.ip(),
+        remote_ip: caller.address.ip(),
+        destination: session.target.address(),
+        sni: None,
+    };
+    let policies = waypoint.published.policies();
+    let decision = policies.evaluate_connection(session.target.scope(), &connection);
+    if !decision.is_allowed() {
+        return Err(TcpError::Denied(decision));
+    }
+    let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
+    let mut failed = Vec::new();
+    let mut first = None;
+    loop {
+        match connect(session, &own, &failed).await {
+            Ok(stream) => return Ok(stream),
+            // Nothing of the connection has been sent: another endpoint may be tried, once.
+            Err((UpstreamError::Connect(error), Some(uid))) if failed.is_empty() => {
+                tracing::debug!(workload = %uid, error = chain(&error), "trying another endpoint");
+                failed.push(uid);
+                first = Some(error);
+            }
+            Err((error, _)) => {
+                let error = first.map_or(error, UpstreamError::Connect);
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+async fn connect(
+    session: &Session,
+    own: &Local,
+    failed: &[ArcStr],
+) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
+    let waypoint = &session.shard.waypoint;
+    let route = l7::route_to(waypoint, own, &session.target, failed);
+    let way = match route {
+        Ok(route) => Way::of(route, waypoint.config.ipv6).await,
+        Err(error) => Err(error.into()),
+    };
+    let way = way.map_err(|error| (error, None))?;
+    let forwarded = Forwarded {
+        client: session.caller.address,
+        host: match &session.target {
+            Target::Service { service, .. } => Some(service.hostname.clone()),
+            Target::Pod { .. } => None,
+        },
+    };
+    let connecting = session.shard.upstreams.connect(&way, own, &forwarded);
+    let connected = connecting.await;
+    connected.map_err(|error| (error, way.workload().map(|one| one.uid().clone())))
+}
+
+/// Copies both ways until both directions have ended, or the process ends.
+async fn relay<A, B>(session: &Session, client: A, server: B)
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let waypoint = &session.shard.waypoint;
+    let metrics = waypoint.metrics.traffic().open(&session.traffic_labels());
+    let mut drain = waypoint.lifecycle.drain_watcher();
+    let copied = {
+        let mut client = Metered::new(client, |bytes| metrics.received(bytes));
+        let mut server = Metered::new(server, |bytes| metrics.sent(bytes));
+        tokio::select! {
+            copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
+            () = drain.cut() => Ok((0, 0)),
+        }
+    };
+    let reason = match &copied {
+        Ok(_) => Reason::None,
+        Err(error) => {
+            tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
+            Reason::Connect
+        }
+    };
+    metrics.close(reason);
+}
+
+fn log_failed(session: &Session, error: &TcpError) {
+    let (caller, target) = (session.caller.address, session.target.address());
+    tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
+    let reason = match error {
+        TcpError::Denied(_) => Reason::Deny,
+        TcpError::NoOwn | TcpError::Upstream(_) => Reason::Connect,
+    };
+    let metrics = &session.shard.waypoint.metrics;
+    metrics
+        .traffic()
+        .series(&session.traffic_labels())
+        .fail(reason);
+}

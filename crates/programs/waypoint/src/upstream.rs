@@ -1,0 +1,119 @@
+//! Ways out: connections to endpoints, by tunnel or in plaintext, and the HTTP connections that are kept for
+//! further requests.
+
+mod http_pool;
+mod stream;
+
+use std::net::SocketAddr;
+
+use ambit_codec::Forwarded;
+use ambit_hbone::Pool;
+use ambit_proxy::{
+    Dialer, Local, ResolveError,
+    dial::{ConnectError, tunnel_headers},
+    resolve,
+};
+use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
+
+pub(crate) use http_pool::{Checkout, HttpKey, HttpPool};
+pub(crate) use stream::Stream;
+
+/// The ways out of one waypoint on one worker.
+#[derive(Debug)]
+pub(crate) struct Upstreams {
+    dialer: Dialer,
+    tunnels: Pool,
+    pub(crate) http: HttpPool,
+}
+
+/// An endpoint that cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UpstreamError {
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("destinations in other networks are not supported by this waypoint")]
+    OtherNetwork,
+}
+
+/// A route whose address is known.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// As it is; the workload, if it is one of the mesh's records.
+    Plain(SocketAddr, Option<WorkloadRef>),
+    /// By tunnel, to the endpoint or to a waypoint of its own.
+    Tunnel(Box<HboneRoute>),
+}
+
+impl Way {
+    /// Finds the address of a route.
+    pub(crate) async fn of(route: Route, ipv6: bool) -> Result<Self, UpstreamError> {
+        let route = match route {
+            Route::NeedsDns(pending) => {
+                let ip = resolve(&pending, ipv6).await?;
+                pending.resolve(ip)
+            }
+            known => known,
+        };
+        match route {
+            Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
+            Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),
+            Route::Passthrough { dst, .. } => Ok(Self::Plain(dst, None)),
+            Route::DoubleHbone { .. } | Route::NeedsDns(_) => Err(UpstreamError::OtherNetwork),
+        }
+    }
+
+    /// The endpoint itself: what is to be avoided when it fails, and what is reported.
+    pub(crate) fn endpoint(&self) -> SocketAddr {
+        match self {
+            Self::Plain(address, _) => *address,
+            Self::Tunnel(route) => route.authority.parse().unwrap_or(route.addr),
+        }
+    }
+}
+
+impl Way {
+    /// The workload at the other end: the endpoint, or a waypoint before it.
+    pub(crate) fn workload(&self) -> Option<&WorkloadRef> {
+        match self {
+            Self::Plain(_, workload) => workload.as_ref(),
+            Self::Tunnel(route) => Some(&route.workload),
+        }
+    }
+}
+
+impl Upstreams {
+    /// None are connected.
+    pub(crate) fn new(dialer: &Dialer) -> Self {
+        Self {
+            tunnels: Pool::new(dialer.http2.clone()),
+            dialer: dialer.clone(),
+            http: HttpPool::default(),
+        }
+    }
+
+    /// A new connection for a caller.
+    pub(crate) async fn connect(
+        &self,
+        way: &Way,
+        own: &Local,
+        forwarded: &Forwarded,
+    ) -> Result<Stream, UpstreamError> {
+        match way {
+            Way::Plain(address, _) => {
+                let stream = self.dialer.plain(*address).await?;
+                Ok(Stream::Plain(stream))
+            }
+            Way::Tunnel(route) => {
+                let headers = tunnel_headers(own, forwarded);
+                let ip = own.workload.workload_ips.first().copied();
+                let source = ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+                let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);
+                Ok(Stream::Tunnel(Box::new(tunnel.await?.into_io())))
+            }
+        }
+    }
+}

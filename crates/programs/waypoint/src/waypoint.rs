@@ -1,0 +1,72 @@
+//! What all connections of one waypoint have in common.
+
+use std::sync::Arc;
+
+use ambit_model::{GatewayAddress, NetworkAddress, Workload};
+use ambit_proxy::{
+    Dialer, InFlight, Lifecycle, LocalWorkload,
+    state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
+};
+use ambit_telemetry::{Metrics, http::HttpMetrics};
+use tokio::time::Instant;
+
+use crate::{config::Config, published::Published, upstream::Upstreams};
+
+/// One waypoint.
+#[derive(Debug)]
+pub(crate) struct Waypoint {
+    pub(crate) config: Arc<Config>,
+    /// Workloads and services.
+    pub(crate) state: SharedState,
+    pub(crate) published: Published,
+    /// Its own record.
+    pub(crate) local: LocalWorkload,
+    pub(crate) dialer: Dialer,
+    pub(crate) setups: InFlight,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) http_metrics: HttpMetrics,
+    /// How records name it.
+    pub(crate) address: GatewayAddress,
+}
+
+/// A waypoint on one worker thread.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) waypoint: Arc<Waypoint>,
+    pub(crate) upstreams: Upstreams,
+}
+
+/// The mesh is not known well enough to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotKnown {
+    /// See [`Published::is_known`].
+    #[error("the control plane has not yet sent this waypoint's policies and services")]
+    Published,
+    /// The control plane does not name the waypoint's own pod.
+    #[error("the control plane has not published the waypoint's own pod")]
+    Own,
+}
+
+impl Waypoint {
+    /// Its own workload.
+    pub(crate) async fn own(&self) -> Result<Arc<Workload>, NotKnown> {
+        if !self.published.is_known() {
+            return Err(NotKnown::Published);
+        }
+        let local = self.local.known().await.ok_or(NotKnown::Own)?;
+        Ok(local.workload.clone())
+    }
+
+    /// Asks the control plane what is at an address, unless it is known. What it does not answer in time is
+    /// as unknown as what does not exist.
+    pub(crate) async fn learn(&self, address: &NetworkAddress) {
+        if self.state.table().knows_address(address) {
+            return;
+        }
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        if let Err(error) = self.state.learn(address.to_string(), deadline).await {
+            tracing::warn!(%address, %error, "the control plane does not say what is at an address");
+        }
+    }
+}

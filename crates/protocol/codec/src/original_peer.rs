@@ -1,0 +1,118 @@
+//! The `x-ambit-original-peer` header of a tunnel that a node proxy opens to its pod's own waypoint, for a
+//! connection to the pod that did not come through it: whose connection that is.
+//!
+//! Form: the SPIFFE id that the peer has proved, or `none` if it proved none. Who sends the header must be
+//! checked before it is believed.
+
+use std::fmt;
+
+use ambit_model::Identity;
+
+/// The header's name.
+pub const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
+
+/// A longer header is refused. A SPIFFE id is at most 2048 bytes long.
+const MAX_BYTES: usize = 2048;
+
+const NONE: &str = "none";
+
+/// The identity that the original peer has proved, if any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OriginalPeer(pub Option<Identity>);
+
+/// Why the header is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseOriginalPeerError {
+    /// Longer than 2 KiB.
+    #[error("the x-ambit-original-peer header is too long")]
+    TooLong,
+    /// Neither an identity nor `none`.
+    #[error(
+        "the x-ambit-original-peer header is neither a SPIFFE id of a service account nor `none`"
+    )]
+    NoIdentity,
+}
+
+impl OriginalPeer {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// When it is neither `none` nor an identity in the form in which identities are written.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseOriginalPeerError> {
+        if bytes.len() > MAX_BYTES {
+            return Err(ParseOriginalPeerError::TooLong);
+        }
+        let is_text = bytes.iter().all(u8::is_ascii_graphic);
+        let text = std::str::from_utf8(bytes).ok().filter(|_| is_text);
+        match text.ok_or(ParseOriginalPeerError::NoIdentity)? {
+            NONE => Ok(Self(None)),
+            text => {
+                let identity = text.parse();
+                let identity = identity.map_err(|_| ParseOriginalPeerError::NoIdentity)?;
+                Ok(Self(Some(identity)))
+            }
+        }
+    }
+}
+
+impl fmt::Display for OriginalPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(identity) => identity.fmt(f),
+            None => f.write_str(NONE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn it_is_an_identity_or_none() {
+        let client = Identity::new("cluster.local", "shop", "client");
+        for (peer, text) in [
+            (Some(client), "spiffe://cluster.local/ns/shop/sa/client"),
+            (None, "none"),
+        ] {
+            let peer = OriginalPeer(peer);
+            assert_eq!(peer.to_string(), text);
+            assert_eq!(OriginalPeer::parse(text.as_bytes()), Ok(peer));
+        }
+    }
+
+    #[test]
+    fn other_forms_are_refused() {
+        let long = format!("spiffe://td/ns/a/sa/{}", "b".repeat(MAX_BYTES));
+        let too_long = OriginalPeer::parse(long.as_bytes());
+        assert_eq!(too_long, Err(ParseOriginalPeerError::TooLong));
+        for text in [
+            "",
+            "None",
+            " none",
+            "none,none",
+            "td/ns/a/sa/b",
+            "spiffe://td/ns/a/sa/b c",
+            "spiffe://td/ns/a/sa/b\t",
+            "spiffe://td/ns/a/sa/\u{e4}",
+            "spiffe://td/ns/a/sa/b/c",
+        ] {
+            assert_eq!(
+                OriginalPeer::parse(text.as_bytes()),
+                Err(ParseOriginalPeerError::NoIdentity),
+                "{text:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_taken_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(peer) = OriginalPeer::parse(&bytes) {
+                prop_assert_eq!(peer.to_string().into_bytes(), bytes);
+            }
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::labels;
+use serde_json::Value;
 
 use crate::problem::{Problem, Severity};
 
@@ -20,8 +20,39 @@ pub struct ConditionType {
     pub verdict: fn(&Subject<'_>) -> Option<Verdict>,
     /// Whether it reports problems, so that they need no event of their own.
     pub reports_problems: bool,
-    /// Whether it depends on the waypoint that the namespace names.
-    pub inherits_waypoint: bool,
+    /// Whether it goes by [`Subject::standing`].
+    pub needs_standing: bool,
+}
+
+/// Parts of objects that have conditions of their own: a list in the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartsType {
+    /// The field.
+    pub list: &'static str,
+    /// The field manager that it is written under.
+    pub manager: &'static str,
+    /// Whether parts of other controllers stand in it, too.
+    pub is_shared: bool,
+}
+
+/// What stands on an object because of others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// Of its waypoint.
+    pub verdict: Option<Verdict>,
+    /// Of its parts.
+    pub parts: Vec<Part>,
+}
+
+/// One part and its conditions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// The fields that tell it from others.
+    pub identity: BTreeMap<&'static str, Value>,
+    /// Further fields.
+    pub fields: BTreeMap<&'static str, Value>,
+    /// Its conditions, by type.
+    pub conditions: Vec<(&'static str, Verdict)>,
 }
 
 /// An object that is judged.
@@ -33,10 +64,8 @@ pub struct Subject<'a> {
     pub in_force: bool,
     /// Whether it is attached to other objects, of which waypoints take care.
     pub is_attached: bool,
-    /// The waypoint that it names.
-    pub waypoint: Option<&'a str>,
-    /// The waypoint that its namespace names.
-    pub inherited_waypoint: Option<&'a str>,
+    /// What stands on it because of others.
+    pub standing: Option<&'a Standing>,
 }
 
 /// Whether node proxies enforce a policy.
@@ -45,25 +74,25 @@ pub(crate) const ACCEPTED: ConditionType = ConditionType {
     manager: "istio-ambient-ztunnel-policy",
     verdict: |subject| (!subject.is_attached).then(|| policy(subject)),
     reports_problems: true,
-    inherits_waypoint: false,
+    needs_standing: false,
 };
 
 /// Whether a waypoint enforces a policy.
 pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     name: "WaypointAccepted",
     manager: "istio-ambient-waypoint-policy",
-    verdict: not_bound,
-    reports_problems: false,
-    inherits_waypoint: false,
+    verdict: at_waypoints,
+    reports_problems: true,
+    needs_standing: true,
 };
 
 /// Whether the waypoint of a service is there.
 pub(crate) const BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",
     manager: "istio-ambient-service",
-    verdict: bound,
+    verdict: |subject| subject.standing?.verdict.clone(),
     reports_problems: false,
-    inherits_waypoint: true,
+    needs_standing: true,
 };
 
 /// The same of a workload entry.
@@ -78,7 +107,7 @@ pub(crate) const USED: ConditionType = ConditionType {
     manager: "ambit-entry",
     verdict: used,
     reports_problems: true,
-    inherits_waypoint: false,
+    needs_standing: false,
 };
 
 /// What a condition says.
@@ -94,14 +123,29 @@ pub struct Verdict {
     pub is_trouble: bool,
 }
 
-fn not_bound(subject: &Subject<'_>) -> Option<Verdict> {
-    subject.is_attached.then(|| Verdict {
-        is_true: false,
-        reason: "AncestorNotBound",
-        message: "no target of this policy is bound to a waypoint: the policy has no effect"
-            .to_owned(),
-        is_trouble: true,
-    })
+/// What of an attached policy is in force, and where.
+fn at_waypoints(subject: &Subject<'_>) -> Option<Verdict> {
+    if !subject.is_attached {
+        return None;
+    }
+    let mut problems = subject.problems.iter();
+    if problems.any(|problem| problem.severity == Severity::Error) {
+        return Some(Verdict {
+            is_true: false,
+            reason: "Invalid",
+            message: text(subject.problems),
+            is_trouble: true,
+        });
+    }
+    let mut verdict = subject.standing?.verdict.clone()?;
+    if !subject.problems.is_empty() {
+        if verdict.is_true {
+            verdict.reason = "PartiallyInvalid";
+        }
+        verdict.message = format!("{}; {}", verdict.message, text(subject.problems));
+        verdict.is_trouble = true;
+    }
+    Some(verdict)
 }
 
 /// Of an entry that is used as it is, nothing is said.
@@ -145,27 +189,6 @@ fn policy(subject: &Subject<'_>) -> Verdict {
     }
 }
 
-fn bound(subject: &Subject<'_>) -> Option<Verdict> {
-    let own = subject.waypoint;
-    let name = own
-        .or(subject.inherited_waypoint)
-        .filter(|name| *name != "none")?;
-    let whose = if own.is_some() {
-        ""
-    } else {
-        "its namespace's "
-    };
-    Some(Verdict {
-        is_true: false,
-        reason: "WaypointIsNotReady",
-        message: format!(
-            "{whose}label {}={name}: there is no such waypoint that is ready; traffic goes without one",
-            labels::USE_WAYPOINT
-        ),
-        is_trouble: true,
-    })
-}
-
 /// Problems as one text.
 pub fn text(problems: &[Problem]) -> String {
     let one = |problem: &Problem| match problem.field.as_str() {
@@ -176,16 +199,4 @@ pub fn text(problems: &[Problem]) -> String {
     };
     let all: Vec<_> = problems.iter().map(one).collect();
     all.join("; ").chars().take(LONGEST).collect()
-}
-
-/// The waypoint that labels name, as `name` or `namespace/name`.
-pub fn waypoint(labels: Option<&BTreeMap<String, String>>) -> Option<String> {
-    let labels = labels?;
-    let name = labels
-        .get(labels::USE_WAYPOINT)
-        .filter(|name| !name.is_empty())?;
-    Some(match labels.get(labels::USE_WAYPOINT_NAMESPACE) {
-        Some(namespace) if name != "none" => format!("{namespace}/{name}"),
-        _ => name.clone(),
-    })
 }

@@ -12,6 +12,7 @@ mod marks;
 mod published;
 mod references;
 mod served;
+mod standing;
 mod workloads;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,20 +23,25 @@ use serde_json::Value;
 
 use crate::{
     Delta, MeshConfig, PodDirectory,
+    condition::Standing,
     problem::{FieldError, Note, Problem, Severity},
 };
 use addresses::Addresses;
-pub(crate) use attachment::{Consent, Serves};
+pub use attachment::CONTROLLER;
+pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
 #[cfg(test)]
 pub(crate) use kinds::app_protocol;
-pub use kinds::{AppProtocol, KindVisitor, ServiceRecord, conditions, is_attached, visit_kinds};
+pub use kinds::{
+    AppProtocol, KindVisitor, ServiceRecord, conditions, is_attached, parts, visit_kinds,
+};
 use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
 use references::References;
 use served::Served;
+pub(crate) use standing::names;
 pub(crate) use workloads::{Services, canonical};
 
 /// What records are made from: the unit in which they are marked as stale and rendered anew.
@@ -84,6 +90,10 @@ pub struct Index {
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     served: Served,
+    /// What stands on objects because of others.
+    standings: BTreeMap<ObjectKey, Standing>,
+    /// Objects of which that changed since they were last asked for.
+    standings_changed: BTreeSet<ObjectKey>,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
@@ -114,6 +124,8 @@ impl Index {
             route_backends: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
+            standings: BTreeMap::new(),
+            standings_changed: BTreeSet::new(),
             substitutes: BTreeSet::new(),
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
@@ -326,17 +338,25 @@ impl Index {
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
         // Endpoints first: which waypoints serve a service depends on them.
-        let endpoints = self.stale.extract_if(.., |maker| maker.makes_workloads());
-        for maker in endpoints.collect::<Vec<_>>() {
-            self.publish(&maker, &mut delta);
+        let mut makers: Vec<_> = self
+            .stale
+            .extract_if(.., |maker| maker.makes_workloads())
+            .collect();
+        let endpoints = makers.len();
+        for maker in &makers {
+            self.publish(maker, &mut delta);
         }
         for (uid, workload) in &delta.workloads {
             for host in self.served.update(uid, workload.as_ref()) {
                 self.mark_host(host);
             }
         }
-        for maker in std::mem::take(&mut self.stale) {
-            self.publish(&maker, &mut delta);
+        makers.extend(std::mem::take(&mut self.stale));
+        for maker in makers.iter().skip(endpoints) {
+            self.publish(maker, &mut delta);
+        }
+        for maker in &makers {
+            self.judge(maker);
         }
         delta.sort();
         delta

@@ -188,6 +188,12 @@ impl Follower {
                 reports.send(Report::Problems(key, problems)).ok();
             }
         }
+        for key in self.index.take_changed_standings() {
+            if let Some(reports) = &self.reports {
+                let standing = self.index.standing(&key).cloned().unwrap_or_default();
+                reports.send(Report::Standing(key, standing)).ok();
+            }
+        }
         self.note_problems(&Change::default());
     }
 
@@ -224,7 +230,9 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
             }
             (key, Facts::of(object))
         }
-        ObjectEvent::Refused { key, value, .. } => (key.clone(), Facts::of_unreadable(value)),
+        ObjectEvent::Refused { key, value, .. } => {
+            (key.clone(), Facts::of_unreadable(key.kind, value))
+        }
         ObjectEvent::Deleted(key) => {
             return status::concerns(key.kind).then(|| Report::Gone(key.clone()));
         }
@@ -234,6 +242,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
         problems: index.problems_of(&key),
         is_news: index.has_new_problems(&key),
         in_force: index.is_in_force(&key),
+        standing: index.standing(&key).cloned(),
         key,
     })))
 }

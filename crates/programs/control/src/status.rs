@@ -6,15 +6,20 @@
 //! | object | condition | reasons |
 //! |---|---|---|
 //! | AuthorizationPolicy | `ZtunnelAccepted` | True: `Accepted`, `UnsupportedValue` (a part of it is in force). False: `UnsupportedValue` (nothing is), `Invalid` (nothing is), `Outdated` (something else is: what it said before, or the refusal of everything) |
-//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | False: `AncestorNotBound` |
+//! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (a part of it, or at some of its targets). False: `AncestorNotBound` (its targets have no waypoint), `TargetNotFound`, `Invalid` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
 //! | ServiceEntry, WorkloadEntry that are not used as they are | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
-//! | Service, ServiceEntry, WorkloadEntry that name a waypoint, or whose namespace does | `istio.io/WaypointBound` | False: `WaypointIsNotReady` |
+//! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CrossNamespaceWaypointForbidden` |
+//! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
+//! | HTTPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `NotAllowedByListeners`, `UnsupportedValue` |
+//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind` |
+//! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
 
 pub mod addresses;
 mod book;
+mod parts;
 
-use ambit_derive::{Problem, condition};
+use ambit_derive::{Problem, condition::Standing};
 use ambit_k8s_api::{Kind, Object, ObjectKey, status::conditions};
 use ambit_kube_kit::{apply, events};
 use ambit_rt::DrainWatcher;
@@ -34,6 +39,8 @@ pub enum Report {
     Seen(Box<Seen>),
     /// What is wrong with it changed, because of other objects.
     Problems(ObjectKey, Vec<Problem>),
+    /// What stands on it because of others changed.
+    Standing(ObjectKey, Standing),
     /// It is gone.
     Gone(ObjectKey),
     /// Every object that existed at the start was reported.
@@ -53,6 +60,8 @@ pub struct Seen {
     pub is_news: bool,
     /// Of a policy: whether any of it is in force.
     pub in_force: bool,
+    /// What stands on it because of others; `None` if that is not known yet.
+    pub standing: Option<Standing>,
 }
 
 /// What the writer must know of an object itself.
@@ -64,19 +73,19 @@ pub struct Facts {
     pub uid: String,
     /// Counts changes of what is wished.
     pub generation: Option<i64>,
-    /// The waypoint that it or, of a namespace, everything in it is to use.
-    pub waypoint: Option<String>,
     /// Whether it is attached to other objects, of which waypoints take care.
     pub is_attached: bool,
     /// Its conditions as they stand.
     pub conditions: Vec<Value>,
+    /// Those of its parts.
+    pub parts: Vec<Value>,
     /// The addresses of its hosts: of ServiceEntries.
     pub addresses: addresses::Addresses,
 }
 
 /// Whether objects of a kind are of interest here.
 pub(crate) fn concerns(kind: Kind) -> bool {
-    !ambit_derive::conditions(kind).is_empty() || kind == Kind::Namespace
+    !ambit_derive::conditions(kind).is_empty() || ambit_derive::parts(kind).is_some()
 }
 
 impl Facts {
@@ -87,9 +96,16 @@ impl Facts {
             api_version: object.status().api_version().to_owned(),
             uid: metadata.uid.clone().unwrap_or_default(),
             generation: metadata.generation,
-            waypoint: condition::waypoint(metadata.labels.as_ref()),
             is_attached: ambit_derive::is_attached(object),
             conditions: object.status().conditions(),
+            parts: parts(
+                object.kind(),
+                match object {
+                    Object::Gateway(gateway) => &gateway.status,
+                    Object::HTTPRoute(route) => &route.status,
+                    _ => &Value::Null,
+                },
+            ),
             addresses: match object {
                 Object::ServiceEntry(entry) => addresses::Addresses::of(entry),
                 _ => addresses::Addresses::default(),
@@ -98,7 +114,7 @@ impl Facts {
     }
 
     /// Those of an object that cannot be read.
-    pub fn of_unreadable(value: &Value) -> Self {
+    pub fn of_unreadable(kind: Kind, value: &Value) -> Self {
         let text = |pointer: &str| {
             let value = value.pointer(pointer).and_then(Value::as_str);
             value.unwrap_or_default().to_owned()
@@ -110,9 +126,20 @@ impl Facts {
                 .pointer("/metadata/generation")
                 .and_then(Value::as_i64),
             conditions: value.get("status").map(conditions).unwrap_or_default(),
+            parts: value
+                .get("status")
+                .map(|status| parts(kind, status))
+                .unwrap_or_default(),
             ..Self::default()
         }
     }
+}
+
+/// The parts in a status that have conditions of their own.
+fn parts(kind: Kind, status: &Value) -> Vec<Value> {
+    let list = ambit_derive::parts(kind).map(|of| of.list);
+    let parts = list.and_then(|list| status.get(list)?.as_array());
+    parts.cloned().unwrap_or_default()
 }
 
 /// Begins to write what is reported, whenever this replica leads; ends with the drain.

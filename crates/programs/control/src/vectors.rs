@@ -40,11 +40,6 @@ const RECORDS: &[Difference] = &[
         by_own_labels,
         "as above",
     ),
-    (
-        "vec/wp.vec.svc.cluster.local",
-        without_waypoint,
-        "our control plane does not bind waypoints yet",
-    ),
 ];
 
 /// Conditions that we would write where Istio wrote another or none: object, condition, ours, why.
@@ -79,11 +74,6 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
         "attached",
         "as above",
     ),
-    (
-        "Service vec/wp istio.io/WaypointBound=False WaypointIsNotReady",
-        "no such waypoint",
-        "our control plane does not bind waypoints yet",
-    ),
 ];
 
 /// A record, decoded.
@@ -99,16 +89,6 @@ fn by_own_labels(parts: &mut Parts) {
     // The other endpoint has no labels.
     if workload.hostname.is_empty() {
         workload.canonical_name = "e".to_owned();
-    }
-}
-
-fn without_waypoint(parts: &mut Parts) {
-    match parts {
-        Parts::Address(address) => match &mut address.r#type {
-            Some(workload::address::Type::Service(service)) => service.waypoint = None,
-            other => panic!("{other:?} is no service"),
-        },
-        Parts::Policy(_) => panic!("a policy"),
     }
 }
 
@@ -169,6 +149,8 @@ fn cluster() -> ApiServer {
         "endpointslices",
         "serviceentries",
         "workloadentries",
+        "gatewayclasses",
+        "gateways",
         "authorizationpolicies",
         "peerauthentications",
     ] {
@@ -195,7 +177,6 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
     let (reports, reported) = mpsc::unbounded_channel();
     let mut mesh = mesh::start(
         source,
-        // What Istio does.
         MeshConfig {
             waypoint_attachment: WaypointAttachment::Labels,
             waypoint_missing: WaypointMissing::Allow,

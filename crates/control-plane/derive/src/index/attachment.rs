@@ -23,8 +23,8 @@ type GatewayInput = <Gateway as MeshKind>::Input;
 
 /// The class that is a waypoint's wherever it comes from.
 const WAYPOINT_CLASS: &str = "istio-waypoint";
-/// The controller of further classes.
-const CONTROLLER: &str = "istio.io/mesh-controller";
+/// The controller of waypoints: all Gateways of its classes are waypoints.
+pub const CONTROLLER: &str = "istio.io/mesh-controller";
 
 /// What a waypoint takes care of (`istio.io/waypoint-for`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +98,10 @@ pub(crate) enum Obstacle {
     NotPermitted,
     /// What only its own namespace sees cannot be served in another.
     OtherNamespace,
-    /// The waypoint does not serve such objects.
+    /// The waypoint does not serve such objects, and this one asked for it.
     UnsupportedType,
+    /// The waypoint does not serve such objects: they go without.
+    NotServed,
 }
 
 impl fmt::Display for Obstacle {
@@ -109,7 +111,7 @@ impl fmt::Display for Obstacle {
             Self::NotAWaypoint => "not-a-waypoint",
             Self::NotPermitted => "not-permitted",
             Self::OtherNamespace => "other-namespace",
-            Self::UnsupportedType => "unsupported-type",
+            Self::UnsupportedType | Self::NotServed => "unsupported-type",
         })
     }
 }
@@ -238,10 +240,12 @@ impl Index {
             Ok(gateway) => {
                 let serves = self.declared(gateway).unwrap_or(Serves::Services);
                 if !serves.workloads() {
-                    return None;
+                    Err(Obstacle::NotServed)
+                } else if !self.allows(gateway, namespace) {
+                    Err(Obstacle::NotPermitted)
+                } else {
+                    Ok(serves)
                 }
-                let allows = self.allows(gateway, namespace);
-                allows.then_some(serves).ok_or(Obstacle::NotPermitted)
             }
         };
         Some(Attachment {
@@ -299,7 +303,11 @@ impl Index {
         let outcome = self.waypoint(name).and_then(|gateway| {
             let serves = self.declared(gateway).unwrap_or(Serves::Services);
             if !serves.services() {
-                Err(Obstacle::UnsupportedType)
+                // A label of the namespace is there for all kinds of objects.
+                Err(match origin {
+                    Origin::Own => Obstacle::UnsupportedType,
+                    Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
+                })
             } else if !self.allows(gateway, namespace) {
                 Err(Obstacle::NotPermitted)
             } else if !is_public && name.namespace != *namespace {
@@ -342,11 +350,7 @@ impl Index {
         let GatewayName { namespace, name } = &attachment.gateway;
         let hostname = match attachment.outcome {
             Ok(_) => arcstr::format!("{name}.{namespace}.svc.{}", self.config.cluster_domain),
-            // A label of the namespace is there for all kinds of objects: those that the waypoint is not for
-            // are left alone.
-            Err(Obstacle::UnsupportedType) if attachment.origin == Origin::Namespace => {
-                return None;
-            }
+            Err(Obstacle::NotServed) => return None,
             Err(_) if self.config.waypoint_missing == WaypointMissing::Allow => return None,
             Err(obstacle) => {
                 let mut text = String::new();

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     MeshConfig, PodDirectory, ServiceRecord,
-    condition::ConditionType,
+    condition::{ConditionType, PartsType, Standing},
     index::Index,
     problem::{FieldError, Note},
 };
@@ -114,6 +114,9 @@ pub(crate) trait MeshKind: Followed {
     /// Conditions that this control plane writes on objects of the kind.
     const CONDITIONS: &'static [ConditionType] = &[];
 
+    /// Parts of objects of the kind that have conditions of their own.
+    const PARTS: Option<PartsType> = None;
+
     /// Reads an object. One that cannot be used as it is written is refused as a whole.
     fn read(&self, config: &MeshConfig) -> Result<Read<Self::Input>, FieldError>;
 
@@ -144,6 +147,11 @@ pub(crate) trait MeshKind: Followed {
 
     /// The record that an object makes of a host.
     fn service(_index: &Index, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
+        None
+    }
+
+    /// What stands on an object because of others. `None`: nothing ever does.
+    fn standing(_index: &Index, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
         None
     }
 

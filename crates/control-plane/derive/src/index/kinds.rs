@@ -30,7 +30,10 @@ use super::{
     Index,
     kind::{Claim, Followed, MeshKind, Rendered, field},
 };
-use crate::{PodDirectory, condition::ConditionType};
+use crate::{
+    PodDirectory,
+    condition::{ConditionType, PartsType, Standing},
+};
 
 pub(crate) use peer_authentication::{any_plaintext_refused, static_strict};
 #[cfg(test)]
@@ -49,6 +52,8 @@ pub(crate) trait Stored: MeshKind {
 /// What is done with an object of which only the key is at hand.
 pub(crate) struct Functions {
     pub(crate) conditions: &'static [ConditionType],
+    pub(crate) parts: Option<PartsType>,
+    pub(crate) standing: fn(&Index, &ObjectKey) -> Option<Standing>,
     pub(crate) is_in_force: fn(&Index, &ObjectKey) -> bool,
     pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
     /// Puts the substitute of an object that cannot be read in its place; see [`Index::put_substitute`].
@@ -62,6 +67,8 @@ impl Functions {
     pub(crate) const fn of<K: Stored>() -> Self {
         Self {
             conditions: K::CONDITIONS,
+            parts: K::PARTS,
+            standing: |index, key| K::standing(index, key, index.get::<K>(key)?),
             is_in_force: |index, key| index.get::<K>(key).is_some_and(K::is_in_force),
             remove: |index, key, pods| index.put::<K>(key, None, pods),
             refuse: |index, key, value, pods| {
@@ -124,6 +131,11 @@ macro_rules! table {
         /// The conditions that objects of a kind have.
         pub fn conditions(kind: Kind) -> &'static [ConditionType] {
             functions(kind).conditions
+        }
+
+        /// The parts of objects of a kind that have conditions of their own.
+        pub fn parts(kind: Kind) -> Option<PartsType> {
+            functions(kind).parts
         }
 
         /// Shows every kind to a visitor.

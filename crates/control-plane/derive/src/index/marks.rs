@@ -18,7 +18,8 @@ impl Index {
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
         for object in self.declares.get(&host).into_iter().flatten() {
             let policies = self.policy_targets.of(object).cloned();
-            self.stale.extend(policies.map(Maker::Object));
+            let routes = self.route_parents.of(object).cloned();
+            self.stale.extend(policies.chain(routes).map(Maker::Object));
         }
         self.stale.insert(Maker::Host(host));
     }
@@ -65,7 +66,10 @@ impl Index {
     /// What is attached to a Service or ServiceEntry or leads to it, rather than what it makes itself.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
         let policies = self.policy_targets.of(key).cloned();
-        self.stale.extend(policies.map(Maker::Object));
+        let routes = self.route_parents.of(key).cloned();
+        let others = self.route_backends.of(key).cloned();
+        let all = policies.chain(routes).chain(others);
+        self.stale.extend(all.map(Maker::Object));
         self.mark_routes_to(key);
     }
 

@@ -8,18 +8,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_derive::{
     condition::{self, ConditionType, Subject, Verdict},
-    conditions,
+    conditions, parts,
 };
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_kube_kit::{
     apply::{Part, Wish},
     events::Remark,
 };
-use ambit_model::ArcStr;
-use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::{Report, Seen, addresses::Pool};
+use super::{
+    Report, Seen,
+    addresses::Pool,
+    parts::{self, now, truth},
+};
 
 /// Under which manager addresses are written.
 const ADDRESSES: &str = "ambit-addresses";
@@ -36,8 +39,6 @@ pub(crate) struct Out {
 pub(crate) struct Book {
     leads: bool,
     entries: BTreeMap<ObjectKey, Entry>,
-    /// The waypoints that namespaces name.
-    waypoints: BTreeMap<ArcStr, String>,
     /// Addresses of ServiceEntries.
     pool: Pool,
     /// Whether every object that existed at the start is known.
@@ -51,6 +52,8 @@ struct Entry {
     asked: BTreeMap<&'static str, Option<Verdict>>,
     /// The addresses that were asked to be written and are not seen yet.
     asked_addresses: Option<Value>,
+    /// The parts that were asked to be written and are not seen yet.
+    asked_parts: Option<Vec<Value>>,
 }
 
 impl Book {
@@ -58,19 +61,20 @@ impl Book {
     pub(crate) fn take(&mut self, report: Report) -> Out {
         let mut out = Out::default();
         match report {
-            Report::Seen(seen) if seen.key.kind == Kind::Namespace => {
-                let name = seen.key.name.clone();
-                self.set_waypoint(&name, seen.facts.waypoint, &mut out);
-            }
-            Report::Gone(key) if key.kind == Kind::Namespace => {
-                self.set_waypoint(&key.name, None, &mut out);
-            }
             Report::Seen(seen) => self.see(*seen, &mut out),
             Report::Problems(key, problems) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.seen.problems = problems;
                     if self.leads {
-                        compare(entry, &self.waypoints, &mut out);
+                        compare(entry, &mut out);
+                    }
+                }
+            }
+            Report::Standing(key, standing) => {
+                if let Some(entry) = self.entries.get_mut(&key) {
+                    entry.seen.standing = Some(standing);
+                    if self.leads {
+                        compare(entry, &mut out);
                     }
                 }
             }
@@ -95,9 +99,10 @@ impl Book {
         self.leads = leads;
         for entry in self.entries.values_mut() {
             entry.asked.clear();
+            entry.asked_parts = None;
             entry.asked_addresses = None;
             if leads {
-                compare(entry, &self.waypoints, &mut out);
+                compare(entry, &mut out);
             } else {
                 out.wishes.extend(forget(&entry.seen));
             }
@@ -131,12 +136,12 @@ impl Book {
 
     fn see(&mut self, seen: Seen, out: &mut Out) {
         let key = seen.key.clone();
-        if conditions(key.kind).is_empty() {
+        if !super::concerns(key.kind) {
             self.remark_news(&seen, out);
             return;
         }
         let mut asked = BTreeMap::new();
-        let mut asked_addresses = None;
+        let (mut asked_addresses, mut asked_parts) = (None, None);
         if let Some(old) = self.entries.remove(&key) {
             // Until it shows them, the addresses that it was given stay its own.
             if old.seen.facts.uid == seen.facts.uid
@@ -150,6 +155,7 @@ impl Book {
                 && old.seen.facts.uid == seen.facts.uid
             {
                 asked = old.asked;
+                asked_parts = old.asked_parts;
             }
         }
         if self.leads && !reports_problems(key.kind) {
@@ -164,9 +170,10 @@ impl Book {
             seen,
             asked,
             asked_addresses,
+            asked_parts,
         };
         if self.leads {
-            compare(&mut entry, &self.waypoints, out);
+            compare(&mut entry, out);
         }
         self.entries.insert(key, entry);
         self.give_addresses(affected, out);
@@ -178,22 +185,6 @@ impl Book {
             out.remarks.push(remark(seen, "Unusable", text));
         }
     }
-
-    fn set_waypoint(&mut self, namespace: &ArcStr, waypoint: Option<String>, out: &mut Out) {
-        let old = match waypoint.clone() {
-            Some(name) => self.waypoints.insert(namespace.clone(), name),
-            None => self.waypoints.remove(namespace),
-        };
-        if old == waypoint || !self.leads {
-            return;
-        }
-        let inherits = |kind| conditions(kind).iter().any(|one| one.inherits_waypoint);
-        let inside = self.entries.iter_mut();
-        let inside = inside.filter(|(key, _)| key.namespace == *namespace && inherits(key.kind));
-        for (_, entry) in inside {
-            compare(entry, &self.waypoints, out);
-        }
-    }
 }
 
 /// Whether a condition of this kind reports its problems, so that they need no event of their own.
@@ -203,21 +194,23 @@ fn reports_problems(kind: Kind) -> bool {
 
 /// That nothing of an object is to be written any more.
 fn forget(seen: &Seen) -> impl Iterator<Item = Wish> {
-    let conditions = conditions(seen.key.kind).iter();
-    conditions.map(|one| Wish::Forget(part(seen, one.manager)))
+    let managers = conditions(seen.key.kind).iter().map(|one| one.manager);
+    let managers = managers.chain(parts(seen.key.kind).map(|of| of.manager));
+    managers.map(|manager| Wish::Forget(part(seen, manager)))
 }
 
 /// Asks for what differs.
-fn compare(entry: &mut Entry, waypoints: &BTreeMap<ArcStr, String>, out: &mut Out) {
+fn compare(entry: &mut Entry, out: &mut Out) {
+    compare_parts(entry, out);
     let seen = &entry.seen;
     let subject = Subject {
         problems: &seen.problems,
         in_force: seen.in_force,
         is_attached: seen.facts.is_attached,
-        waypoint: seen.facts.waypoint.as_deref(),
-        inherited_waypoint: waypoints.get(&seen.key.namespace).map(String::as_str),
+        standing: seen.standing.as_ref(),
     };
-    for of in conditions(seen.key.kind) {
+    let known = |of: &&ConditionType| !of.needs_standing || seen.standing.is_some();
+    for of in conditions(seen.key.kind).iter().filter(known) {
         let wanted = (of.verdict)(&subject);
         let there = seen.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
@@ -243,6 +236,28 @@ fn compare(entry: &mut Entry, waypoints: &BTreeMap<ArcStr, String>, out: &mut Ou
     }
 }
 
+/// Asks for parts that differ.
+fn compare_parts(entry: &mut Entry, out: &mut Out) {
+    let seen = &entry.seen;
+    let (Some(of), Some(standing)) = (parts(seen.key.kind), &seen.standing) else {
+        return;
+    };
+    let there = &seen.facts.parts;
+    let wanted = parts::wanted(&of, &standing.parts, there, seen.facts.generation);
+    if parts::says(there, &wanted) {
+        entry.asked_parts = None;
+        return;
+    }
+    let is_asked = entry.asked_parts.as_ref();
+    if is_asked.is_some_and(|asked| parts::says(asked, &wanted)) {
+        return;
+    }
+    let status = json!({of.list: wanted});
+    out.wishes
+        .push(Wish::Status(part(seen, of.manager), status));
+    entry.asked_parts = Some(wanted);
+}
+
 /// Whether a condition says already what it should.
 fn says(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
     let (Some(there), Some(wanted)) = (there, wanted) else {
@@ -257,10 +272,6 @@ fn says(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>
         && text("reason") == wanted.reason
         && text("message") == wanted.message
         && of_generation == generation
-}
-
-fn truth(is_true: bool) -> &'static str {
-    if is_true { "True" } else { "False" }
 }
 
 fn condition(of: &ConditionType, verdict: &Verdict, there: Option<&Value>, seen: &Seen) -> Value {
@@ -290,14 +301,6 @@ fn condition(of: &ConditionType, verdict: &Verdict, there: Option<&Value>, seen:
         fields.insert("observedGeneration".to_owned(), generation);
     }
     condition
-}
-
-/// The API keeps whole seconds.
-fn now() -> String {
-    let seconds = Timestamp::now().as_second();
-    Timestamp::from_second(seconds)
-        .unwrap_or_default()
-        .to_string()
 }
 
 fn part(seen: &Seen, manager: &'static str) -> Part {

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{Objects, peer_authentication};
 use crate::{
     Labels, MeshConfig, PodDirectory,
-    condition::{ACCEPTED, ConditionType, WAYPOINT_ACCEPTED},
+    condition::{ACCEPTED, ConditionType, Standing, WAYPOINT_ACCEPTED},
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
@@ -98,6 +98,15 @@ impl MeshKind for AuthorizationPolicy {
             policies: policy.sent.clone().into_iter().collect(),
             ..Rendered::default()
         }
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Option<Standing> {
+        let attached = policy.attached.as_ref();
+        let verdict = attached.map(|one| one.verdict(index));
+        Some(Standing {
+            verdict,
+            parts: Vec::new(),
+        })
     }
 
     fn is_in_force(policy: &PolicyInput) -> bool {

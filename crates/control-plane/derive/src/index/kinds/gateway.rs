@@ -1,5 +1,7 @@
 //! Gateways: those whose class is one of waypoints are waypoints.
 
+use std::collections::BTreeMap;
+
 use ambit_k8s_api::{
     Gateway, ObjectKey, created,
     gateway::{Listener, RouteNamespaces},
@@ -7,8 +9,11 @@ use ambit_k8s_api::{
 };
 use ambit_model::{ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
 
+use serde_json::json;
+
 use crate::{
     Labels, MeshConfig, PodDirectory,
+    condition::{Part, PartsType, Standing, Verdict},
     index::{
         Consent, Index, Serves,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
@@ -32,10 +37,18 @@ pub(crate) struct GatewayInput {
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
     client_identity_header: bool,
+    /// Names of its listeners, and whether each is the one that waypoints have.
+    listeners: Vec<(String, bool)>,
 }
 
 impl MeshKind for Gateway {
     type Input = GatewayInput;
+
+    const PARTS: Option<PartsType> = Some(PartsType {
+        list: "listeners",
+        manager: "ambit-listeners",
+        is_shared: false,
+    });
 
     fn read(&self, _: &MeshConfig) -> Result<Read<GatewayInput>, FieldError> {
         let metadata = &self.metadata;
@@ -54,8 +67,18 @@ impl MeshKind for Gateway {
             consent: consent(&self.spec.listeners, &mut notes),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
+            listeners: listeners(&self.spec.listeners, &mut notes),
         };
         Ok(Read::of(Some(input), notes))
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
+        let listeners = gateway.listeners.iter();
+        let listeners = listeners.filter(|_| index.is_waypoint(gateway));
+        Some(Standing {
+            verdict: None,
+            parts: listeners.map(judge).collect(),
+        })
     }
 
     fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
@@ -78,6 +101,66 @@ impl MeshKind for Gateway {
             waypoint_gateways: record.into_iter().collect(),
             ..Rendered::default()
         }
+    }
+}
+
+/// The listeners as a waypoint has them: a single one.
+fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
+    let is_single = of.len() == 1;
+    let mut listeners = Vec::new();
+    for (index, one) in of.iter().enumerate() {
+        let ignored = [
+            ("hostname", one.hostname.is_some()),
+            ("tls", one.tls.is_some()),
+        ];
+        let ignored = ignored.into_iter();
+        for (name, _) in ignored.filter(|(_, is_given)| *is_given && is_hbone(one)) {
+            let field = format!("spec.listeners[{index}].{name}");
+            notes.push(Note::new(field, "has no effect on waypoints"));
+        }
+        listeners.push((one.name.clone(), is_single && is_hbone(one)));
+    }
+    listeners
+}
+
+fn is_hbone(listener: &Listener) -> bool {
+    listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
+}
+
+/// What stands on a listener; the words are Istio's.
+fn judge((name, is_good): &(String, bool)) -> Part {
+    let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
+    let verdict = |is_true: bool, is_trouble: bool, reason: &'static str| Verdict {
+        is_true,
+        reason,
+        message: if is_trouble {
+            expected
+        } else {
+            "No errors found"
+        }
+        .to_owned(),
+        is_trouble,
+    };
+    let (accepted, programmed) = if *is_good {
+        (
+            verdict(true, false, "Accepted"),
+            verdict(true, false, "Programmed"),
+        )
+    } else {
+        (
+            verdict(false, true, "UnsupportedProtocol"),
+            verdict(false, true, "Invalid"),
+        )
+    };
+    Part {
+        identity: BTreeMap::from([("name", name.as_str().into())]),
+        fields: BTreeMap::from([("attachedRoutes", json!(0)), ("supportedKinds", json!([]))]),
+        conditions: vec![
+            ("Accepted", accepted),
+            ("Conflicted", verdict(false, false, "NoConflicts")),
+            ("Programmed", programmed),
+            ("ResolvedRefs", verdict(true, false, "ResolvedRefs")),
+        ],
     }
 }
 
@@ -106,10 +189,7 @@ pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError>
 
 /// Who may use the waypoint: what its HBONE listener says of routes.
 fn consent(listeners: &[Listener], notes: &mut Vec<Note>) -> Consent {
-    let found = listeners
-        .iter()
-        .enumerate()
-        .find(|(_, one)| one.protocol == "HBONE" && one.port == i32::from(HBONE_PORT));
+    let found = listeners.iter().enumerate().find(|(_, one)| is_hbone(one));
     let namespaces = found.and_then(|(index, one)| {
         let allowed = one.allowed_routes.as_ref()?;
         Some((index, allowed.namespaces.as_ref()?))

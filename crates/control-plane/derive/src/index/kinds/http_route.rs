@@ -1,6 +1,7 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
 mod rules;
+mod standing;
 
 use ambit_k8s_api::{HTTPRoute, Kind, ObjectKey, ObjectMeta, created, gateway};
 use ambit_model::{GatewayName, HttpRoute, RouteName};
@@ -8,6 +9,7 @@ use serde_json::Value;
 
 use crate::{
     MeshConfig, PodDirectory,
+    condition::{PartsType, Standing},
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, field},
@@ -26,6 +28,8 @@ pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
     /// All its ports if `None`.
     port: Option<u16>,
+    /// As it was written.
+    reference: gateway::ParentReference,
 }
 
 /// A route as the mesh sees it.
@@ -39,6 +43,12 @@ pub(crate) struct RouteInput {
 
 impl MeshKind for HTTPRoute {
     type Input = RouteInput;
+
+    const PARTS: Option<PartsType> = Some(PartsType {
+        list: "parents",
+        manager: "ambit-routes",
+        is_shared: true,
+    });
 
     fn read(&self, _: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
         let mut notes = Vec::new();
@@ -75,6 +85,10 @@ impl MeshKind for HTTPRoute {
         })
     }
 
+    fn standing(index: &Index, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+        Some(standing::of(index, route))
+    }
+
     fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
         let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
             let parents = route.into_iter().flat_map(|route| &route.parents);
@@ -89,6 +103,7 @@ impl MeshKind for HTTPRoute {
             index.mark_hosts_of_object(target);
         }
         let key = change.key;
+        index.mark(key.clone());
         index.route_parents.replace(key, old, new);
         let (old, new) = (backends(change.old), backends(change.new));
         index.route_backends.replace(key, old, new);
@@ -148,6 +163,7 @@ fn parents(
         parents.push(Parent {
             target: ObjectKey::new(kind, namespace, reference.name.as_str()),
             port,
+            reference: reference.clone(),
         });
     }
     Ok(parents)

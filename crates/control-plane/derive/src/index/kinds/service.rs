@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use ambit_k8s_api::{Service, created, labels};
+use ambit_k8s_api::{ObjectKey, Service, created, labels};
 use ambit_model as model;
 use ambit_model::{ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, PortMap};
 use k8s_openapi::{api::core::v1::ServiceSpec, apimachinery::pkg::util::intstr::IntOrString};
@@ -10,7 +10,7 @@ use k8s_openapi::{api::core::v1::ServiceSpec, apimachinery::pkg::util::intstr::I
 use super::{endpoint_slice, namespace, pod::PodInput};
 use crate::{
     Labels, MeshConfig, PodDirectory,
-    condition::{BOUND, ConditionType},
+    condition::{BOUND, ConditionType, Standing},
     index::{
         Binding, Index,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read},
@@ -61,6 +61,13 @@ impl MeshKind for Service {
             created: &service.created,
             is_public: true,
         })
+    }
+
+    fn standing(index: &Index, key: &ObjectKey, service: &ServiceInput) -> Option<Standing> {
+        let attachment = index.waypoint_of_service(key);
+        let host = service.hostname(&index.config.cluster_domain);
+        let serving = index.waypoints_serving(key, &host);
+        Some(index.bound(attachment.as_ref(), &serving))
     }
 
     fn service(index: &Index, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Labels, MeshConfig, PodDirectory,
-    condition::{BOUND, ConditionType, USED},
+    condition::{BOUND, ConditionType, Standing, USED},
     index::{
         Binding, Index,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
@@ -75,6 +75,13 @@ impl MeshKind for ServiceEntry {
             conflicts: conflicts(index, entry),
             ..Rendered::default()
         }
+    }
+
+    fn standing(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Standing> {
+        let attachment = index.waypoint_of_service(key);
+        let hosts = index.hosts_won(entry);
+        let serving = hosts.flat_map(|host| index.waypoints_serving(key, host));
+        Some(index.bound(attachment.as_ref(), &serving.collect()))
     }
 
     fn claim<'a>(entry: &'a ServiceEntryInput, host: &ArcStr) -> Option<Claim<'a>> {
@@ -298,6 +305,11 @@ impl ServiceEntryInput {
             endpoints.filter_map(|endpoint| Binding::of(&endpoint.labels, &self.namespace));
         let all = self.binding.clone().into_iter().chain(endpoints);
         all.filter_map(|binding| binding.gateway().cloned())
+    }
+
+    /// The numbers of its ports.
+    pub(crate) fn port_numbers(&self) -> impl Iterator<Item = u16> {
+        self.ports.iter().map(|port| port.number)
     }
 
     /// Its virtual addresses with the fields they stand in.

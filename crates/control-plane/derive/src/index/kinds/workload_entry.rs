@@ -1,7 +1,10 @@
 //! Workload entries: each is a workload outside Kubernetes; and the endpoints that service entries list, which
 //! are written alike.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ambit_k8s_api::{
     ObjectKey, Service, ServiceEntry, WorkloadEntry, is_dns_name, istio::WorkloadEntrySpec, labels,
@@ -14,9 +17,9 @@ use ipnet::IpNet;
 use super::{Objects, authorization_policy::policies_for};
 use crate::{
     Labels, MeshConfig, PodDirectory,
-    condition::{BOUND_ENTRY, ConditionType, USED},
+    condition::{BOUND_ENTRY, ConditionType, Standing, USED},
     index::{
-        Binding, Index, Services, canonical,
+        Binding, Index, Obstacle, Origin, Services, canonical,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::{FieldError, Note},
@@ -51,6 +54,15 @@ impl MeshKind for WorkloadEntry {
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
         index.mark(key.clone());
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
+        let labels = &entry.endpoint.labels;
+        let attachment = index.waypoint_of_workload(&entry.namespace, labels, None);
+        // What only its namespace asks for, of waypoints that are for services, is no fault.
+        let attachment = attachment
+            .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
+        Some(index.bound(attachment.as_ref(), &BTreeSet::new()))
     }
 
     fn render(index: &Index, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {

@@ -1,6 +1,9 @@
 //! Reports in, writes out; [`Server`] plays the API server and shows what was written.
 
-use ambit_derive::{Problem, Severity};
+use ambit_derive::{
+    Problem, Severity,
+    condition::{Part, Standing},
+};
 
 use super::*;
 use crate::status::Facts;
@@ -35,29 +38,36 @@ fn policy(problems: &[(Severity, &str)], in_force: bool) -> Seen {
         },
         is_news: true,
         in_force,
+        standing: None,
         key,
     }
 }
 
-fn service(waypoint: Option<&str>) -> Seen {
+fn bound(is_true: bool, reason: &'static str) -> Standing {
+    let verdict = Verdict {
+        is_true,
+        reason,
+        message: "m".into(),
+        is_trouble: !is_true,
+    };
+    Standing {
+        verdict: Some(verdict),
+        parts: Vec::new(),
+    }
+}
+
+fn service(standing: Option<Standing>) -> Seen {
     Seen {
         key: key(Kind::Service, "s"),
         facts: Facts {
             api_version: "v1".into(),
-            waypoint: waypoint.map(str::to_owned),
             ..Facts::default()
         },
         problems: Vec::new(),
         is_news: false,
         in_force: false,
+        standing,
     }
-}
-
-fn namespace(waypoint: Option<&str>) -> Report {
-    Report::Seen(Box::new(Seen {
-        key: ObjectKey::new(Kind::Namespace, "", "shop"),
-        ..service(waypoint)
-    }))
 }
 
 impl Server {
@@ -166,6 +176,7 @@ fn the_conditions_of_a_policy_say_what_became_of_it() {
     );
     let mut attached = policy(&[], false);
     attached.facts.is_attached = true;
+    attached.standing = Some(bound(false, "AncestorNotBound"));
     assert_eq!(server.put(attached), 2);
     assert_eq!(
         server.conditions(&of),
@@ -212,23 +223,84 @@ fn a_write_is_not_repeated_before_its_object_shows_it_but_after_somebody_else_wr
 }
 
 #[test]
-fn a_waypoint_that_is_missing_is_reported_and_forgotten() {
+fn what_stands_because_of_others_is_written_when_it_is_known_and_taken_away_when_it_is_nothing() {
     let mut server = Server::leading();
     let of = key(Kind::Service, "s");
-    assert_eq!(server.put(service(None)), 0);
-    assert_eq!(server.put(service(Some("wp"))), 1);
-    let missing = ["istio.io/WaypointBound=False WaypointIsNotReady"];
-    assert_eq!(server.conditions(&of), missing);
-    server.show();
-    assert_eq!(server.put(service(Some("none"))), 1);
+    let missing = "istio.io/WaypointBound=False WaypointIsNotReady";
+    let mut service = service(None);
+    service.facts.conditions = vec![json!({"type": "istio.io/WaypointBound", "status": "True",
+        "reason": "WaypointAccepted", "message": "m"})];
+    assert_eq!(server.put(service), 0, "it is not known yet what is so");
+    let standing = bound(false, "WaypointIsNotReady");
+    assert_eq!(server.report(Report::Standing(of.clone(), standing)), 1);
+    assert_eq!(server.conditions(&of), [missing]);
+    assert_eq!(server.remarks, ["WaypointIsNotReady"]);
+    assert_eq!(
+        server.report(Report::Standing(of.clone(), Standing::default())),
+        1
+    );
     assert!(server.conditions(&of).is_empty());
-    server.show();
-    assert_eq!(server.report(namespace(Some("wp"))), 0, "opted out");
-    assert_eq!(server.put(service(None)), 1);
-    assert_eq!(server.conditions(&of), missing);
-    server.show();
-    assert_eq!(server.report(namespace(None)), 1);
-    assert!(server.conditions(&of).is_empty());
+}
+
+#[test]
+fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
+    let mut book = Book::default();
+    book.lead(true);
+    let verdict = |is_true| Verdict {
+        is_true,
+        reason: "Accepted",
+        message: "m".into(),
+        is_trouble: false,
+    };
+    let part = |is_true| Part {
+        identity: BTreeMap::from([
+            (
+                "parentRef",
+                json!({"name": "cart", "kind": "Service", "group": ""}),
+            ),
+            ("controllerName", ambit_derive::CONTROLLER.into()),
+        ]),
+        fields: BTreeMap::new(),
+        conditions: vec![("Accepted", verdict(is_true))],
+    };
+    let standing = |is_true| Standing {
+        verdict: None,
+        parts: vec![part(is_true)],
+    };
+    let other = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/ingress", "conditions": []});
+    let mut seen = service(Some(standing(true)));
+    seen.key = key(Kind::HTTPRoute, "r");
+    seen.facts.generation = Some(3);
+    seen.facts.parts = vec![other.clone()];
+    let written = |out: Out| -> Vec<Value> {
+        let statuses = out.wishes.into_iter().filter_map(|wish| match wish {
+            Wish::Status(part, status) => {
+                assert_eq!(part.manager, "ambit-routes");
+                Some(status)
+            }
+            Wish::Forget(_) => None,
+        });
+        statuses.collect()
+    };
+    let report = |seen: &Seen| Report::Seen(Box::new(seen.clone()));
+    let first = written(book.take(report(&seen)));
+    let parents = first[0]["parents"].as_array().unwrap();
+    assert_eq!(parents[0], other);
+    assert_eq!(parents[1]["conditions"][0]["observedGeneration"], 3);
+    assert!(
+        written(book.take(report(&seen))).is_empty(),
+        "asked for already"
+    );
+    seen.facts.parts.clone_from(parents);
+    seen.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
+    assert!(written(book.take(report(&seen))).is_empty(), "it stands");
+    let changed = written(book.take(Report::Standing(seen.key.clone(), standing(false))));
+    assert_ne!(
+        changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
+        "2020-01-01T00:00:00Z"
+    );
+    let gone = written(book.take(Report::Standing(seen.key.clone(), Standing::default())));
+    assert_eq!(gone, [json!({"parents": [other]})]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
 //! sent it, with what it concerns there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{
-    AuthorizationPolicy, Kind, ObjectKey, Service, ServiceEntry, gateway,
+    AuthorizationPolicy, Gateway, GatewayClass, Kind, ObjectKey, Service, ServiceEntry, gateway,
     istio::PolicyTargetReference,
 };
 use ambit_model::{ArcStr, GatewayName, HttpPolicy, NamespacedHostname};
@@ -12,7 +12,8 @@ use ambit_model::{ArcStr, GatewayName, HttpPolicy, NamespacedHostname};
 use super::{http, namespace_of};
 use crate::{
     MeshConfig,
-    index::{Index, kinds::gateway as gateways},
+    condition::Verdict,
+    index::{Index, kinds::gateway as gateways, names},
     problem::{FieldError, Note},
 };
 
@@ -82,6 +83,66 @@ impl Attached {
             policy.services.dedup();
         }
         waypoints.into_iter().collect()
+    }
+}
+
+impl Attached {
+    /// At which waypoints it is in force.
+    pub(super) fn verdict(&self, index: &Index) -> Verdict {
+        let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
+        let mut any_found = false;
+        for target in &self.targets {
+            let waypoints = match target.kind {
+                Kind::Gateway | Kind::GatewayClass => waypoints_of(index, target),
+                _ => served(index, target)
+                    .into_iter()
+                    .map(|(gateway, _)| gateway)
+                    .collect(),
+            };
+            let found = exists(index, target);
+            any_found |= found;
+            if waypoints.is_empty() {
+                let why = match (found, target.kind) {
+                    (false, _) => "does not exist",
+                    (true, Kind::Gateway) => "is no waypoint",
+                    (true, Kind::GatewayClass) => "has no waypoints",
+                    (true, _) => "has no waypoint",
+                };
+                unbound.push(format!("{target} {why}"));
+            }
+            bound.extend(waypoints);
+        }
+        let at = names(&bound).map(|names| format!("enforced by {names}"));
+        let (is_true, reason) = match (&at, unbound.is_empty()) {
+            (Some(_), true) => (true, "Accepted"),
+            (Some(_), false) => (true, "PartiallyInvalid"),
+            (None, _) if any_found => (false, "AncestorNotBound"),
+            (None, _) => (false, "TargetNotFound"),
+        };
+        let without = unbound.join(", ");
+        let message = match at {
+            Some(at) if unbound.is_empty() => at,
+            Some(at) => format!("{at}; {without}"),
+            None => format!("{without}: the policy has no effect"),
+        };
+        Verdict {
+            is_true,
+            reason,
+            message,
+            is_trouble: !is_true || !unbound.is_empty(),
+        }
+    }
+}
+
+fn exists(index: &Index, target: &ObjectKey) -> bool {
+    match target.kind {
+        Kind::Gateway => index.get::<Gateway>(target).is_some(),
+        Kind::GatewayClass => {
+            index.get::<GatewayClass>(target).is_some()
+                || !gateways::of_class(index, &target.name).is_empty()
+        }
+        Kind::Service => index.get::<Service>(target).is_some(),
+        _ => index.get::<ServiceEntry>(target).is_some(),
     }
 }
 

@@ -55,6 +55,23 @@ impl RuleInput {
             .filter_map(|backend| backend.target.as_ref().ok())
     }
 
+    /// What in it is not supported.
+    pub(super) fn unsupported(&self) -> Option<&str> {
+        self.unsupported.as_deref()
+    }
+
+    /// Backends that requests cannot go to, with the reason for a condition.
+    pub(super) fn errors(&self, index: &Index) -> Vec<(&'static str, ArcStr)> {
+        let error = |backend: &BackendInput| match &backend.target {
+            Err(why) => Some(("InvalidKind", why.clone())),
+            Ok(target) => {
+                let why = find(index, target, backend.port).err()?;
+                Some(("BackendNotFound", why))
+            }
+        };
+        self.backends.iter().filter_map(error).collect()
+    }
+
     /// With its backends as they are now.
     pub(super) fn resolved(&self, index: &Index) -> HttpRouteRule {
         let backend = |from: &BackendInput| HttpBackend {

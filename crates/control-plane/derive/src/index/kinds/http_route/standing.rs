@@ -1,0 +1,152 @@
+//! What stands on a route for each of its services: whether it is followed, where its requests go, and which
+//! waypoints follow it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentReference};
+use ambit_model::{ArcStr, GatewayName};
+use serde_json::{Map, Value, json};
+
+use super::{Parent, RouteInput};
+use crate::{
+    condition::{Part, Standing, Verdict},
+    index::{CONTROLLER, Index, names},
+};
+
+fn good(reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict {
+        is_true: true,
+        reason,
+        message: message.into(),
+        is_trouble: false,
+    }
+}
+
+fn bad(reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict {
+        is_true: false,
+        is_trouble: true,
+        ..good(reason, message)
+    }
+}
+
+pub(super) fn of(index: &Index, route: &RouteInput) -> Standing {
+    let part = |parent: &Parent| Part {
+        identity: BTreeMap::from([
+            ("parentRef", json(&parent.reference)),
+            ("controllerName", CONTROLLER.into()),
+        ]),
+        fields: BTreeMap::new(),
+        conditions: vec![
+            ("Accepted", accepted(index, route, parent)),
+            ("ResolvedRefs", resolved(index, route)),
+            ("ResolvedWaypoints", at_waypoints(index, route, parent)),
+        ],
+    };
+    Standing {
+        verdict: None,
+        parts: route.parents.iter().map(part).collect(),
+    }
+}
+
+/// A reference as it was written.
+fn json(reference: &ParentReference) -> Value {
+    let mut fields = Map::new();
+    let texts = [
+        ("group", &reference.group),
+        ("kind", &reference.kind),
+        ("namespace", &reference.namespace),
+        ("sectionName", &reference.section_name),
+    ];
+    for (name, value) in texts {
+        if let Some(value) = value {
+            fields.insert(name.to_owned(), value.as_str().into());
+        }
+    }
+    fields.insert("name".to_owned(), reference.name.as_str().into());
+    if let Some(port) = reference.port {
+        fields.insert("port".to_owned(), json!(port));
+    }
+    fields.into()
+}
+
+fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+    let target = &parent.target;
+    let ports: Option<BTreeSet<u16>> = match target.kind {
+        Kind::Service => index.get::<Service>(target).map(|service| {
+            let tcp = service.ports.iter().filter(|port| port.is_tcp);
+            tcp.map(|port| port.port).collect()
+        }),
+        _ => index
+            .get::<ServiceEntry>(target)
+            .map(|entry| entry.port_numbers().collect()),
+    };
+    let Some(ports) = ports else {
+        return bad("NoMatchingParent", format!("there is no {target}"));
+    };
+    if let Some(port) = parent.port.filter(|port| !ports.contains(port)) {
+        return bad("NoMatchingParent", format!("{target} has no port {port}"));
+    }
+    let namespace = &route.name.namespace;
+    let serving = serving(index, target);
+    if *namespace != target.namespace && !serving.iter().any(|one| one.namespace == *namespace) {
+        return bad(
+            "NotAllowedByListeners",
+            "the route is followed in the namespace of its service or of the service's waypoint only",
+        );
+    }
+    let unsupported: Vec<_> = route
+        .rules
+        .iter()
+        .filter_map(super::RuleInput::unsupported)
+        .collect();
+    if unsupported.is_empty() {
+        return good("Accepted", "the route is followed");
+    }
+    let what = unsupported.join("; ");
+    let message = format!("{what}; requests that these rules match are answered with 500");
+    bad("UnsupportedValue", message)
+}
+
+fn resolved(index: &Index, route: &RouteInput) -> Verdict {
+    let errors = route.rules.iter().flat_map(|rule| rule.errors(index));
+    let errors: Vec<(&'static str, ArcStr)> = errors.collect();
+    let Some((reason, _)) = errors.first() else {
+        return good("ResolvedRefs", "every backend is found");
+    };
+    let texts: Vec<_> = errors.iter().map(|(_, text)| text.as_str()).collect();
+    let what = texts.join("; ");
+    let message = format!("{what}; their share of requests is answered with 500");
+    bad(reason, message)
+}
+
+fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+    let target = &parent.target;
+    let of = &route.name.namespace;
+    let mut serving = serving(index, target);
+    serving.retain(|one| *of == target.namespace || *of == one.namespace);
+    match names(&serving) {
+        Some(names) => good("ResolvedWaypoints", format!("followed by {names}")),
+        None => bad(
+            "NoWaypoint",
+            format!("{target} has no waypoint that follows the route: it has no effect"),
+        ),
+    }
+}
+
+/// The waypoints of a service.
+fn serving(index: &Index, target: &ObjectKey) -> BTreeSet<GatewayName> {
+    let of_host = |host: &ArcStr| index.waypoints_serving(target, host);
+    match target.kind {
+        Kind::Service => {
+            let service = index.get::<Service>(target);
+            let host = service.map(|one| one.hostname(&index.config.cluster_domain));
+            host.iter().flat_map(of_host).collect()
+        }
+        _ => {
+            let entry = index.get::<ServiceEntry>(target).into_iter();
+            let hosts = entry.flat_map(|entry| index.hosts_won(entry));
+            hosts.flat_map(of_host).collect()
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What stands on objects because of others: which waypoint they have, or why none.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{ObjectKey, labels};
+use ambit_model::GatewayName;
+
+use super::{
+    Index, Maker,
+    attachment::{Attachment, Obstacle, Origin},
+    kinds::functions,
+};
+use crate::{
+    WaypointMissing,
+    condition::{Standing, Verdict},
+};
+
+impl Index {
+    /// What stands on an object because of others; `None` until it was judged, and of kinds that are not.
+    pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
+        self.standings.get(key)
+    }
+
+    /// Objects of which that changed since the last call.
+    pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.standings_changed)
+    }
+
+    /// Judges the objects that something was made from.
+    pub(super) fn judge(&mut self, maker: &Maker) {
+        let keys: Vec<ObjectKey> = match maker {
+            Maker::Object(key) => vec![key.clone()],
+            Maker::Host(host) => self
+                .declares
+                .get(host)
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect(),
+            Maker::StaticStrict => return,
+        };
+        for key in keys {
+            let Some(standing) = (functions(key.kind).standing)(self, &key) else {
+                self.standings.remove(&key);
+                continue;
+            };
+            if self.standings.get(&key) != Some(&standing) {
+                self.standings.insert(key.clone(), standing);
+                self.standings_changed.insert(key);
+            }
+        }
+    }
+
+    /// Which waypoint a service or workload has.
+    pub(crate) fn bound(
+        &self,
+        attachment: Option<&Attachment>,
+        of_endpoints: &BTreeSet<GatewayName>,
+    ) -> Standing {
+        let verdict = match attachment {
+            Some(attachment) => Some(self.attached(attachment)),
+            None => names(of_endpoints).map(|names| Verdict {
+                is_true: true,
+                reason: "WaypointAccepted",
+                message: format!("each endpoint is reached through its own waypoint: {names}"),
+                is_trouble: false,
+            }),
+        };
+        Standing {
+            verdict,
+            parts: Vec::new(),
+        }
+    }
+
+    fn attached(&self, attachment: &Attachment) -> Verdict {
+        let GatewayName { namespace, name } = &attachment.gateway;
+        let Err(obstacle) = attachment.outcome else {
+            return Verdict {
+                is_true: true,
+                reason: "WaypointAccepted",
+                message: format!("Successfully attached to waypoint {namespace}/{name}"),
+                is_trouble: false,
+            };
+        };
+        let (reason, why) = match obstacle {
+            Obstacle::Missing => ("WaypointIsNotReady", "there is no such Gateway"),
+            Obstacle::NotAWaypoint => (
+                "WaypointIsNotReady",
+                "the Gateway's class is none of waypoints",
+            ),
+            Obstacle::NotPermitted => (
+                "AttachmentDenied",
+                "allowedRoutes of the Gateway's HBONE listener do not allow this namespace",
+            ),
+            Obstacle::OtherNamespace => (
+                "CrossNamespaceWaypointForbidden",
+                "what only its own namespace sees cannot have a waypoint of another",
+            ),
+            Obstacle::UnsupportedType | Obstacle::NotServed => (
+                "UnsupportedTrafficType",
+                "the Gateway's label istio.io/waypoint-for does not include such objects",
+            ),
+        };
+        let consequence = match obstacle {
+            Obstacle::NotServed => "traffic goes without it",
+            _ if self.config.waypoint_missing == WaypointMissing::Allow => {
+                "traffic goes without one"
+            }
+            _ => "connections are refused",
+        };
+        let whose = match attachment.origin {
+            Origin::Namespace => "its namespace's ",
+            Origin::Own | Origin::Gateway => "",
+        };
+        let label = labels::USE_WAYPOINT;
+        Verdict {
+            is_true: false,
+            reason,
+            message: format!("{whose}label {label} names {namespace}/{name}: {why}; {consequence}"),
+            is_trouble: true,
+        }
+    }
+}
+
+/// Some Gateways as text, if there are any.
+pub(crate) fn names<'a>(of: impl IntoIterator<Item = &'a GatewayName>) -> Option<String> {
+    let names: Vec<_> = of.into_iter().map(GatewayName::to_string).collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}

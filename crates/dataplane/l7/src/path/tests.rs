@@ -212,13 +212,13 @@ proptest! {
         }
     }
 
-    /// What is forwarded means to the most lenient application what was sent, as far as slashes may be
-    /// merged before dots are resolved.
+    /// What is forwarded means to the most lenient application what was sent, where dots cannot resolve what only
+    /// such an application takes for segments.
     #[test]
     fn normalization_keeps_the_meaning(target in target()) {
         let Ok(normal) = normalize(&target, Base) else { return Ok(()) };
         let path = target.split('?').next().unwrap_or_default();
-        if path.replace('\\', "/").contains("//") {
+        if path.replace('\\', "/").contains("//") || path.contains("%2F") || path.contains("%5c") {
             return Ok(());
         }
         let lenient = |path: &str| decoded(path).unwrap_or_else(|| path.to_owned());

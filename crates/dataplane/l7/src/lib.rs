@@ -7,4 +7,5 @@
 
 pub mod authz;
 pub mod path;
+pub mod remote;
 pub mod route;

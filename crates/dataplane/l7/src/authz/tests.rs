@@ -1,3 +1,5 @@
+//! What tests of policies are made of.
+
 use ambit_model::{
     HttpAttribute, HttpCondition, HttpOperation, HttpRule, HttpSource, HttpValue, Identity,
     PathPattern, ServiceAccountMatch, StringMatch,

@@ -1,3 +1,5 @@
+//! Targets and their normal forms.
+
 use ambit_model::PathNormalization::{self, *};
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Lines of the access log.
+
 use super::*;
 use crate::http::ResponseFlag;
 

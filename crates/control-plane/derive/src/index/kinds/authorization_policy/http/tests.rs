@@ -1,3 +1,5 @@
+//! Policies as they are written, and what waypoints get.
+
 use ambit_model::ServiceAccountMatch;
 use serde_json::{Value, json};
 

@@ -1,0 +1,83 @@
+//! The address of the original client of a request, behind proxies that are trusted.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ambit_model::canonical_ip;
+use http::{HeaderMap, HeaderValue};
+
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// The remote address (`remoteIpBlocks`, `remote.ip`) of a request that `peer` sent.
+///
+/// `trusted` proxies stand in front of the one that called us, an ingress gateway for instance; each adds the
+/// address of its own peer at the end of `x-forwarded-for`. So the addresses of the trusted ones are the last
+/// there, and the one before them is the client's (Envoy's `xff_num_trusted_hops`). What stands still further
+/// to the left is the client's own invention.
+///
+/// Without trusted proxies, and where the header has too few addresses or something else in that place, it is
+/// the peer's own address: any pod can write that header.
+pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr {
+    if trusted == 0 {
+        return peer;
+    }
+    let lines = headers.get_all(FORWARDED_FOR).iter().rev();
+    // A line that is no text is one entry that is no address.
+    let texts = lines
+        .map(HeaderValue::to_str)
+        .map(Result::unwrap_or_default);
+    let mut entries = texts.flat_map(|line| line.rsplit(','));
+    let client = usize::try_from(trusted).ok().and_then(|n| entries.nth(n));
+    client.and_then(address).unwrap_or(peer)
+}
+
+/// An address, as some write it with a port.
+fn address(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let with_port = || text.parse().map(|address: SocketAddr| address.ip()).ok();
+    text.parse().ok().or_else(with_port).map(canonical_ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remote(lines: &[&[u8]], trusted: u32) -> String {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(FORWARDED_FOR, HeaderValue::from_bytes(line).unwrap());
+        }
+        remote_address("10.0.0.1".parse().unwrap(), &headers, trusted).to_string()
+    }
+
+    #[test]
+    fn the_client_is_before_the_trusted_proxies() {
+        for (lines, trusted, expected) in [
+            (&[&b"1.1.1.1, 2.2.2.2, 3.3.3.3"[..]][..], 1, "2.2.2.2"),
+            (&[b"1.1.1.1, 2.2.2.2, 3.3.3.3"], 2, "1.1.1.1"),
+            (&[b"1.1.1.1", b"2.2.2.2,3.3.3.3"], 1, "2.2.2.2"),
+            (&[b"1.1.1.1", b"2.2.2.2"], 1, "1.1.1.1"),
+            (&[b"1.1.1.1:80 ,2.2.2.2"], 1, "1.1.1.1"),
+            (&[b"[2001:db8::1]:80,2.2.2.2"], 1, "2001:db8::1"),
+            (&[b"2001:db8::1,2.2.2.2"], 1, "2001:db8::1"),
+            (&[b"::ffff:1.1.1.1,2.2.2.2"], 1, "1.1.1.1"),
+        ] {
+            assert_eq!(remote(lines, trusted), expected, "{lines:?} {trusted}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_the_peers() {
+        for (lines, trusted) in [
+            (&[&b"1.1.1.1, 2.2.2.2"[..]][..], 0),
+            (&[b"1.1.1.1, 2.2.2.2"], 2),
+            (&[b"1.1.1.1"], 1),
+            (&[], 1),
+            (&[b"unknown,2.2.2.2"], 1),
+            (&[b",2.2.2.2"], 1),
+            (&[b"1.1.1.1,2.2.2.2\xff", b"3.3.3.3"], 1),
+            (&[b"1.1.1.1"], u32::MAX),
+        ] {
+            assert_eq!(remote(lines, trusted), "10.0.0.1", "{lines:?} {trusted}");
+        }
+    }
+}

@@ -715,6 +715,12 @@ async fn the_roles_are_what_is_used() {
                 "ports": [{"number": 80, "name": "http"}]}),
         ),
         (
+            "/apis/gateway.networking.k8s.io/v1/httproutes",
+            "HTTPRoute",
+            "gateway.networking.k8s.io/v1",
+            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+        ),
+        (
             "/apis/networking.istio.io/v1/workloadentries",
             "WorkloadEntry",
             "networking.istio.io/v1",

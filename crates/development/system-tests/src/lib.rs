@@ -446,6 +446,23 @@ impl Conversation {
         }
     }
 
+    /// Sends bytes as they are, and reads until the other side closes, or has sent `enough`.
+    pub fn raw(&mut self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> std::io::Result<String> {
+        self.0.write_all(bytes)?;
+        let mut answer = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            if enough(&text) {
+                return Ok(text);
+            }
+            match self.0.read(&mut piece)? {
+                0 => return Ok(text),
+                read => answer.extend_from_slice(&piece[..read]),
+            }
+        }
+    }
+
     /// Waits until the other side has closed or reset it. One that stays open but silent fails the test.
     #[track_caller]
     pub fn until_closed(&mut self) {

@@ -377,7 +377,7 @@ fn the_sources_own_waypoint_does_not_matter() {
         .outbound(&source, addr("10.0.0.2:80"), &mut rng())
         .unwrap();
     let Route::Hbone(route) = route else { panic!() };
-    assert!(!route.waypoint.is_some());
+    assert!(route.waypoint.is_none());
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn a_pods_waypoint_takes_what_is_addressed_to_the_pod_but_not_to_its_service() {
         (route.addr, route.authority.as_str()),
         (addr("10.0.0.9:15008"), "[fd00::2]:80")
     );
-    assert!(!hbone(&table, "10.96.0.9:80").waypoint.is_some());
+    assert!(hbone(&table, "10.96.0.9:80").waypoint.is_none());
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl Replica {
         assert_eq!(asked.peer.ip(), server.ip);
         assert_eq!(asked.authority(), SERVER);
         let peer = peer.map(|peer| build::identity("ns", peer).to_string());
-        let peer = peer.unwrap_or("none".to_owned());
+        let peer = peer.unwrap_or_else(|| "none".to_owned());
         assert_eq!(asked.header("x-ambit-original-peer"), Some(&*peer));
         let forwarded = asked.header("forwarded").unwrap();
         assert!(

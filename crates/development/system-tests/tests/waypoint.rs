@@ -1,0 +1,281 @@
+//! A Gateway of class `istio-waypoint`, and what comes of the requests to the pods that it covers.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{Conversation, Mesh, PAIR, until};
+
+const GATEWAY: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+";
+
+const NO_ADMIN: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-admin, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules:
+  - to: [{operation: {paths: [/admin, /admin/*]}}]
+";
+
+const ONLY_CLIENT: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: only-client, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: ALLOW
+  rules:
+  - from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]
+    to: [{operation: {methods: [GET]}}]
+";
+
+const OTHER: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: other, namespace: shop, labels: {app: other}}
+spec:
+  nodeName: node-1
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, other, --text, other-text]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: shop}
+spec:
+  selector: {app: other}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: HTTPRoute
+metadata: {name: server, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: server, port: 80}]
+  rules:
+  - backendRefs: [{name: other, port: 80}]
+";
+
+/// A mesh whose namespace `shop` has a waypoint; and the waypoint's address.
+fn with_waypoint() -> (Mesh, String) {
+    let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}"));
+    let address = mesh.ip("shop/waypoint").to_string();
+    // The clients' proxies, too, know of it.
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    for client in ["shop/client", "legacy/client"] {
+        until_through(&mesh, &address, client, &direct);
+    }
+    until_through(&mesh, &address, "shop/client", "http://server.shop/");
+    (mesh, address)
+}
+
+/// Waits until requests are delivered by the waypoint.
+fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
+    until("requests go through the waypoint", || {
+        let answer = mesh.get(client, url);
+        answer.succeeded() && answer.body.contains(&format!("called by {waypoint}"))
+    });
+}
+
+/// Waits until a request is answered with a status.
+fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
+    until(&format!("{url} is answered with {status}"), || {
+        mesh.get(client, url).body.starts_with(status)
+    });
+}
+
+/// One request as it is written, on a connection of its own; the answer's head and body.
+fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
+    let mut connection: Conversation = mesh.dial("shop/client", address).unwrap();
+    let answer = connection.raw(request.as_bytes(), |_| false);
+    answer.unwrap_or_else(|error| format!("failed: {error}"))
+}
+
+#[test]
+fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
+    let (mesh, waypoint) = with_waypoint();
+    let server = mesh.ip("shop/server");
+    let wire = mesh.watch(&["plain-marker"]);
+    for url in [
+        format!("http://{server}:8080/"),
+        "http://server.shop/".to_owned(),
+    ] {
+        let answer = mesh.get("shop/client", &url);
+        assert!(
+            answer.ok().contains(&format!("called by {waypoint}")),
+            "{answer:?}"
+        );
+    }
+    let client = mesh.ip("shop/client");
+    let captured = [client, server];
+    ambit_system_tests::assert_only_tls(&wire.finish(), &captured);
+    // Who is outside knows nothing of it: the pod's own proxy sends the connection there.
+    let answer = mesh.get("legacy/client", &format!("http://{server}:8080/"));
+    assert!(
+        answer.ok().contains(&format!("called by {waypoint}")),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn what_is_not_http_passes_through_whoever_speaks_first() {
+    let (mesh, _) = with_waypoint();
+    let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let mut echo = mesh.dial("shop/client", server).unwrap();
+    echo.say("binary \u{1} and more").unwrap();
+    echo.say("again").unwrap();
+}
+
+#[test]
+fn the_waypoint_judges_by_path_method_and_caller_and_a_change_holds_at_once() {
+    let (mesh, _) = with_waypoint();
+    let server = format!("http://{}:8080", mesh.ip("shop/server"));
+    mesh.apply("policy", NO_ADMIN);
+    for base in [server.as_str(), "http://server.shop"] {
+        until_status(&mesh, "shop/client", &format!("{base}/admin"), "403");
+        mesh.get("shop/client", &format!("{base}/adminx")).ok();
+    }
+    until_status(&mesh, "legacy/client", &format!("{server}/admin/x"), "403");
+    mesh.apply("policy", ONLY_CLIENT);
+    until_status(&mesh, "legacy/client", &format!("{server}/"), "403");
+    mesh.get("shop/client", &format!("{server}/admin")).ok();
+    let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
+    let post = "POST / HTTP/1.1\r\nHost: server\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    let refused = raw(&mesh, address, post);
+    assert!(
+        refused.starts_with("HTTP/1.1 403") && refused.ends_with("RBAC: access denied"),
+        "{refused}"
+    );
+    mesh.remove("policy");
+    mesh.until_get("legacy/client", &format!("{server}/"), true);
+}
+
+#[test]
+fn no_spelling_of_a_path_gets_past_a_policy() {
+    let (mesh, _) = with_waypoint();
+    mesh.apply("policy", NO_ADMIN);
+    let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
+    until_status(
+        &mesh,
+        "shop/client",
+        &format!("http://{address}/admin"),
+        "403",
+    );
+    let spellings = [
+        "/admin",
+        "/admin/",
+        "/admin/x",
+        "/admin?x",
+        "//admin",
+        "/./admin",
+        "/x/../admin",
+        "/x/%2e%2e/admin",
+        "/%61dmin",
+        "/%61%64min",
+        "/a%64min/x",
+        "/admin/.",
+        "/admin/..;/admin",
+        "/\\admin",
+        "/x\\..\\admin",
+        "/%2Fadmin",
+        "/%5cadmin",
+        "/admin%2f",
+        "/admin%00",
+        "/admin#x",
+        "/admin;x=1",
+        "/;/admin",
+        "/admin/../admin",
+        "/%2e/admin",
+        "/.%2e/admin",
+        "/x/..%2fadmin",
+        "/admin%3f",
+        "/%c0%afadmin",
+        "/admin/%2e%2e/admin",
+        "http://server/admin",
+        "http://server/x/../admin",
+        "/admin\t",
+        "/admin%20",
+    ];
+    for spelling in spellings {
+        let request =
+            format!("GET {spelling} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n");
+        let answer = raw(&mesh, address, &request);
+        let refused = answer.starts_with("HTTP/1.1 403") || answer.starts_with("HTTP/1.1 400");
+        assert!(refused, "{spelling:?} was answered with {answer:?}");
+    }
+    let allowed = raw(
+        &mesh,
+        address,
+        "GET /x HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n",
+    );
+    assert!(allowed.starts_with("HTTP/1.1 200"), "{allowed}");
+}
+
+#[test]
+fn a_route_sends_requests_to_another_service() {
+    let (mesh, _) = with_waypoint();
+    assert!(
+        mesh.get("shop/client", "http://server.shop/")
+            .ok()
+            .contains("plain-marker")
+    );
+    mesh.apply("other", OTHER);
+    until("the route leads to the other service", || {
+        mesh.get("shop/client", "http://server.shop/")
+            .body
+            .contains("other-text")
+    });
+    // Of the service, not of its pods.
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    assert!(
+        mesh.get("shop/client", &direct)
+            .ok()
+            .contains("plain-marker")
+    );
+    mesh.remove("other");
+    until("the service leads to itself again", || {
+        mesh.get("shop/client", "http://server.shop/")
+            .body
+            .contains("plain-marker")
+    });
+}
+
+#[test]
+fn without_its_waypoint_a_pod_is_not_reached_until_the_gateway_is_gone() {
+    let (mesh, waypoint) = with_waypoint();
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    let scaled = GATEWAY.replace(
+        "{name: waypoint, namespace: shop}",
+        "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '0'}}",
+    );
+    mesh.apply("manifests", &format!("{PAIR}\n---{scaled}"));
+    until("the waypoint has gone", || {
+        !mesh.get("shop/client", &direct).succeeded()
+    });
+    for (client, url) in [
+        ("shop/client", direct.as_str()),
+        ("shop/client", "http://server.shop/"),
+        ("legacy/client", direct.as_str()),
+    ] {
+        let answer = mesh.get(client, url);
+        assert!(!answer.succeeded(), "{client} reached {url}: {answer:?}");
+    }
+    mesh.apply("manifests", PAIR);
+    for client in ["shop/client", "legacy/client"] {
+        let answer = mesh.until_get(client, &direct, true);
+        let called_by = format!("called by {}", mesh.ip(client));
+        assert!(
+            answer.body.contains(&called_by),
+            "not by {waypoint}: {answer:?}"
+        );
+    }
+}

@@ -263,7 +263,7 @@ fn matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
 
 /// Whether a record (`namespace/name`) is a converted PeerAuthentication: no object of Kubernetes can have
 /// such a name.
-fn is_peer_authentication(record: &str) -> bool {
+pub(crate) fn is_peer_authentication(record: &str) -> bool {
     let name = record.split_once('/').map_or(record, |(_, name)| name);
     name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
 }

@@ -2,7 +2,9 @@
 
 use ambit_model::{Action, ArcStr, PolicyKey, Scope, Workload};
 
-use crate::{Connection, Decision, PolicySet, matching::matching_rule};
+use crate::{
+    Connection, Decision, PolicySet, evaluate::is_peer_authentication, matching::matching_rule,
+};
 
 /// A decision with everything that led to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +48,31 @@ impl PolicySet {
     /// Decides a connection and reports the outcome of every policy that applies. Slower than
     /// [`Self::evaluate`]: it evaluates all policies.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
+        let decision = self.evaluate(destination, connection);
+        self.explained(destination, connection, decision, |_| true)
+    }
+
+    /// [`Self::explain`] for [`Self::evaluate_peer_authentication`].
+    pub fn explain_peer_authentication(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Explanation {
+        let decision = self.evaluate_peer_authentication(destination, connection);
+        self.explained(destination, connection, decision, is_peer_authentication)
+    }
+
+    fn explained(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+        decision: Decision,
+        counts: impl Fn(&str) -> bool,
+    ) -> Explanation {
         let mut policies: Vec<_> = self
             .applicable(destination)
             .into_iter()
+            .filter(|policy| counts(&policy.name))
             .map(|policy| PolicyVerdict {
                 policy: policy.key(),
                 scope: policy.scope,
@@ -62,11 +86,11 @@ impl PolicySet {
         let missing = destination
             .authorization_policies
             .iter()
-            .filter(|name| self.by_name(name).is_none())
+            .filter(|name| counts(name) && self.by_name(name).is_none())
             .cloned()
             .collect();
         Explanation {
-            decision: self.evaluate(destination, connection),
+            decision,
             policies,
             missing,
         }

@@ -14,6 +14,8 @@ use http::{HeaderMap, HeaderName};
 use rand::{Rng, RngCore};
 use regex::{Regex, RegexBuilder};
 
+use crate::path::canonical_escapes;
+
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
@@ -180,9 +182,10 @@ impl Entry {
         let mut broken = false;
         let path = match &of.path {
             None => Path::Any,
-            Some(HttpPathMatch::Exact(path)) => Path::Exact(path.clone()),
+            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical(path)),
             Some(HttpPathMatch::Prefix(path)) => {
-                Path::Prefix(path.strip_suffix('/').unwrap_or(path).into())
+                let path = canonical(path);
+                Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
             Some(HttpPathMatch::Regex(pattern)) => {
                 regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
@@ -263,6 +266,11 @@ impl Value {
             Self::Any => true,
         }
     }
+}
+
+/// A path of a match in the form that paths of requests have.
+fn canonical(path: &str) -> ArcStr {
+    canonical_escapes(path).as_ref().into()
 }
 
 /// A pattern that matches whole texts; in linear time, whatever the text.

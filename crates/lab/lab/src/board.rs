@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use ambit_netlab::Netns;
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -34,6 +35,7 @@ struct Inner {
     daemons: Vec<DaemonStatus>,
     replace: Vec<(String, Option<String>, mpsc::Sender<Replace>)>,
     problems: Vec<String>,
+    gateways: Vec<Value>,
 }
 
 /// One pod.
@@ -129,8 +131,10 @@ impl Board {
             .map(|(_, _, replace)| replace.clone())
     }
 
-    pub(crate) fn problems(&self, problems: Vec<String>) {
-        self.inner.lock().problems = problems;
+    /// What cannot be used, and the Gateways of waypoints.
+    pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>) {
+        let mut inner = self.inner.lock();
+        (inner.problems, inner.gateways) = (problems, gateways);
     }
 
     pub(crate) fn daemons(&self) -> Vec<DaemonStatus> {
@@ -156,6 +160,7 @@ impl Board {
                 .collect(),
             daemons: inner.daemons.clone(),
             problems: inner.problems.clone(),
+            gateways: inner.gateways.clone(),
         }
     }
 

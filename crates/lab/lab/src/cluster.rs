@@ -18,7 +18,7 @@ use std::{
 use ambit_k8s_api::{Kind, Object, ObjectKey};
 use ambit_manifests::ObjectEvent;
 use ambit_waypoint_objects::{GATEWAY_NAME, Settings};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
 pub(crate) use schedule::NodeInfo;
@@ -142,6 +142,27 @@ impl Cluster {
             .collect()
     }
 
+    /// The Gateways of waypoints, with their status.
+    pub(crate) fn gateways(&self) -> Vec<Value> {
+        let all = self.objects.iter().filter_map(|(key, object)| {
+            let status = match self.waypoints.problems.get(key) {
+                Some(why) => overlay::refused_gateway(key, why),
+                None => self
+                    .waypoints
+                    .gateways
+                    .contains(key)
+                    .then(|| self.gateway(key))?,
+            };
+            let Object::Gateway(gateway) = object else {
+                return None;
+            };
+            let mut value = serde_json::to_value(&**gateway).ok()?;
+            json_patch::merge(&mut value, &json!({"status": status.get("status")}));
+            Some(value)
+        });
+        all.collect()
+    }
+
     /// The objects of the manifests and those made for their Gateways.
     fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
         let made = self.waypoints.made.iter();
@@ -262,6 +283,9 @@ impl Cluster {
         }
         for key in &self.waypoints.gateways {
             wanted.insert(key.clone(), self.gateway(key));
+        }
+        for (key, why) in &self.waypoints.problems {
+            wanted.insert(key.clone(), overlay::refused_gateway(key, why));
         }
         for (key, record) in &self.pods {
             let Record {

@@ -132,6 +132,8 @@ pub struct Status {
     pub daemons: Vec<DaemonStatus>,
     /// Manifests that cannot be used, and why.
     pub problems: Vec<String>,
+    /// The Gateways of waypoints, with what became of them.
+    pub gateways: Vec<serde_json::Value>,
 }
 
 /// One node.

@@ -263,7 +263,7 @@ impl Supervisor {
         let effects = self.cluster.apply(event);
         let mut problems = self.problems.clone();
         problems.extend(self.cluster.problems());
-        self.board.problems(problems);
+        self.board.decided(problems, self.cluster.gateways());
         effects
     }
 

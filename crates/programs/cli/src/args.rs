@@ -18,6 +18,7 @@ use crate::{
     status::StatusArgs,
     tool::Tool,
     version::VersionArgs,
+    waypoint::WaypointCommand,
 };
 
 /// Ambit, an ambient service mesh.
@@ -68,6 +69,9 @@ pub(crate) enum Command {
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Make, list and delete waypoints
+    #[command(subcommand)]
+    Waypoint(WaypointCommand),
     /// Collect diagnostics of a mesh into an archive, without secrets
     BugReport(BugReportArgs),
     /// Show the versions of this command line and of the parts in a cluster

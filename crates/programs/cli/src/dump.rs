@@ -57,7 +57,19 @@ pub(crate) struct WorkloadEntry {
     pub(crate) protocol: String,
     pub(crate) status: String,
     pub(crate) waypoint: Option<Waypoint>,
+    pub(crate) endpoint_waypoint: Option<EndpointWaypoint>,
     pub(crate) authorization_policies: Vec<String>,
+}
+
+/// The waypoint of one endpoint.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointWaypoint {
+    pub(crate) waypoint: Waypoint,
+    /// The identities that it proves.
+    pub(crate) identities: Vec<String>,
+    /// Everything has to come through it.
+    pub(crate) enforce: bool,
 }
 
 /// A service.

@@ -1,4 +1,5 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state.
+//! `ambit policy explain`: which policy decides a connection, and why, from live state. What goes through a
+//! waypoint is followed there: node proxies judge it by PeerAuthentication alone.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
-    dump::{Dump, ServiceEntry},
+    dump::{Dump, ServiceEntry, Waypoint},
     output::{self, Format, table},
     source::Source,
 };
@@ -50,7 +51,10 @@ pub(crate) struct Report {
     pub(crate) destination: SocketAddr,
     /// Whether the server's node proxy enforces policies for it.
     pub(crate) enforced: bool,
-    /// What becomes of it.
+    /// The waypoint that it goes through, whose policies are not judged here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waypoint: Option<String>,
+    /// What becomes of it; as far as node proxies decide, if it goes through a waypoint.
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
@@ -102,8 +106,13 @@ pub(crate) fn explain(
             source_ip,
             destination: SocketAddr::new(ip, port),
         };
-        let explanation = policies.explain(server, &connection);
-        reports.push(report(&client, server, &connection, &explanation));
+        let waypoint = waypoint(dump, to, server, connection.source.as_ref());
+        let explanation = match &waypoint {
+            Some(_) => policies.explain_peer_authentication(server, &connection),
+            None => policies.explain(server, &connection),
+        };
+        let report = report(&client, server, &connection, &explanation);
+        reports.push(Report { waypoint, ..report });
     }
     Ok(reports)
 }
@@ -200,6 +209,30 @@ fn servers<'a>(
     }
 }
 
+/// The waypoint through which what `source` sends to `to` comes to the endpoint `server`: a node proxy sends it
+/// there, if the client has one; else that of the server, if everything has to come through it.
+fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>) -> Option<String> {
+    let mut entries = dump.workloads.known();
+    let entry = entries.find(|entry| entry.uid == server.uid.as_str());
+    let attached = entry.and_then(|entry| entry.endpoint_waypoint.as_ref());
+    if let (Some(attached), Some(source)) = (attached, source)
+        && attached.identities.contains(&source.to_string())
+    {
+        return None;
+    }
+    let bound = match service(dump, to) {
+        Some(service) => service.waypoint.as_ref(),
+        None => entry.and_then(|entry| entry.waypoint.as_ref()),
+    };
+    let by_client = bound
+        .or_else(|| attached.map(|attached| &attached.waypoint))
+        .filter(|_| source.is_some());
+    let enforced = attached.filter(|attached| attached.enforce);
+    by_client
+        .or_else(|| enforced.map(|attached| &attached.waypoint))
+        .map(Waypoint::destination)
+}
+
 fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
     let name = to.strip_prefix("svc/").unwrap_or(to);
     dump.services.known().find(|service| {
@@ -280,6 +313,7 @@ fn report(
         to: full_name(server),
         destination: connection.destination,
         enforced,
+        waypoint: None,
         allowed: decision.allowed || !enforced,
         decided_by: decision
             .decided_by
@@ -332,15 +366,25 @@ pub(crate) fn words(report: &Report) -> String {
         None => format!("{} without an identity (plaintext)", report.from),
     };
     let verdict = if report.allowed { "ALLOWED" } else { "DENIED" };
+    let at = report.waypoint.as_ref().map(|_| " at the node proxy");
     let by = report
         .decided_by
         .as_ref()
         .map(|policy| format!(" by {policy}"))
         .unwrap_or_default();
     let mut text = format!(
-        "{who}\n  -> {} ({})\n{verdict}{by}: {}",
-        report.to, report.destination, report.why
+        "{who}\n  -> {} ({})\n{verdict}{}{by}: {}",
+        report.to,
+        report.destination,
+        at.unwrap_or_default(),
+        report.why
     );
+    if let Some(waypoint) = &report.waypoint {
+        text.push_str(&format!(
+            "\ngoes through the waypoint {waypoint}, whose policies are not judged here; what it delivers is \
+             judged by the server's policies, with the waypoint as client"
+        ));
+    }
     if !report.policies.is_empty() {
         let rows = report.policies.iter().map(|policy| {
             let dry = if policy.dry_run { " (dry run)" } else { "" };

@@ -29,6 +29,7 @@ mod source;
 mod status;
 mod tool;
 mod version;
+mod waypoint;
 
 use std::{path::Path, process::ExitCode};
 
@@ -55,6 +56,7 @@ pub fn main() -> ExitCode {
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args).map(done),
+        Command::Waypoint(command) => waypoint::run(&command).map(done),
         Command::Install(args) => install::install(&args).map(done),
         Command::Upgrade(args) => install::upgrade(&args).map(done),
         Command::Uninstall(args) => install::uninstall(&args).map(done),

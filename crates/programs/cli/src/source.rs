@@ -169,12 +169,7 @@ impl Source {
 
     /// The lab that is meant, if one is.
     fn lab(&self) -> Option<String> {
-        if self.target.kubeconfig.is_some() || self.target.context.is_some() {
-            return None;
-        }
-        let labs = || StateDir::list(&base_directory());
-        let default = || labs().into_iter().find(|name| name == DEFAULT_LAB);
-        self.lab.clone().or_else(default)
+        lab(self.lab.as_deref(), &self.target)
     }
 
     fn part(&self) -> Part {
@@ -187,6 +182,16 @@ impl Source {
             (None, None) => Part::Control,
         }
     }
+}
+
+/// The lab that is meant, if one is: the one that is named, or the default one if it is up and no cluster is named.
+pub(crate) fn lab(named: Option<&str>, target: &Target) -> Option<String> {
+    if target.kubeconfig.is_some() || target.context.is_some() {
+        return None;
+    }
+    let labs = || StateDir::list(&base_directory());
+    let default = || labs().into_iter().find(|name| name == DEFAULT_LAB);
+    named.map(ToOwned::to_owned).or_else(default)
 }
 
 fn node_of(lab: &str, pod: &str) -> Result<String, CliError> {

@@ -110,7 +110,13 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
     /// How waypoints normalize paths before policies and routes see them.
-    #[arg(long, value_enum, default_value_t, env = "AMBIT_PATH_NORMALIZATION")]
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        default_value_t,
+        env = "AMBIT_PATH_NORMALIZATION"
+    )]
     pub path_normalization: Normalization,
     /// How many proxies in front of the mesh add to x-forwarded-for and are trusted.
     #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
@@ -146,8 +152,10 @@ pub enum Normalization {
     #[default]
     Base,
     /// Adjacent slashes are merged, too.
+    #[value(alias = "MERGE_SLASHES")]
     MergeSlashes,
     /// Percent-encoded slashes are decoded first.
+    #[value(alias = "DECODE_AND_MERGE_SLASHES")]
     DecodeAndMergeSlashes,
 }
 

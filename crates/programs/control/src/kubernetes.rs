@@ -12,11 +12,13 @@
 //! | discovery.k8s.io | endpointslices | list, watch |
 //! | networking.istio.io | serviceentries, workloadentries | list, watch |
 //! | security.istio.io | authorizationpolicies, peerauthentications | list, watch |
+//! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
+//! | gateway.networking.k8s.io | gateways/status, httproutes/status | patch |
 //! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete |
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |

@@ -683,7 +683,8 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
 /// What the chart's roles grant the control plane is what it asks for, no more and no less.
 #[tokio::test]
 async fn the_roles_are_what_is_used() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::with_gateways();
+    cluster.gateway("way");
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
     mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
@@ -708,14 +709,20 @@ async fn the_roles_are_what_is_used() {
             json!({"mtls": {"mode": "STRICT"}}),
         ),
         (
-            "/apis/networking.istio.io/v1/serviceentries",
+            ENTRIES,
             "ServiceEntry",
             "networking.istio.io/v1",
             json!({"hosts": ["a.example"], "addresses": ["240.0.0.1"], "resolution": "STATIC",
                 "ports": [{"number": 80, "name": "http"}]}),
         ),
         (
-            "/apis/networking.istio.io/v1/workloadentries",
+            ROUTES,
+            "HTTPRoute",
+            "gateway.networking.k8s.io/v1",
+            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+        ),
+        (
+            WORKLOAD_ENTRIES,
             "WorkloadEntry",
             "networking.istio.io/v1",
             json!({"address": "192.0.2.1"}),
@@ -729,10 +736,29 @@ async fn the_roles_are_what_is_used() {
         );
     }
     review_tokens(&cluster.server);
-    let replica = cluster.replica_with("a", &["--untaint-nodes"]).await;
+    let flags = ["--untaint-nodes", "--waypoints", r#"{"image": "w:1"}"#];
+    let replica = cluster.replica_with("a", &flags).await;
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;
+    for collection in [SERVICES, ENTRIES, WORKLOAD_ENTRIES] {
+        shown(collection, || {
+            let object = cluster.server.get(collection, "shop", "one")?;
+            object["status"]["conditions"].as_array().map(drop)
+        })
+        .await;
+    }
+    shown("the route's parents", || {
+        let route = cluster.server.get(ROUTES, "shop", "one")?;
+        route["status"]["parents"].as_array().map(drop)
+    })
+    .await;
+    shown("the class is accepted", || {
+        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+        class["status"]["conditions"].as_array().map(drop)
+    })
+    .await;
+    shown("the Gateway's conditions", || cluster.programmed("way")).await;
     shown("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
     })
@@ -766,6 +792,8 @@ const ELSEWHERE: [&str; 4] = [
     "patch events.k8s.io/events",
 ];
 
+const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
+const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";

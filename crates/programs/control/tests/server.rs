@@ -878,6 +878,7 @@ impl ambit_xds::Handler for Published {
                 Update::Service(service) => format!("+{}", service.namespaced_hostname()),
                 Update::Policy(policy) => format!("+{}", policy.key()),
                 Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
+                Update::Waypoint(update) => panic!("a node proxy is sent {update:?}"),
             };
             self.0.send(text).unwrap();
         }
@@ -912,6 +913,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
             [],
         )
         .unwrap(),
+        role: ambit_xds::Role::NodeProxy,
         node: first(ADDRESS_TYPE_URL).node.unwrap(),
         on_demand: false,
         not_understood: ambit_xds::NotUnderstoodPolicies::Deny,

@@ -1,5 +1,6 @@
 //! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
 
+mod admission;
 mod body;
 mod exchange;
 mod headers;

@@ -1,9 +1,17 @@
 //! Tunnels to the waypoint: TLS, CONNECT, who calls and for what; then what is inside is served.
 
-use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, server, tls};
+use ambit_l7::remote::remote_address;
 use ambit_model::{AppProtocol, HBONE_PORT, Identity, NetworkAddress, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain};
 use ambit_route::WorkloadRef;
@@ -75,6 +83,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// The address of the original client, behind proxies in front of the mesh that are trusted.
+    pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
+        let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
+        remote_address(self.caller.address.ip(), headers, trusted)
+    }
+
     /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
     fn learn_caller(&self) {
         let waypoint = self.shard.waypoint.clone();

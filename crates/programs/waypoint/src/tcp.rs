@@ -1,6 +1,6 @@
 //! What is not HTTP: judged once, by what is known of the connection, and passed through.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
@@ -92,9 +92,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Judges a connection, and connects it to an endpoint.
-async fn open(session: &Session) -> Result<Stream, TcpError> {
-    let waypoint = &session.shard.waypoint;
+fn judge(session: &Session) -> HttpDecision {
     let caller = &session.caller;
     let connection = Connection {
         source: caller.identity.as_ref(),
@@ -103,11 +101,27 @@ async fn open(session: &Session) -> Result<Stream, TcpError> {
         destination: session.target.address(),
         sni: None,
     };
-    let policies = waypoint.published.policies();
-    let decision = policies.evaluate_connection(session.target.scope(), &connection);
+    let policies = session.shard.waypoint.published.policies();
+    policies.evaluate_connection(session.target.scope(), &connection)
+}
+
+/// Ends when policies, which change, do not allow the connection any more.
+async fn revoked(session: &Session) {
+    let mut changes = session.shard.waypoint.published.watch();
+    while judge(session).is_allowed() {
+        if changes.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Judges a connection, and connects it to an endpoint.
+async fn open(session: &Session) -> Result<Stream, TcpError> {
+    let decision = judge(session);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
+    let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
     let mut failed = Vec::new();
     let mut first = None;
@@ -167,10 +181,15 @@ where
         tokio::select! {
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
+            () = revoked(session) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {
         Ok(_) => Reason::None,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
+            Reason::Deny
+        }
         Err(error) => {
             tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
             Reason::Connect

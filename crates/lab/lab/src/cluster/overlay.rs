@@ -72,9 +72,23 @@ pub(super) fn gateway(key: &ObjectKey, ips: &[IpAddr], ready: bool) -> Value {
         "status": {
             "addresses": addresses,
             "conditions": [
+                {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "a waypoint is made for it"},
                 {"type": "Programmed", "status": status, "reason": reason, "message": message},
             ],
         },
+    })
+}
+
+/// The same of one for which no waypoint can be made.
+pub(super) fn refused_gateway(key: &ObjectKey, why: &str) -> Value {
+    let condition = |name: &str, message: &str| json!({"type": name, "status": "False", "reason": "Invalid", "message": message});
+    json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": meta(key),
+        "status": {"conditions": [
+            condition("Accepted", why),
+            condition("Programmed", "no waypoint is made for it"),
+        ]},
     })
 }
 

@@ -266,7 +266,7 @@ fn a_gateway_makes_a_waypoint_that_runs_behind_a_service() {
     assert!(written(&effects, Kind::Deployment).is_some());
     let programmed = |effects: &[Effect]| {
         let gateway = written(effects, Kind::Gateway)?;
-        let status = gateway["status"]["conditions"][0]["status"].as_str();
+        let status = gateway["status"]["conditions"][1]["status"].as_str();
         Some((status?.to_owned(), gateway["status"]["addresses"].clone()))
     };
     let (status, addresses) = programmed(&effects).unwrap();

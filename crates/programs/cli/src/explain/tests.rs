@@ -115,3 +115,72 @@ fn words_for_people() {
     shop/only-front  ALLOW   WorkloadSelector  rule 1 matches
     ");
 }
+
+/// The dump, with a waypoint of the server's pod.
+fn with_waypoint(enforce: bool) -> Dump {
+    let attached = format!(
+        r#""endpointWaypoint": {{"waypoint": {{"destination": "shop/waypoint.shop.svc.cluster.local"}},
+        "identities": ["spiffe://cluster.local/ns/shop/sa/waypoint"], "enforce": {enforce}, "forServices": true}},"#
+    );
+    let dump = DUMP.replace(
+        r#""name": "web-a-1","#,
+        &format!(r#""name": "web-a-1", {attached}"#),
+    );
+    Dump::parse(dump.as_bytes()).unwrap()
+}
+
+#[test]
+fn what_goes_through_a_waypoint_is_followed_there() {
+    let name = "shop/waypoint.shop.svc.cluster.local";
+    let explained =
+        |dump: &Dump, from: &str, to: &str| explain(dump, from, to, 80, false).unwrap().remove(0);
+    let enforced = with_waypoint(true);
+    for (from, to) in [
+        ("shop/front", "shop/web"),
+        ("shop/front", "10.0.0.2"),
+        ("batch", "web-a-1"),
+    ] {
+        let report = explained(&enforced, from, to);
+        // AuthorizationPolicy, and one that is not known, are for what the waypoint delivers.
+        assert_eq!(
+            (report.allowed, report.waypoint.as_deref()),
+            (true, Some(name)),
+            "{from}"
+        );
+        assert!(report.policies.is_empty() && report.missing.is_empty());
+        let text = words(&report);
+        assert!(text.contains("ALLOWED at the node proxy: "), "{text}");
+        assert!(
+            text.contains(&format!("goes through the waypoint {name}, ")),
+            "{text}"
+        );
+    }
+    let of_waypoint = "spiffe://cluster.local/ns/shop/sa/waypoint";
+    assert_eq!(explained(&enforced, of_waypoint, "10.0.0.2").waypoint, None);
+    // Only clients with a node proxy know of one that is not enforced.
+    let known = with_waypoint(false);
+    assert!(
+        explained(&known, "shop/front", "10.0.0.2")
+            .waypoint
+            .is_some()
+    );
+    assert!(explained(&known, "batch", "10.0.0.2").waypoint.is_none());
+}
+
+#[test]
+fn a_service_s_waypoint_takes_what_captured_clients_send_to_the_service() {
+    let bound =
+        r#""hostname": "web.shop.svc.cluster.local", "waypoint": {"destination": "shop/w"},"#;
+    let dump = DUMP.replace(r#""hostname": "web.shop.svc.cluster.local","#, bound);
+    let dump = Dump::parse(dump.as_bytes()).unwrap();
+    let waypoint = |from: &str, to: &str| {
+        let report = explain(&dump, from, to, 80, false).unwrap().remove(0);
+        report.waypoint
+    };
+    assert_eq!(
+        waypoint("shop/front", "shop/web").as_deref(),
+        Some("shop/w")
+    );
+    assert_eq!(waypoint("shop/front", "10.0.0.2"), None);
+    assert_eq!(waypoint("batch", "shop/web"), None);
+}

@@ -100,3 +100,44 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
     lab.remove("gateway.yaml");
     ready(0);
 }
+
+#[test]
+fn waypoints_are_made_listed_and_deleted_from_the_command_line() {
+    let programs = programs();
+    let lab = Lab::new();
+    lab.write("namespace.yaml", NAMESPACE).write(
+        "gateway.yaml",
+        &gateway("{ambit.io/waypoint-replicas: many}"),
+    );
+    let bin_dir = programs.path().to_str().unwrap();
+    lab.ok(&["up", "MANIFESTS", "--nodes", "1", "--bin-dir", bin_dir]);
+    let waypoint = |args: &[&str]| lab.command_ok(&[&["waypoint"], args].concat());
+    let made = waypoint(&[
+        "apply", "--name", "two", "-n", "test", "--for", "all", "--wait",
+    ]);
+    assert!(made.contains("waypoint test/two is ready"), "{made}");
+    let list = waypoint(&["list", "-A"]);
+    let line = |text: &str, word: &str| -> Vec<String> {
+        let found = text.lines().find(|line| line.contains(word)).unwrap();
+        found.split_whitespace().map(ToOwned::to_owned).collect()
+    };
+    assert_eq!(
+        line(&list, "two"),
+        ["test", "two", "default", "all", "True"]
+    );
+    assert_eq!(
+        line(&list, "way "),
+        ["test", "way", "default", "default", "False"]
+    );
+    let status = waypoint(&["status", "way", "-n", "test"]);
+    assert!(status.contains("is not a number of pods"), "{status}");
+    // What is in a manifest of the user's own is neither changed nor deleted.
+    for args in [&["apply", "--name", "way"][..], &["delete", "way"]] {
+        let args = [&["waypoint"], args, &["-n", "test"]].concat();
+        assert!(!lab.command(&args).status.success(), "{args:?}");
+    }
+    waypoint(&["delete", "two", "-n", "test"]);
+    lab.wait_for("its end", |_| {
+        !waypoint(&["list", "-n", "test"]).contains("two")
+    });
+}

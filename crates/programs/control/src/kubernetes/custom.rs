@@ -15,6 +15,8 @@ use super::{Update, Updates, key, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
 const VERSIONS: &[&str] = &["v1", "v1beta1"];
+/// Annotation of the Gateway API's definitions: the release that they are of.
+const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 /// First and longest pause between looks for a definition; after news of one it is short again,
 /// because the server takes a moment to serve it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -114,6 +116,11 @@ impl Follower {
             })
         };
         let best = VERSIONS.iter().find(is_served);
+        if best.is_some() && best != VERSIONS.first() {
+            let annotations = definition.metadata.annotations.as_ref();
+            let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
+            tracing::warn!(kind = %self.kind, bundle, "the definition of this kind does not serve v1: install a newer one, or fields that it does not know have no effect");
+        }
         Ok(best.map_or(Definition::Unreadable, |version| {
             Definition::Served(version)
         }))

@@ -12,8 +12,13 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
 
+use super::admission::Admission;
+
 /// A body of either direction.
-pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
+
+/// Why a body ends before its end.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A text of our own.
 pub(crate) fn text(text: impl Into<Bytes>) -> Body {
@@ -32,6 +37,7 @@ struct Counted {
     messages: Option<Messages>,
     grpc_status: Option<u32>,
     is_complete: bool,
+    is_broken: bool,
 }
 
 /// Counts the messages of a gRPC stream: each has five bytes before it, of which four are its length.
@@ -70,6 +76,11 @@ impl Count {
     /// Whether it went through to its end.
     pub(crate) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
+    }
+
+    /// Whether its sender broke it off, or did not keep to the protocol.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.lock().is_broken
     }
 
     /// Bytes that are no part of a body that passes through.
@@ -131,20 +142,27 @@ pin_project_lite::pin_project! {
         #[pin]
         inner: Incoming,
         count: Count,
+        admission: Option<Admission>,
         // Dropped with the body.
         _keep: K,
     }
 }
 
 impl<K: Send + 'static> Passing<K> {
-    /// `keep` is dropped when the body has been read, or is given up.
-    pub(crate) fn body(inner: Incoming, count: Count, keep: K) -> Body {
+    /// It goes on as long as policies admit it. `keep` is dropped when it has been read, or is given up.
+    pub(super) fn body(
+        inner: Incoming,
+        count: Count,
+        admission: Option<Admission>,
+        keep: K,
+    ) -> Body {
         if inner.is_end_stream() {
             count.completed();
         }
         let passing = Self {
             inner,
             count,
+            admission,
             _keep: keep,
         };
         passing.boxed_unsync()
@@ -153,12 +171,12 @@ impl<K: Send + 'static> Passing<K> {
 
 impl<K> HttpBody for Passing<K> {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut this = self.project();
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
@@ -170,9 +188,14 @@ impl<K> HttpBody for Passing<K> {
                 }
             }
             None => this.count.completed(),
-            Some(Err(_)) => {}
+            Some(Err(_)) => this.count.0.lock().is_broken = true,
         }
-        Poll::Ready(frame)
+        if let Some(admission) = this.admission
+            && let Err(no_longer) = admission.check()
+        {
+            return Poll::Ready(Some(Err(no_longer.into())));
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ambit_l7::{
-    authz, path,
+    path,
     route::{Choice, RouteRequest},
 };
 use ambit_model::{AppProtocol, ArcStr, NamespacedHostname};
@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 
 use super::{
     Version,
+    admission::Admission,
     body::{self, Body, Passing},
     headers,
     record::Record,
@@ -39,9 +40,9 @@ pub(super) async fn respond(session: Arc<Session>, request: Request<Incoming>) -
     let (parts, body) = response.into_parts();
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming) => {
+        Answer::Passed(incoming, admission) => {
             let sent = record.sent.clone();
-            Passing::body(incoming, sent, record)
+            Passing::body(incoming, sent, Some(admission), record)
         }
     };
     Response::from_parts(parts, body)
@@ -51,8 +52,8 @@ pub(super) async fn respond(session: Arc<Session>, request: Request<Incoming>) -
 pub(super) enum Answer {
     /// Our own.
     Own(Body),
-    /// The application's.
-    Passed(Incoming),
+    /// The application's, as long as policies admit it.
+    Passed(Incoming, Admission),
 }
 
 fn is_grpc<B>(request: &Request<B>) -> bool {
@@ -67,32 +68,38 @@ async fn answer(
 ) -> Result<Response<Answer>, Reply> {
     let form = Form::of(session, &request)?;
     record.formed(&form.host, &form.target);
-    judge(session, &request, &form, record)?;
-    let destination = route(session, &request, &form, record)?;
     let upgrade = upgrade::requested(&mut request);
-    prepare(session, &mut request, &form)?;
+    // What is judged is what is forwarded.
+    strip(&mut request)?;
+    let admission = judge(session, &request, &form, record)?;
+    let destination = route(session, &request, &form, record)?;
     let version = match (&upgrade, destination.app_protocol(session)) {
         (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
         (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
         (None, _) => version_of(request.version()),
     };
+    complete(session, &mut request, &form);
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
-    let body = Passing::body(incoming, record.received.clone(), ());
+    let received = record.received.clone();
+    let body = Passing::body(incoming, received, Some(admission.clone()), ());
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
     let sent = send::send(session, &destination, version, outgoing).await;
     let (mut response, chosen) = sent.map_err(|failure| {
+        if record.received.is_broken() {
+            return Reply::refused("the request's body is not what HTTP allows", "body");
+        }
         record.upstream_failure = Some(failure.details);
         failure.reply
     })?;
     record.reached(chosen);
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return upgrade::switch(session, upgrade, response)
-            .map(|response| response.map(Answer::Own));
+        let switched = upgrade::switch(session, upgrade, admission, response)?;
+        return Ok(switched.map(Answer::Own));
     }
     if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
         let flag = ResponseFlag::UpstreamProtocolError;
@@ -102,7 +109,7 @@ async fn answer(
             flag,
         ));
     }
-    Ok(response.map(Answer::Passed))
+    Ok(response.map(|incoming| Answer::Passed(incoming, admission)))
 }
 
 fn version_of(version: http::Version) -> Version {
@@ -177,32 +184,20 @@ fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
 }
 
 fn judge(
-    session: &Session,
+    session: &Arc<Session>,
     request: &Request<Incoming>,
     form: &Form,
     record: &mut Record,
-) -> Result<(), Reply> {
-    let caller = &session.caller;
-    let facts = authz::Request {
-        connection: authz::Connection {
-            source: caller.identity.as_ref(),
-            source_ip: caller.address.ip(),
-            remote_ip: caller.address.ip(),
-            destination: session.target.address(),
-            sni: None,
-        },
-        method: request.method().as_str(),
-        host: &form.host,
-        path: &form.path,
-        headers: request.headers(),
-    };
-    let policies = session.shard.waypoint.published.policies();
-    let decision = policies.evaluate(session.target.scope(), &facts);
+) -> Result<Admission, Reply> {
+    let (decision, admission) = Admission::of(
+        session,
+        request.method().clone(),
+        form.host.clone(),
+        form.path.clone(),
+        request.headers().clone(),
+    );
     record.judged(&decision);
-    if decision.is_allowed() {
-        return Ok(());
-    }
-    Err(Reply::denied())
+    admission.ok_or_else(Reply::denied)
 }
 
 /// Where a request goes, by the routes of its service.
@@ -257,8 +252,8 @@ fn route(
     }
 }
 
-/// Makes the headers of the request that is sent on.
-fn prepare(session: &Session, request: &mut Request<Incoming>, form: &Form) -> Result<(), Reply> {
+/// Removes the headers that are not sent on.
+fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
     let all = request.headers_mut();
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
@@ -266,6 +261,12 @@ fn prepare(session: &Session, request: &mut Request<Incoming>, form: &Form) -> R
     // The framing is made anew, and the body is read from the client as soon as it is asked for.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
+    Ok(())
+}
+
+/// Adds the headers that are made here.
+fn complete(session: &Session, request: &mut Request<Incoming>, form: &Form) {
+    let all = request.headers_mut();
     all.remove(HOST);
     if let Ok(host) = HeaderValue::from_str(&form.host) {
         all.insert(HOST, host);
@@ -276,7 +277,6 @@ fn prepare(session: &Session, request: &mut Request<Incoming>, form: &Form) -> R
         let client = session.caller.identity.as_ref();
         headers::add_client_identity(all, &waypoint.dialer.identity, client);
     }
-    Ok(())
 }
 
 /// Gives the target the form that the version wants.

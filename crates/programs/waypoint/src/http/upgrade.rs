@@ -12,7 +12,7 @@ use http::{
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 
-use super::{body::Body, exchange, headers, reply::Reply};
+use super::{admission::Admission, body::Body, exchange, headers, reply::Reply};
 use crate::server::Session;
 
 /// An upgrade that a client asks for.
@@ -57,6 +57,7 @@ impl Upgrade {
 pub(super) fn switch(
     session: &Arc<Session>,
     upgrade: Option<Upgrade>,
+    admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
     let refused = || {
@@ -83,6 +84,9 @@ pub(super) fn switch(
                 }
             }
             () = drain.cut() => {}
+            () = admission.revoked() => {
+                tracing::info!(caller = %session.caller.address, "an upgraded connection is closed: a policy denies it now");
+            }
         }
     });
     Ok(response.map(|_| exchange::empty()))

@@ -1,0 +1,297 @@
+//! `ambit waypoint`: the Gateways that are waypoints, of a cluster or of a running lab.
+
+mod gateway;
+mod in_cluster;
+mod in_lab;
+
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use serde_json::Value;
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    install::duration,
+    output::{self, Format, say, table},
+    source,
+};
+use gateway::Seen;
+
+/// See the module.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WaypointCommand {
+    /// Print the manifest of a waypoint
+    Generate(Made),
+    /// Make a waypoint, or change one
+    Apply(ApplyArgs),
+    /// List waypoints
+    List(ListArgs),
+    /// Show the conditions of waypoints
+    Status(StatusArgs),
+    /// Delete waypoints; what is bound to them by label is refused until the label goes
+    Delete(DeleteArgs),
+}
+
+/// Where waypoints are.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Where {
+    /// Namespace
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
+    /// Of this lab; otherwise of the lab called default if it is up, else of the cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    lab: Option<String>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// What a waypoint serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum For {
+    /// Requests to services
+    Service,
+    /// Requests to pods themselves
+    Workload,
+    /// Both
+    All,
+    /// Nothing
+    None,
+}
+
+impl For {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "service",
+            Self::Workload => "workload",
+            Self::All => "all",
+            Self::None => "none",
+        }
+    }
+}
+
+/// A waypoint.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Made {
+    /// Its name
+    #[arg(long, default_value = "waypoint", value_parser = usable_name)]
+    name: String,
+    /// What it serves
+    #[arg(long = "for", value_enum)]
+    serves: Option<For>,
+    /// The revision of the control plane that takes care of it
+    #[arg(short, long)]
+    revision: Option<String>,
+    #[command(flatten)]
+    place: Where,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ApplyArgs {
+    #[command(flatten)]
+    made: Made,
+    /// Label the namespace, so that it uses this waypoint
+    #[arg(long)]
+    enroll_namespace: bool,
+    /// With --enroll-namespace: also if the namespace uses another one
+    #[arg(long, requires = "enroll_namespace")]
+    overwrite: bool,
+    /// Wait until it is programmed
+    #[arg(short, long)]
+    wait: bool,
+    /// How long to wait, such as 90s or 5m
+    #[arg(long, default_value = "90s", value_parser = duration)]
+    waypoint_timeout: Duration,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    place: Where,
+    /// Of all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Only this one
+    name: Option<String>,
+    #[command(flatten)]
+    list: ListArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["names", "all"]))]
+pub(crate) struct DeleteArgs {
+    /// Their names
+    names: Vec<String>,
+    /// All of the namespace
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    place: Where,
+}
+
+/// `none` is what pods and services say that use no waypoint.
+fn usable_name(name: &str) -> Result<String, String> {
+    match name {
+        "none" => Err("a waypoint cannot be called none: that means to use none".to_owned()),
+        name => Ok(name.to_owned()),
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
+    match command {
+        WaypointCommand::Generate(made) => {
+            let manifest = made.manifest();
+            output::print(Format::Yaml, &manifest, String::new)
+        }
+        WaypointCommand::Apply(args) => match args.made.place.lab() {
+            Some(lab) => in_lab::apply(&lab, args),
+            None => wait(in_cluster::apply(args)),
+        },
+        WaypointCommand::List(args) => {
+            let found = args.found()?;
+            output::print(args.output, &found, || list(&found, args.all_namespaces))
+        }
+        WaypointCommand::Status(args) => {
+            let mut found = args.list.found()?;
+            if let Some(name) = &args.name {
+                found.retain(|gateway| gateway.name() == name);
+                if found.is_empty() {
+                    return Err(absent(name, &args.list.place));
+                }
+            }
+            let all = args.list.all_namespaces;
+            output::print(args.list.output, &found, || conditions(&found, all))
+        }
+        WaypointCommand::Delete(args) => delete(args),
+    }
+}
+
+impl Where {
+    /// The lab that is meant, if one is.
+    fn lab(&self) -> Option<String> {
+        source::lab(self.lab.as_deref(), &self.target)
+    }
+
+    /// The waypoints of its namespace, or of all.
+    fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
+        let all = match self.lab() {
+            Some(lab) => in_lab::gateways(&lab)?,
+            None => wait(in_cluster::gateways(&self.target))?,
+        };
+        let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace;
+        let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
+        found.retain(|gateway| gateway.is_waypoint() && here(gateway));
+        found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
+        Ok(found)
+    }
+}
+
+impl ListArgs {
+    fn found(&self) -> Result<Vec<Seen>, CliError> {
+        self.place.found(self.all_namespaces)
+    }
+}
+
+impl Made {
+    fn manifest(&self) -> Value {
+        let serves = self.serves.map(For::as_str);
+        gateway::manifest(
+            &self.place.namespace,
+            &self.name,
+            serves,
+            self.revision.as_deref(),
+        )
+    }
+}
+
+fn list(found: &[Seen], everywhere: bool) -> String {
+    let rows = found.iter().map(|gateway| {
+        let row = [
+            gateway.name(),
+            gateway.revision(),
+            gateway.traffic_type(),
+            gateway.programmed(),
+        ];
+        row_of(gateway, everywhere, &row)
+    });
+    let header = [
+        "NAMESPACE",
+        "NAME",
+        "REVISION",
+        "TRAFFIC TYPE",
+        "PROGRAMMED",
+    ];
+    table(header_of(&header, everywhere), rows)
+}
+
+fn conditions(found: &[Seen], everywhere: bool) -> String {
+    let rows = found.iter().flat_map(|gateway| {
+        gateway
+            .conditions()
+            .map(move |[kind, status, reason, message]| {
+                row_of(
+                    gateway,
+                    everywhere,
+                    &[gateway.name(), status, kind, reason, message],
+                )
+            })
+    });
+    let header = ["NAMESPACE", "NAME", "STATUS", "TYPE", "REASON", "MESSAGE"];
+    table(header_of(&header, everywhere), rows)
+}
+
+/// The namespace is a column only where there are several.
+fn header_of<'a>(header: &'a [&'a str], everywhere: bool) -> &'a [&'a str] {
+    header.get(usize::from(!everywhere)..).unwrap_or_default()
+}
+
+fn row_of(gateway: &Seen, everywhere: bool, row: &[&str]) -> Vec<String> {
+    let namespace = everywhere.then(|| gateway.namespace());
+    let all = namespace.into_iter().chain(row.iter().copied());
+    all.map(ToOwned::to_owned).collect()
+}
+
+fn delete(args: &DeleteArgs) -> Result<(), CliError> {
+    let found = args.place.found(false)?;
+    let names: Vec<_> = match args.all {
+        true => found
+            .iter()
+            .map(|gateway| gateway.name().to_owned())
+            .collect(),
+        false => args.names.clone(),
+    };
+    // All of them are there, or nothing is deleted.
+    for name in &names {
+        if !found.iter().any(|gateway| gateway.name() == name) {
+            return Err(absent(name, &args.place));
+        }
+    }
+    let lab = args.place.lab();
+    for name in &names {
+        match &lab {
+            Some(lab) => in_lab::delete(lab, &args.place.namespace, name)?,
+            None => wait(in_cluster::delete(&args.place, name))?,
+        }
+        say(&format!("waypoint {}/{name} deleted", args.place.namespace))?;
+    }
+    Ok(())
+}
+
+fn absent(name: &str, place: &Where) -> CliError {
+    let what = format!(
+        "there is no waypoint {name} in the namespace {}",
+        place.namespace
+    );
+    CliError::new(ErrorKind::NotFound, what).hint("`ambit waypoint list -A` lists all")
+}
+
+#[cfg(test)]
+mod tests;

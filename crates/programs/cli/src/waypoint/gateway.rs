@@ -1,0 +1,117 @@
+//! A waypoint's Gateway, to write and to show.
+
+use ambit_k8s_api::labels::WAYPOINT_FOR;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// The class of waypoints.
+const CLASS: &str = "istio-waypoint";
+/// The revision of the control plane that takes care of a Gateway.
+const REVISION: &str = "istio.io/rev";
+/// Version of the API.
+pub(super) const API_VERSION: &str = "gateway.networking.k8s.io/v1";
+
+/// The manifest of a waypoint.
+pub(super) fn manifest(
+    namespace: &str,
+    name: &str,
+    serves: Option<&str>,
+    revision: Option<&str>,
+) -> Value {
+    let mut labels = Map::new();
+    for (label, value) in [(WAYPOINT_FOR, serves), (REVISION, revision)] {
+        if let Some(value) = value {
+            labels.insert(label.to_owned(), value.into());
+        }
+    }
+    let mut metadata = json!({"name": name, "namespace": namespace});
+    if let Some(metadata) = metadata.as_object_mut().filter(|_| !labels.is_empty()) {
+        metadata.insert("labels".to_owned(), labels.into());
+    }
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": "Gateway",
+        "metadata": metadata,
+        "spec": {
+            "gatewayClassName": CLASS,
+            "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}],
+        },
+    })
+}
+
+/// A Gateway as it stands.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub(super) struct Seen(Value);
+
+impl Seen {
+    pub(super) fn new(gateway: Value) -> Self {
+        Self(gateway)
+    }
+
+    fn text(&self, pointer: &str) -> &str {
+        self.0
+            .pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.text("/metadata/name")
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        self.text("/metadata/namespace")
+    }
+
+    pub(super) fn is_waypoint(&self) -> bool {
+        self.text("/spec/gatewayClassName") == CLASS
+    }
+
+    pub(super) fn revision(&self) -> &str {
+        or_default(self.text("/metadata/labels/istio.io~1rev"))
+    }
+
+    pub(super) fn traffic_type(&self) -> &str {
+        or_default(self.text("/metadata/labels/istio.io~1waypoint-for"))
+    }
+
+    /// `True` or `False`; `Unknown` while nobody says.
+    pub(super) fn programmed(&self) -> &str {
+        let mut all = self.conditions();
+        let found = all.find(|[kind, ..]| *kind == "Programmed");
+        found.map_or("Unknown", |[_, status, ..]| status)
+    }
+
+    /// Type, status, reason and message of each condition.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = [&str; 4]> {
+        let all = self
+            .0
+            .pointer("/status/conditions")
+            .and_then(Value::as_array);
+        all.into_iter().flatten().map(|one| {
+            ["type", "status", "reason", "message"]
+                .map(|field| one.get(field).and_then(Value::as_str).unwrap_or_default())
+        })
+    }
+
+    /// Whether it is programmed, as it is wished now.
+    pub(super) fn is_programmed(&self) -> bool {
+        let number = |value: Option<&Value>| value.and_then(Value::as_i64);
+        let wished = number(self.0.pointer("/metadata/generation"));
+        let all = self
+            .0
+            .pointer("/status/conditions")
+            .and_then(Value::as_array);
+        all.into_iter().flatten().any(|one| {
+            let is =
+                |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
+            let of = number(one.get("observedGeneration"));
+            is("type", "Programmed") && is("status", "True") && of == wished
+        })
+    }
+}
+
+fn or_default(text: &str) -> &str {
+    if text.is_empty() { "default" } else { text }
+}

@@ -1,0 +1,183 @@
+//! Waypoints of a cluster, through its API server.
+
+use std::time::{Duration, Instant};
+
+use ambit_install::{
+    cluster::{Cluster, ClusterError},
+    object::ObjectRef,
+};
+use ambit_k8s_api::{
+    Namespace,
+    labels::{DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE},
+};
+use serde_json::{Value, json};
+
+use super::{
+    ApplyArgs, Where,
+    gateway::{API_VERSION, Seen},
+};
+use crate::{
+    CliError, ErrorKind,
+    cluster::Target,
+    enrol,
+    install::{failed, progress},
+    output::say,
+};
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long deleting may take.
+const DELETION: Duration = Duration::from_secs(60);
+
+fn refused(error: ClusterError) -> CliError {
+    failed(error.into())
+}
+
+/// All Gateways.
+pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
+    let cluster = target.cluster().await?;
+    let list = cluster.list(API_VERSION, "Gateway", None, None).await;
+    list.map_err(refused)
+}
+
+fn reference(namespace: &str, name: &str) -> ObjectRef {
+    ObjectRef {
+        api_version: API_VERSION.to_owned(),
+        kind: "Gateway".to_owned(),
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    }
+}
+
+/// Applies a waypoint.
+pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
+    let (namespace, name) = (&args.made.place.namespace, &args.made.name);
+    let cluster = args.made.place.target.cluster().await?;
+    let of = enrol::namespace(&cluster, namespace).await?;
+    if args.enroll_namespace {
+        check_free(&of, namespace, name, args.overwrite)?;
+    }
+    if let Some(there) = cluster
+        .get(&reference(namespace, name))
+        .await
+        .map_err(refused)?
+        && !Seen::new(there).is_waypoint()
+    {
+        let what = format!("the Gateway {namespace}/{name} is there and is no waypoint");
+        return Err(CliError::new(ErrorKind::Failed, what).hint("--name gives another name"));
+    }
+    let applied = cluster.apply(&args.made.manifest(), false).await;
+    applied.map_err(|error| {
+        refused(error)
+            .hint("the cluster needs the definitions of the Gateway API: gateway-api.sigs.k8s.io")
+    })?;
+    say(&format!("waypoint {namespace}/{name} applied"))?;
+    if args.enroll_namespace {
+        enroll(&cluster, &of, namespace, name).await?;
+    }
+    if args.wait {
+        programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
+        say(&format!("waypoint {namespace}/{name} is ready"))?;
+    }
+    Ok(())
+}
+
+fn label<'a>(namespace: &'a Namespace, name: &str) -> Option<&'a str> {
+    let labels = namespace.metadata.labels.as_ref()?;
+    labels.get(name).map(String::as_str)
+}
+
+/// An error if a namespace uses another waypoint already.
+fn check_free(
+    of: &Namespace,
+    namespace: &str,
+    name: &str,
+    overwrite: bool,
+) -> Result<(), CliError> {
+    match label(of, USE_WAYPOINT) {
+        Some(other) if other != name && !overwrite => {
+            let what = format!("the namespace {namespace} uses the waypoint {other}");
+            Err(CliError::new(ErrorKind::Failed, what).hint("--overwrite replaces it"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn enroll(
+    cluster: &Cluster,
+    of: &Namespace,
+    namespace: &str,
+    name: &str,
+) -> Result<(), CliError> {
+    let labels = json!({USE_WAYPOINT: name, USE_WAYPOINT_NAMESPACE: null});
+    let object = ObjectRef::of_kind::<Namespace>(None, namespace);
+    let patch = json!({"metadata": {"labels": labels}});
+    cluster.merge(&object, &patch).await.map_err(refused)?;
+    say(&format!("namespace {namespace} uses the waypoint {name}"))?;
+    if label(of, DATAPLANE_MODE) != Some(DATAPLANE_MODE_AMBIENT) {
+        progress(&format!(
+            "warning: the namespace {namespace} is not in the mesh; `ambit enroll {namespace}` enrols it"
+        ));
+    }
+    Ok(())
+}
+
+/// Waits until a waypoint is ready.
+async fn programmed(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    timeout: Duration,
+) -> Result<(), CliError> {
+    let started = Instant::now();
+    loop {
+        let found = cluster.get(&reference(namespace, name)).await;
+        let found = found.map_err(refused)?.map(Seen::new);
+        if found.as_ref().is_some_and(Seen::is_programmed) {
+            return Ok(());
+        }
+        if started.elapsed() >= timeout {
+            let what = format!(
+                "the waypoint {namespace}/{name} is not programmed after {} s",
+                timeout.as_secs()
+            );
+            let error = CliError::new(ErrorKind::Failed, what);
+            return Err(error.hint(format!(
+                "`ambit waypoint status {name} -n {namespace}` says why"
+            )));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Deletes a waypoint and what runs it.
+pub(super) async fn delete(place: &Where, name: &str) -> Result<(), CliError> {
+    let cluster = place.target.cluster().await?;
+    let done = cluster
+        .delete(&reference(&place.namespace, name), DELETION)
+        .await;
+    done.map(drop).map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_keeps_the_waypoint_that_it_uses() {
+        let namespace = |waypoint: Option<&str>| -> Namespace {
+            let labels = waypoint.map(|waypoint| json!({USE_WAYPOINT: waypoint}));
+            serde_json::from_value(json!({"metadata": {"name": "a", "labels": labels}})).unwrap()
+        };
+        for (there, overwrite, free) in [
+            (None, false, true),
+            (Some("way"), false, true),
+            (Some("other"), false, false),
+            (Some("none"), false, false),
+            (Some("other"), true, true),
+        ] {
+            let checked = check_free(&namespace(there), "a", "way", overwrite);
+            assert_eq!(checked.is_ok(), free, "{there:?} {overwrite}");
+        }
+    }
+}

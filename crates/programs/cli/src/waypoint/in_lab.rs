@@ -1,0 +1,94 @@
+//! Waypoints of a lab: a manifest each, in the lab's directory.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use ambit_lab::Client;
+use serde_json::Value;
+
+use super::{ApplyArgs, gateway::Seen};
+use crate::{
+    CliError, ErrorKind,
+    lab::{client_error, find},
+    output::say,
+};
+
+/// All Gateways.
+pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
+    let status = find(lab)?.status().map_err(client_error)?;
+    Ok(status.gateways)
+}
+
+/// The file of a waypoint that was made here.
+fn file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf, CliError> {
+    let status = client.status().map_err(client_error)?;
+    let name = format!("waypoint-{namespace}-{name}.yaml");
+    Ok(PathBuf::from(status.manifests).join(name))
+}
+
+/// Writes the manifest of a waypoint.
+pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
+    let (namespace, name) = (&args.made.place.namespace, &args.made.name);
+    if args.enroll_namespace {
+        let what = "in a lab, namespaces are enrolled in their manifests";
+        let hint = format!("label the Namespace {namespace} with istio.io/use-waypoint: {name}");
+        return Err(CliError::new(ErrorKind::Usage, what).hint(hint));
+    }
+    let client = find(lab)?;
+    let path = file(&client, namespace, name)?;
+    let is_there = gateways(lab)?.into_iter().map(Seen::new);
+    let mut is_there = is_there.filter(|one| one.namespace() == namespace && one.name() == name);
+    if !path.exists() && is_there.next().is_some() {
+        let what = format!("the Gateway {namespace}/{name} is in another manifest of the lab");
+        return Err(CliError::new(ErrorKind::Failed, what).hint("change it there"));
+    }
+    let text = serde_saphyr::to_string(&args.made.manifest());
+    let text = text.map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot write the manifest").because(error.to_string())
+    })?;
+    fs::write(&path, text).map_err(|error| {
+        CliError::new(
+            ErrorKind::Failed,
+            format!("cannot write {}", path.display()),
+        )
+        .because(error)
+    })?;
+    say(&format!("{} written", path.display()))?;
+    if args.wait {
+        programmed(&client, namespace, name, args.waypoint_timeout)?;
+        say(&format!("waypoint {namespace}/{name} is ready"))?;
+    }
+    Ok(())
+}
+
+fn programmed(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    timeout: Duration,
+) -> Result<(), CliError> {
+    let is_ready = |status: &ambit_lab::Status| {
+        let mut all = status.gateways.iter().cloned().map(Seen::new);
+        all.any(|one| one.namespace() == namespace && one.name() == name && one.is_programmed())
+    };
+    match client.wait_until(timeout, is_ready).map_err(client_error)? {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let what = format!(
+                "the waypoint {namespace}/{name} is not ready after {} s",
+                timeout.as_secs()
+            );
+            let hint = "`ambit lab status` and `ambit lab logs` of its pod say why";
+            Err(CliError::new(ErrorKind::Failed, what).hint(hint))
+        }
+    }
+}
+
+/// Removes the manifest of a waypoint.
+pub(super) fn delete(lab: &str, namespace: &str, name: &str) -> Result<(), CliError> {
+    let path = file(&find(lab)?, namespace, name)?;
+    fs::remove_file(&path).map_err(|error| {
+        let what = format!("cannot remove {}", path.display());
+        let error = CliError::new(ErrorKind::Failed, what).because(error);
+        error.hint("a Gateway that is in another manifest is removed there")
+    })
+}

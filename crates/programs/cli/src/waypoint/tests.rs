@@ -1,0 +1,55 @@
+//! What waypoints look like.
+
+use serde_json::json;
+
+use super::*;
+
+fn seen(name: &str, labels: Value, status: Value) -> Seen {
+    Seen::new(json!({
+        "metadata": {"name": name, "namespace": "shop", "labels": labels, "generation": 2},
+        "spec": {"gatewayClassName": "istio-waypoint"}, "status": status,
+    }))
+}
+
+fn two() -> [Seen; 2] {
+    let programmed = json!({"conditions": [
+        {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "made", "observedGeneration": 2},
+        {"type": "Programmed", "status": "True", "reason": "Programmed", "message": "ready", "observedGeneration": 2},
+    ]});
+    let labels = json!({"istio.io/rev": "canary", "istio.io/waypoint-for": "all"});
+    [
+        seen("a", labels, programmed),
+        seen("b", json!({}), Value::Null),
+    ]
+}
+
+#[test]
+fn lists_have_the_columns_that_istios_have() {
+    insta::assert_snapshot!(format!(
+        "{}\n\n{}\n\n{}",
+        list(&two(), true),
+        list(&two(), false),
+        conditions(&two(), true)
+    ));
+}
+
+#[test]
+fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
+    let [mut a, b] = two();
+    assert!(a.is_programmed() && !b.is_programmed());
+    let programmed =
+        json!({"conditions": [{"type": "Programmed", "status": "True", "observedGeneration": 1}]});
+    a = seen("a", json!({}), programmed);
+    assert!(!a.is_programmed());
+}
+
+#[test]
+fn a_manifest_says_what_was_asked_for() {
+    let plain = gateway::manifest("shop", "waypoint", None, None);
+    assert_eq!(plain["metadata"].get("labels"), None);
+    assert_eq!(plain["spec"]["listeners"][0]["port"], 15008);
+    let labelled = gateway::manifest("shop", "way", Some("all"), Some("canary"));
+    let labels = json!({"istio.io/waypoint-for": "all", "istio.io/rev": "canary"});
+    assert_eq!(labelled["metadata"]["labels"], labels);
+    assert!(usable_name("none").is_err());
+}

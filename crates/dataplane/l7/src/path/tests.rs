@@ -218,7 +218,8 @@ proptest! {
     fn normalization_keeps_the_meaning(target in target()) {
         let Ok(normal) = normalize(&target, Base) else { return Ok(()) };
         let path = target.split('?').next().unwrap_or_default();
-        if path.replace('\\', "/").contains("//") || path.contains("%2F") || path.contains("%5c") {
+        let lenient_only = ["//", ";", "%3b", "%2F", "%5c"];
+        if lenient_only.iter().any(|text| path.replace('\\', "/").contains(text)) {
             return Ok(());
         }
         let lenient = |path: &str| decoded(path).unwrap_or_else(|| path.to_owned());

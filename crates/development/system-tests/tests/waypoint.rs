@@ -201,8 +201,6 @@ fn no_spelling_of_a_path_gets_past_a_policy() {
         "/admin/%2e%2e/admin",
         "http://server/admin",
         "http://server/x/../admin",
-        "/admin\t",
-        "/admin%20",
     ];
     for spelling in spellings {
         let request =
@@ -300,7 +298,15 @@ fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
 #[test]
 fn requests_that_others_read_differently_are_refused() {
     let (mesh, _) = with_waypoint();
+    // With a policy that looks at paths, whatever comes is HTTP or nothing.
+    mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
+    until_status(
+        &mesh,
+        "shop/client",
+        &format!("http://{address}/admin"),
+        "403",
+    );
     let post = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n";
     let get = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n";
     let many: String = (0..200).map(|index| format!("x{index}: 1\r\n")).collect();

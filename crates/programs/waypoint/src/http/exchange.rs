@@ -71,6 +71,9 @@ async fn answer(
     let upgrade = upgrade::requested(&mut request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
+    if let Some(upgrade) = &upgrade {
+        upgrade.ask(request.headers_mut());
+    }
     let admission = judge(session, &request, &form, record)?;
     let destination = route(session, &request, &form, record)?;
     let version = match (&upgrade, destination.app_protocol(session)) {
@@ -79,9 +82,6 @@ async fn answer(
         (None, _) => version_of(request.version()),
     };
     complete(session, &mut request, &form);
-    if let Some(upgrade) = &upgrade {
-        upgrade.ask(request.headers_mut());
-    }
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();

@@ -402,6 +402,11 @@ fn requests_that_others_read_differently_are_refused() {
             "G(T / HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(),
             "400",
         ),
+        (
+            "a tunnel",
+            "CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\nConnection: close\r\n\r\n".to_owned(),
+            "405",
+        ),
         ("many headers", format!("{get}{many}\r\n"), "431"),
         (
             "a long header",

@@ -23,15 +23,19 @@ use super::{
     record::Record,
     reply::Reply,
     send::{self, Destination},
-    upgrade,
+    upgrade::{self, Leftover},
 };
 use crate::{server::Session, target::Target};
 
 /// Answers a request.
-pub(super) async fn respond(session: Arc<Session>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn respond(
+    session: Arc<Session>,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
+    let mut leftover = Leftover::of(&mut request);
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
-    let answered = Box::pin(answer(&session, request, &mut record)).await;
+    let answered = Box::pin(answer(&session, request, &mut leftover, &mut record)).await;
     let response = answered.unwrap_or_else(|reply| {
         record.replied(&reply);
         reply.into_response(is_grpc).map(Answer::Own)
@@ -64,11 +68,12 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
+    leftover: &mut Leftover,
     record: &mut Record,
 ) -> Result<Response<Answer>, Reply> {
     let form = Form::of(session, &request)?;
     record.formed(&form.host, &form.target);
-    let upgrade = upgrade::requested(&mut request);
+    let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
     if let Some(upgrade) = &upgrade {
@@ -98,7 +103,7 @@ async fn answer(
     })?;
     record.reached(chosen);
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let switched = upgrade::switch(session, upgrade, admission, response)?;
+        let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
         return Ok(switched.map(Answer::Own));
     }
     if headers::remove_hop_by_hop(response.headers_mut()).is_err() {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use ambit_telemetry::http::ResponseFlag;
 use http::{
-    HeaderMap, HeaderValue, Request, Response, StatusCode, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
     header::{CONNECTION, UPGRADE},
 };
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt as _;
 
 use super::{admission::Admission, body::Body, exchange, headers, reply::Reply};
 use crate::server::Session;
@@ -19,11 +20,36 @@ use crate::server::Session;
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
-    client: OnUpgrade,
+}
+
+/// A client's connection, to be had when it is done with HTTP: of a request that asks for something else.
+#[derive(Debug)]
+pub(super) struct Leftover(Option<OnUpgrade>);
+
+impl Leftover {
+    /// Of a request, as it came.
+    pub(super) fn of(request: &mut Request<Incoming>) -> Self {
+        let asks = request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
+        Self(asks.then(|| hyper::upgrade::on(request)))
+    }
+}
+
+impl Drop for Leftover {
+    /// What was not switched is closed in order: the server only drops it, and so cuts off the answer.
+    fn drop(&mut self) {
+        let Some(connection) = self.0.take() else {
+            return;
+        };
+        ambit_rt::spawn("declined upgrade", async move {
+            if let Ok(connection) = connection.await {
+                let _closed = TokioIo::new(connection).shutdown().await;
+            }
+        });
+    }
 }
 
 /// The upgrade that a request asks for, if it is one that is passed on. Before headers of one hop are removed.
-pub(super) fn requested(request: &mut Request<Incoming>) -> Option<Upgrade> {
+pub(super) fn requested(request: &Request<Incoming>) -> Option<Upgrade> {
     let headers = request.headers();
     let asks = headers
         .get_all(CONNECTION)
@@ -39,10 +65,7 @@ pub(super) fn requested(request: &mut Request<Incoming>) -> Option<Upgrade> {
     if !asks || !is_one || is_http || request.version() != Version::HTTP_11 {
         return None;
     }
-    Some(Upgrade {
-        protocol,
-        client: hyper::upgrade::on(request),
-    })
+    Some(Upgrade { protocol })
 }
 
 impl Upgrade {
@@ -57,6 +80,7 @@ impl Upgrade {
 pub(super) fn switch(
     session: &Arc<Session>,
     upgrade: Option<Upgrade>,
+    leftover: &mut Leftover,
     admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
@@ -65,13 +89,14 @@ pub(super) fn switch(
         Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
     };
     let upgrade = upgrade.ok_or_else(refused)?;
+    let client = leftover.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| refused())?;
     upgrade.ask(all);
     let session = session.clone();
     ambit_rt::spawn("upgraded connection", async move {
-        let (client, server) = match tokio::try_join!(upgrade.client, server) {
+        let (client, server) = match tokio::try_join!(client, server) {
             Ok(both) => both,
             Err(error) => return tracing::debug!(%error, "an upgrade came to nothing"),
         };

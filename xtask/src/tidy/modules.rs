@@ -18,7 +18,7 @@ use super::{
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-authz", 4),
-    ("ambit-cli", 6),
+    ("ambit-cli", 2),
     ("ambit-cluster", 3),
     ("ambit-cni", 4),
     ("ambit-control", 7),

@@ -321,7 +321,7 @@ impl Cluster {
                 && !record.terminating
                 && record.observed.is_ready()
         });
-        overlay::gateway(key, ips, ready)
+        overlay::gateway(key, &self.waypoints.host(key), ips, ready)
     }
 
     fn view_services(&mut self, effects: &mut Vec<Effect>) {

@@ -22,7 +22,7 @@ use crate::{
     CliError, ErrorKind,
     access_log::AccessLine,
     dump::Dump,
-    explain, lab,
+    explain, lab, labs,
     output::{say, table},
     source::Source,
 };
@@ -154,7 +154,7 @@ pub(crate) fn run(
             "\nThe lab stays up: ambit lab --name {name} status"
         ))?;
     } else {
-        client.down().map_err(lab::client_error)?;
+        client.down().map_err(labs::client_error)?;
     }
     match shown? {
         0 => {
@@ -269,7 +269,7 @@ impl Demo {
         let waited = self
             .client
             .wait_until(READY, enough)
-            .map_err(lab::client_error)?;
+            .map_err(labs::client_error)?;
         waited.map_err(|status| {
             let pods: Vec<_> = status
                 .pods
@@ -304,7 +304,7 @@ impl Demo {
         let capture = self
             .client
             .capture(vec![MARKER.into()])
-            .map_err(lab::client_error)?;
+            .map_err(labs::client_error)?;
         let mut rows = Vec::new();
         let mut faults = Vec::new();
         for call in calls {
@@ -343,7 +343,7 @@ impl Demo {
         let output = self
             .client
             .output(&name, &command)
-            .map_err(lab::client_error)?;
+            .map_err(labs::client_error)?;
         let line = match call.path {
             Way::Outside => None,
             Way::Hbone | Way::Plaintext => self.access_line(client, call, before)?,
@@ -417,7 +417,7 @@ impl Demo {
                 name: "proxy".into(),
                 node: Some(node.to_owned()),
             };
-            let text = self.client.log_text(source).map_err(lab::client_error)?;
+            let text = self.client.log_text(source).map_err(labs::client_error)?;
             *lines = text.lines().filter_map(AccessLine::parse).collect();
         }
         Ok(lines)

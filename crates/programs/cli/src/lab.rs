@@ -9,12 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::{Client, ClientError, LogSource, Options, PodStatus, Status, base_directory};
+use ambit_lab::{Client, LogSource, Options, PodStatus, Status, base_directory};
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
     dump::{Dump, WorkloadEntry, or},
+    labs::{client_error, find},
     output::{self, Format, say, table},
     source::Source,
 };
@@ -72,24 +73,6 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The lab of that name.
-pub(crate) fn find(name: &str) -> Result<Client, CliError> {
-    Client::find(&base_directory(), name).map_err(client_error)
-}
-
-pub(crate) fn client_error(error: ClientError) -> CliError {
-    let kind = match &error {
-        ClientError::State(_) => ErrorKind::NotFound,
-        ClientError::Refused(_) => ErrorKind::Failed,
-        ClientError::Io(_) => ErrorKind::Unreachable,
-    };
-    let text = error.to_string();
-    match std::error::Error::source(&error) {
-        Some(source) => CliError::new(kind, text).because(source.to_string()),
-        None => CliError::new(kind, text),
-    }
 }
 
 fn up(name: &str, args: UpArgs) -> Result<(), CliError> {

@@ -20,6 +20,7 @@ mod http;
 mod inspect;
 mod install;
 mod lab;
+mod labs;
 mod membership;
 mod output;
 mod pod;

@@ -1,11 +1,13 @@
 //! `ambit pod`: whether a pod is in the mesh, and exactly why, from everybody who has a say: the
 //! labels, the node's agent, the node's proxy.
 
+mod waypoint;
+
 use ambit_install::{
     object::{name, namespace_of},
     rollout::node_of,
 };
-use ambit_k8s_api::Pod;
+use ambit_k8s_api::{Gateway, Pod};
 use clap::Args;
 use serde::Serialize;
 
@@ -15,11 +17,13 @@ use crate::{
     cluster::{Target, wait},
     dump::{Dump, PodEntry, or},
     enrol,
+    install::failed,
     membership::{Captured, Wanted, captured},
     output::{self, Format},
     reach::{self, AGENT, PROXY, best},
     status,
 };
+use waypoint::Binding;
 
 /// See the module.
 #[derive(Clone, Debug, Args)]
@@ -52,6 +56,8 @@ pub(crate) struct Report {
     agent: Result<AgentPod, String>,
     /// What the node's proxy answers.
     proxy: Result<Proxy, String>,
+    /// The waypoint of requests to the pod itself.
+    waypoint: Binding,
 }
 
 /// The pod as its node's proxy has it.
@@ -67,6 +73,8 @@ pub(crate) struct Proxy {
     /// How others reach the pod, as the control plane has published it: `HBONE` or `TCP`; none if it
     /// has not.
     protocol: Option<String>,
+    /// Its waypoint, as the control plane has published it.
+    waypoint: Option<String>,
 }
 
 /// Where the pod stands.
@@ -117,10 +125,13 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
             }
             None => Err("no node proxy runs on its node".to_owned()),
         };
+        let gateways = cluster.all::<Gateway>(None, None).await;
+        let gateways = gateways.map_err(|error| failed(error.into()))?;
         let wanted = rules.wanted(&pod, &namespace);
         let annotation = captured(&pod);
         Ok(Report {
             verdict: verdict(&wanted, annotation, &agent, &proxy),
+            waypoint: waypoint::binding(&pod, &namespace, &gateways),
             pod: full,
             node,
             wanted,
@@ -152,6 +163,10 @@ fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
         connections: state.map_or(0, PodEntry::open),
         certificate: certificate.map(|entry| entry.state.clone()),
         protocol: workload.map(|workload| or(&workload.protocol, "TCP").to_owned()),
+        waypoint: workload.and_then(|workload| {
+            let waypoint = workload.waypoint.as_ref();
+            waypoint.map(|waypoint| waypoint.destination())
+        }),
     }
 }
 
@@ -207,6 +222,9 @@ fn words(report: &Report) -> String {
     lines.push(format!(
         "  annotation ambient.istio.io/redirection: {annotation}"
     ));
+    let Binding { waypoint, why } = &report.waypoint;
+    let waypoint = waypoint.as_deref().unwrap_or("none");
+    lines.push(format!("  waypoint: {waypoint}, because: {why}"));
     match &report.agent {
         Err(error) => lines.push(format!("  agent: {error}")),
         Ok(agent) => {
@@ -239,6 +257,9 @@ fn words(report: &Report) -> String {
                     .as_deref()
                     .unwrap_or("not published by the control plane")
             ));
+            if let Some(waypoint) = &proxy.waypoint {
+                lines.push(format!("    through the waypoint: {waypoint}"));
+            }
         }
     }
     lines.join("\n")
@@ -256,6 +277,7 @@ mod tests {
             connections: 0,
             certificate: None,
             protocol: None,
+            waypoint: None,
         })
     }
 
@@ -358,6 +380,7 @@ mod tests {
             connections: 3,
             certificate: Some("Available".into()),
             protocol: Some("HBONE".into()),
+            waypoint: None,
         };
         let dump = serde_json::from_value(dump).unwrap();
         assert_eq!(proxy_of(&dump, &pod), expected);
@@ -378,6 +401,10 @@ mod tests {
             )
             .unwrap()),
             proxy: proxy(true),
+            waypoint: Binding {
+                waypoint: Some("a/waypoint".into()),
+                why: "its Gateway is for the whole namespace".into(),
+            },
         };
         insta::assert_snapshot!(words(&report));
     }

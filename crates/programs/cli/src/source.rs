@@ -7,14 +7,14 @@ use std::{
     path::PathBuf,
 };
 
-use ambit_lab::{Place, StateDir, base_directory};
+use ambit_lab::Place;
 use hyper::Method;
 
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     dump::Dump,
-    http, lab,
+    http, labs,
     reach::{self, Part},
 };
 
@@ -48,9 +48,6 @@ pub(crate) struct Source {
     #[command(flatten)]
     pub(crate) target: Target,
 }
-
-/// The lab that is meant if none is named.
-const DEFAULT_LAB: &str = "default";
 
 /// A place that answers HTTP.
 enum Endpoint {
@@ -118,9 +115,9 @@ impl Source {
                 place,
                 address,
             } => {
-                let stream = lab::find(&lab)?.dial(place, address);
+                let stream = labs::find(&lab)?.dial(place, address);
                 (
-                    stream.map_err(lab::client_error)?,
+                    stream.map_err(labs::client_error)?,
                     address.to_string(),
                     String::new(),
                 )
@@ -169,7 +166,7 @@ impl Source {
 
     /// The lab that is meant, if one is.
     fn lab(&self) -> Option<String> {
-        lab(self.lab.as_deref(), &self.target)
+        labs::chosen(self.lab.as_deref(), &self.target)
     }
 
     fn part(&self) -> Part {
@@ -184,18 +181,8 @@ impl Source {
     }
 }
 
-/// The lab that is meant, if one is: the one that is named, or the default one if it is up and no cluster is named.
-pub(crate) fn lab(named: Option<&str>, target: &Target) -> Option<String> {
-    if target.kubeconfig.is_some() || target.context.is_some() {
-        return None;
-    }
-    let labs = || StateDir::list(&base_directory());
-    let default = || labs().into_iter().find(|name| name == DEFAULT_LAB);
-    named.map(ToOwned::to_owned).or_else(default)
-}
-
 fn node_of(lab: &str, pod: &str) -> Result<String, CliError> {
-    let status = lab::find(lab)?.status().map_err(lab::client_error)?;
+    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
     let name = pod.rsplit('/').next().unwrap_or(pod);
     let found = status
         .pods

@@ -13,8 +13,8 @@ use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     install::duration,
+    labs,
     output::{self, Format, say, table},
-    source,
 };
 use gateway::Seen;
 
@@ -177,7 +177,7 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
 impl Where {
     /// The lab that is meant, if one is.
     fn lab(&self) -> Option<String> {
-        source::lab(self.lab.as_deref(), &self.target)
+        labs::chosen(self.lab.as_deref(), &self.target)
     }
 
     /// The waypoints of its namespace, or of all.

@@ -58,27 +58,8 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             Ok(string(texts.join(separator)))
         })
         .func("list", |args| Ok(Value::List(args.into())))
-        .func("dict", |args| {
-            let (pairs, []) = args.as_chunks() else {
-                return Err(wrong("dict", "pairs of a name and a value"));
-            };
-            let entries = pairs
-                .iter()
-                .map(|[key, value]| (text(key).into(), value.clone()));
-            Ok(Value::Map(Arc::new(entries.collect())))
-        })
-        // As far as the chart uses it: of maps that have no member in common.
-        .func("merge", |args| {
-            let maps = args.iter().map(|arg| match arg {
-                Value::Map(map) => Ok(map),
-                _ => Err(wrong("merge", "maps")),
-            });
-            let mut merged = BTreeMap::new();
-            for map in maps {
-                merged.extend(map?.iter().map(|(key, value)| (key.clone(), value.clone())));
-            }
-            Ok(Value::Map(Arc::new(merged)))
-        })
+        .func("dict", dict)
+        .func("merge", merge)
         .func("prepend", |args| {
             let [Value::List(list), first] = args else {
                 return Err(wrong("prepend", "a list and a value"));
@@ -113,6 +94,28 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
             Ok(string(hex))
         })
+}
+
+fn dict(args: &[Value]) -> Result<Value> {
+    let (pairs, []) = args.as_chunks() else {
+        return Err(wrong("dict", "pairs of a name and a value"));
+    };
+    let entries = pairs
+        .iter()
+        .map(|[key, value]| (text(key).into(), value.clone()));
+    Ok(Value::Map(Arc::new(entries.collect())))
+}
+
+/// As far as the chart uses it: of maps that have no member in common.
+fn merge(args: &[Value]) -> Result<Value> {
+    let mut merged = BTreeMap::new();
+    for arg in args {
+        let Value::Map(map) = arg else {
+            return Err(wrong("merge", "maps"));
+        };
+        merged.extend(map.iter().map(|(key, value)| (key.clone(), value.clone())));
+    }
+    Ok(Value::Map(Arc::new(merged)))
 }
 
 /// JSON as Go writes it: harmless inside HTML.

@@ -5,8 +5,6 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, labels};
 use serde_json::{Value, json};
 
-use crate::dns::DOMAIN;
-
 use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
 
 pub(super) fn node(node: &NodeInfo) -> Value {
@@ -50,8 +48,8 @@ pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> 
     value
 }
 
-/// What the deployment controller says of a Gateway.
-pub(super) fn gateway(key: &ObjectKey, ips: &[IpAddr], ready: bool) -> Value {
+/// What the deployment controller says of a Gateway whose service is called `host`.
+pub(super) fn gateway(key: &ObjectKey, host: &str, ips: &[IpAddr], ready: bool) -> Value {
     let (status, reason, message) = match ready {
         true => ("True", "Programmed", "the waypoint is ready"),
         false => (
@@ -64,8 +62,7 @@ pub(super) fn gateway(key: &ObjectKey, ips: &[IpAddr], ready: bool) -> Value {
         .iter()
         .map(|ip| json!({"type": "IPAddress", "value": ip.to_string()}))
         .collect();
-    let hostname = format!("{}.{}.svc.{DOMAIN}", key.name, key.namespace);
-    addresses.push(json!({"type": "Hostname", "value": hostname}));
+    addresses.push(json!({"type": "Hostname", "value": host}));
     json!({
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "metadata": meta(key),

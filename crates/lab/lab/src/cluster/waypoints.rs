@@ -37,6 +37,13 @@ impl Waypoints {
         }
     }
 
+    /// The name of a Gateway's service.
+    pub(super) fn host(&self, gateway: &ObjectKey) -> String {
+        let settings = self.settings.as_ref();
+        let domain = settings.map_or("", |settings| settings.cluster_domain.as_str());
+        format!("{}.{}.svc.{domain}", gateway.name, gateway.namespace)
+    }
+
     /// Makes everything anew from what the manifests say.
     pub(super) fn follow(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
         self.made.clear();

@@ -1,11 +1,10 @@
 //! A waypoint's Gateway, to write and to show.
 
 use ambit_k8s_api::labels::WAYPOINT_FOR;
+use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The class of waypoints.
-const CLASS: &str = "istio-waypoint";
 /// The revision of the control plane that takes care of a Gateway.
 const REVISION: &str = "istio.io/rev";
 /// Version of the API.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{ApplyArgs, gateway::Seen};
 use crate::{
     CliError, ErrorKind,
-    lab::{client_error, find},
+    labs::{client_error, find},
     output::say,
 };
 

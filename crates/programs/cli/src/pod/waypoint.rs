@@ -1,0 +1,173 @@
+//! Which waypoint takes the requests to a pod itself, and why: by labels and Gateways, in the control plane's order.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    Gateway, Namespace, Pod, created,
+    labels::{FOR_SERVICE_ACCOUNT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE, WAYPOINT_FOR},
+};
+use ambit_waypoint_objects::CLASS;
+use serde::Serialize;
+
+/// What follows from labels and Gateways.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Binding {
+    /// `namespace/name`; nothing if the pod is called directly.
+    pub(super) waypoint: Option<String>,
+    /// Why.
+    pub(super) why: String,
+}
+
+type Map = Option<BTreeMap<String, String>>;
+
+fn value<'a>(map: &'a Map, name: &str) -> Option<&'a str> {
+    map.as_ref()?.get(name).map(String::as_str)
+}
+
+/// The waypoint of a pod of the namespace `namespace`; `gateways` are those of the cluster.
+pub(super) fn binding(pod: &Pod, namespace: &Namespace, gateways: &[Gateway]) -> Binding {
+    let of = namespace.metadata.name.as_deref().unwrap_or_default();
+    let by_label = |labels: &Map, whose: &str| {
+        let name = value(labels, USE_WAYPOINT)?;
+        let place = value(labels, USE_WAYPOINT_NAMESPACE).unwrap_or(of);
+        Some(labelled(name, place, whose, gateways))
+    };
+    by_label(&pod.metadata.labels, "its own")
+        .or_else(|| by_label(&namespace.metadata.labels, "its namespace's"))
+        .unwrap_or_else(|| by_gateway(pod, of, gateways))
+}
+
+fn none(why: String) -> Binding {
+    Binding {
+        waypoint: None,
+        why,
+    }
+}
+
+fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> Binding {
+    let label = format!("{whose} label {USE_WAYPOINT}={name}");
+    if name == "none" {
+        return none(label);
+    }
+    let found = gateways.iter().find(|gateway| {
+        let metadata = &gateway.metadata;
+        metadata.name.as_deref() == Some(name) && metadata.namespace.as_deref() == Some(namespace)
+    });
+    match found.map(|gateway| value(&gateway.metadata.labels, WAYPOINT_FOR).unwrap_or("service")) {
+        Some(serves @ ("service" | "none")) => none(format!(
+            "{label} names a waypoint for {serves}: requests to the pod itself go directly"
+        )),
+        Some(_) => Binding {
+            waypoint: Some(format!("{namespace}/{name}")),
+            why: label,
+        },
+        None => Binding {
+            waypoint: Some(format!("{namespace}/{name}")),
+            why: format!("{label}; there is no such Gateway"),
+        },
+    }
+}
+
+/// The Gateway of the pod's service account, else the one of its namespace; of several the oldest.
+fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
+    let spec = pod.spec.as_ref();
+    let account = spec.and_then(|spec| spec.service_account_name.as_deref());
+    let account = account.unwrap_or("default");
+    let mut here: Vec<_> = gateways
+        .iter()
+        .filter(|gateway| {
+            gateway.metadata.namespace.as_deref() == Some(namespace)
+                && gateway.spec.gateway_class_name == CLASS
+        })
+        .collect();
+    here.sort_by_key(|gateway| (created(&gateway.metadata), gateway.metadata.name.clone()));
+    let first = |wanted: Option<&str>| {
+        let of = |gateway: &&&Gateway| {
+            let account = value(&gateway.metadata.annotations, FOR_SERVICE_ACCOUNT);
+            account.filter(|account| !account.is_empty()) == wanted
+        };
+        here.iter().find(of).copied()
+    };
+    let found = first(Some(account))
+        .map(|gateway| {
+            (
+                gateway,
+                format!("its Gateway is for the service account {account}"),
+            )
+        })
+        .or_else(|| {
+            first(None)
+                .map(|gateway| (gateway, "its Gateway is for the whole namespace".to_owned()))
+        });
+    let Some((gateway, why)) = found else {
+        return none("no label and no Gateway binds it".to_owned());
+    };
+    let name = gateway.metadata.name.as_deref().unwrap_or_default();
+    match value(&gateway.metadata.labels, WAYPOINT_FOR) {
+        Some(serves @ ("service" | "none")) => none(format!(
+            "the Gateway {namespace}/{name} is for {serves}: requests to the pod itself go directly"
+        )),
+        _ => Binding {
+            waypoint: Some(format!("{namespace}/{name}")),
+            why,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn gateway(name: &str, created: &str, metadata: Value) -> Gateway {
+        let mut value = json!({
+            "metadata": {"name": name, "namespace": "shop", "creationTimestamp": created},
+            "spec": {"gatewayClassName": CLASS},
+        });
+        let into = value["metadata"].as_object_mut().unwrap();
+        into.extend(metadata.as_object().unwrap().clone());
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn of(own: Value, of_namespace: Value, gateways: &[Gateway]) -> Option<String> {
+        let pod = json!({"metadata": {"labels": own}, "spec": {"serviceAccountName": "web", "containers": []}});
+        let namespace = json!({"metadata": {"name": "shop", "labels": of_namespace}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let namespace: Namespace = serde_json::from_value(namespace).unwrap();
+        binding(&pod, &namespace, gateways).waypoint
+    }
+
+    #[test]
+    fn labels_go_before_gateways_and_the_account_before_the_namespace() {
+        let account = json!({"annotations": {FOR_SERVICE_ACCOUNT: "web"}});
+        let all =
+            json!({"labels": {WAYPOINT_FOR: "all"}, "annotations": {FOR_SERVICE_ACCOUNT: "x"}});
+        let gateways = [
+            gateway("young", "2026-02-01T00:00:00Z", json!({})),
+            gateway("old", "2026-01-01T00:00:00Z", json!({})),
+            gateway("own", "2026-03-01T00:00:00Z", account),
+            gateway("all", "2026-03-01T00:00:00Z", all),
+        ];
+        let uses = |name: &str| json!({USE_WAYPOINT: name});
+        let none = || json!({});
+        let shop = |name: &str| Some(format!("shop/{name}"));
+        assert_eq!(of(none(), none(), &gateways), shop("own"));
+        assert_eq!(of(none(), none(), &gateways[..2]), shop("old"));
+        assert_eq!(of(none(), none(), &[]), None);
+        assert_eq!(of(none(), uses("all"), &gateways), shop("all"));
+        assert_eq!(of(uses("none"), uses("all"), &gateways), None);
+        // For services alone, which is what labels mean without more.
+        assert_eq!(of(uses("old"), none(), &gateways), None);
+        // What is not there is no way around it.
+        assert_eq!(of(uses("gone"), none(), &gateways), shop("gone"));
+    }
+
+    #[test]
+    fn a_gateway_for_services_leaves_pods_alone() {
+        let services = json!({"labels": {WAYPOINT_FOR: "service"}});
+        let gateways = [gateway("way", "2026-01-01T00:00:00Z", services)];
+        assert_eq!(of(json!({}), json!({}), &gateways), None);
+    }
+}

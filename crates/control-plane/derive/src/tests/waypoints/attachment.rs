@@ -391,13 +391,15 @@ fn what_is_refused_is_enforced_with_nobody_let_through() {
 
 #[test]
 fn a_waypoint_does_not_go_through_itself() {
-    let of_wp = SERVICE.replace("name: cart", "name: wp");
+    let of_wp = labelled(
+        &SERVICE.replace("name: cart", "name: wp"),
+        "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
+    );
     let mesh = TestMesh::of(&all(&[&of_wp, &gateway("wp", FOR_ALL), &namespace(USE_WP)]));
     assert_eq!(mesh.service(WP).waypoint, None);
-    let managed = labelled(
-        &of_wp.replace("name: wp", "name: x"),
-        "labels: {gateway.istio.io/managed: istio.io-eastwest-controller}",
-    );
+    let managed = of_wp
+        .replace("name: wp", "name: x")
+        .replace("mesh-controller", "eastwest-controller");
     let mesh = TestMesh::of(&all(&[
         &managed,
         &gateway("wp", FOR_ALL),
@@ -432,5 +434,28 @@ fn changes_reach_what_they_concern() {
     assert_eq!(
         waypoint(mesh.pod("cart-1")).as_deref(),
         Some("shop/sa.shop.svc.cluster.local")
+    );
+}
+
+#[test]
+fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
+    // Pods of the account `cart` are the application's.
+    let mut mesh = TestMesh::of(&all(&[CART, &gateway("cart", "")]));
+    assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
+    mesh.apply(SERVICE);
+    assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
+    let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
+    assert!(own.enforce && own.identities.is_empty());
+    assert_eq!(
+        own.waypoint.destination.to_string(),
+        "shop/name-taken.cart.shop.waypoint.invalid"
+    );
+    mesh.delete(Kind::Service, "shop", "cart");
+    assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
+    // Every pod that names no account has this one.
+    assert!(
+        TestMesh::of(&gateway("default", ""))
+            .waypoint_gateways
+            .is_empty()
     );
 }

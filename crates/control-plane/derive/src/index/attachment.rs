@@ -23,6 +23,8 @@ type GatewayInput = <Gateway as MeshKind>::Input;
 
 /// The class that is a waypoint's wherever it comes from.
 const WAYPOINT_CLASS: &str = "istio-waypoint";
+/// The account of pods that name none.
+const DEFAULT_ACCOUNT: &str = "default";
 /// The controller of waypoints: all Gateways of its classes are waypoints.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
 
@@ -94,6 +96,8 @@ pub(crate) enum Obstacle {
     Missing,
     /// The Gateway's class is none of waypoints.
     NotAWaypoint,
+    /// The Gateway has the name of a Service or account that others use: its identity would be theirs.
+    NameTaken,
     /// The Gateway's listener does not allow the namespace.
     NotPermitted,
     /// What only its own namespace sees cannot be served in another.
@@ -109,6 +113,7 @@ impl fmt::Display for Obstacle {
         f.write_str(match self {
             Self::Missing => "missing",
             Self::NotAWaypoint => "not-a-waypoint",
+            Self::NameTaken => "name-taken",
             Self::NotPermitted => "not-permitted",
             Self::OtherNamespace => "other-namespace",
             Self::UnsupportedType | Self::NotServed => "unsupported-type",
@@ -144,11 +149,20 @@ impl Index {
             .map(|all| all.all::<Gateway>());
         let gateway = gateways.and_then(|all| all.get(&name.name));
         let gateway = gateway.ok_or(Obstacle::Missing)?;
-        if self.is_waypoint(gateway) {
-            Ok(gateway)
-        } else {
+        if !self.is_waypoint(gateway) {
             Err(Obstacle::NotAWaypoint)
+        } else if self.is_taken(name) {
+            Err(Obstacle::NameTaken)
+        } else {
+            Ok(gateway)
         }
+    }
+
+    /// Whether a Gateway's name, which its Service and its service account have, is that of others' already.
+    fn is_taken(&self, name: &GatewayName) -> bool {
+        let key = ObjectKey::new(Kind::Service, name.namespace.clone(), name.name.clone());
+        let service = self.get::<Service>(&key);
+        name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
     }
 
     /// Whether a Gateway is a waypoint.
@@ -264,11 +278,15 @@ impl Index {
         let of_account = takers().find(|(one, _)| one.account.as_ref() == Some(account));
         let of_namespace = || takers().find(|(one, _)| one.account.is_none());
         let (gateway, serves) = of_account.or_else(of_namespace)?;
-        Some(Attachment {
+        Some(self.by_itself(gateway, serves))
+    }
+
+    fn by_itself(&self, gateway: &GatewayInput, serves: Serves) -> Attachment {
+        Attachment {
             origin: Origin::Gateway,
             gateway: gateway.name.clone(),
-            outcome: Ok(serves),
-        })
+            outcome: self.waypoint(&gateway.name).map(|_| serves),
+        }
     }
 
     /// The waypoint of a Service or ServiceEntry.
@@ -336,11 +354,7 @@ impl Index {
                 return None;
             }
         }
-        Some(Attachment {
-            origin: Origin::Gateway,
-            gateway: gateway.name.clone(),
-            outcome: Ok(serves),
-        })
+        Some(self.by_itself(gateway, serves))
     }
 
     // === what is sent ===

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Pod, Service, ServiceEntry, WorkloadEntry};
+use ambit_k8s_api::{
+    EndpointSlice, Gateway, Kind, ObjectKey, Pod, Service, ServiceEntry, WorkloadEntry,
+};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::{Index, Maker, binding::Binding};
@@ -99,6 +101,16 @@ impl Index {
         if self.config.waypoint_attachment == WaypointAttachment::Seed {
             self.mark_namespace(namespace);
             self.mark_hosts_of_namespace(namespace);
+        }
+    }
+
+    /// A Service may have the name of a Gateway, or no more.
+    pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
+        let (namespace, name) = (service.namespace.clone(), service.name.clone());
+        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
+        let class = self.get::<Gateway>(&key).map(|one| one.class.clone());
+        if let Some(class) = class {
+            self.mark_gateway(&GatewayName::new(namespace, name), &class);
         }
     }
 

@@ -88,6 +88,10 @@ impl Index {
                 "WaypointIsNotReady",
                 "the Gateway's class is none of waypoints",
             ),
+            Obstacle::NameTaken => (
+                "WaypointIsNotReady",
+                "a Service that was not made for the Gateway, or the account default, has its name: rename the Gateway",
+            ),
             Obstacle::NotPermitted => (
                 "AttachmentDenied",
                 "allowedRoutes of the Gateway's HBONE listener do not allow this namespace",
@@ -108,15 +112,16 @@ impl Index {
             }
             _ => "connections are refused",
         };
-        let whose = match attachment.origin {
-            Origin::Namespace => "its namespace's ",
-            Origin::Own | Origin::Gateway => "",
-        };
         let label = labels::USE_WAYPOINT;
+        let by = match attachment.origin {
+            Origin::Own => format!("label {label} names"),
+            Origin::Namespace => format!("its namespace's label {label} names"),
+            Origin::Gateway => "its namespace has the waypoint".to_owned(),
+        };
         Verdict {
             is_true: false,
             reason,
-            message: format!("{whose}label {label} names {namespace}/{name}: {why}; {consequence}"),
+            message: format!("{by} {namespace}/{name}: {why}; {consequence}"),
             is_trouble: true,
         }
     }

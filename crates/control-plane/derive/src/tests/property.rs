@@ -27,11 +27,21 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::EndpointSlice, "slice")),
         Just((Kind::AuthorizationPolicy, "ap")),
         Just((Kind::PeerAuthentication, "pa")),
+        Just((Kind::Gateway, "gw")),
+        Just((Kind::GatewayClass, "class")),
+        Just((Kind::HTTPRoute, "route")),
+        Just((Kind::Namespace, "ns")),
     ];
     let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
         |((kind, prefix), namespace, number, app, mode, variant, flag)| {
+            let waypoint = match (mode, variant) {
+                ("UNSET", _) => String::new(),
+                ("STRICT", 0) => ", istio.io/use-waypoint: none".to_owned(),
+                ("STRICT", _) => format!(", istio.io/use-waypoint: gw{variant}, istio.io/use-waypoint-namespace: a"),
+                _ => format!(", istio.io/use-waypoint: gw{variant}"),
+            };
             let head = |version: &str| {
-                format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}, uid: u{variant}, labels: {{app: {app}, kubernetes.io/service-name: svc{variant}}}}}\n")
+                format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}, uid: u{variant}, labels: {{app: {app}, kubernetes.io/service-name: svc{variant}{waypoint}}}}}\n")
             };
             let selector = if flag { "selector: {matchLabels: {app: x}}, " } else { "" };
             Step::Apply(match kind {
@@ -51,6 +61,37 @@ fn step() -> impl Strategy<Value = Step> {
                 Kind::EndpointSlice => head("discovery.k8s.io/v1") + &format!(
                     "addressType: IPv4\nendpoints: [{{addresses: [192.0.2.{variant}]}}, {{addresses: [10.0.0.1], targetRef: {{kind: Pod, name: pod{variant}, namespace: {namespace}}}}}]\nports: [{{port: 9{variant}}}]\n"
                 ),
+                Kind::Namespace => {
+                    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{app: {app}{waypoint}}}}}\n")
+                }
+                Kind::Gateway => {
+                    let serves = ["", ", istio.io/waypoint-for: all", ", istio.io/waypoint-for: workload"][usize::from(variant)];
+                    let account = if flag { ", annotations: {istio.io/for-service-account: default}" } else { "" };
+                    let from = match mode {
+                        "STRICT" => "from: All",
+                        "UNSET" => "from: Selector, selector: {matchLabels: {app: x}}",
+                        _ => "from: Same",
+                    };
+                    let class = if app == "x" { "istio-waypoint" } else { "class0" };
+                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: {namespace}, labels: {{a: b{serves}}}{account}}}\nspec: {{gatewayClassName: {class}, listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}}}]}}\n")
+                }
+                Kind::GatewayClass => format!(
+                    "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: class{number}}}\nspec: {{controllerName: {}}}\n",
+                    if flag { "istio.io/mesh-controller" } else { "example.com/other" }
+                ),
+                Kind::HTTPRoute => {
+                    let (group, kind) = if flag { ("\"\"", "Service") } else { ("networking.istio.io", "ServiceEntry") };
+                    let prefix = if flag { "svc" } else { "se" };
+                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: route{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {kind}, name: {prefix}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, port: 80}}]}}]}}\n")
+                }
+                Kind::AuthorizationPolicy if mode == "PERMISSIVE" => {
+                    let target = match variant {
+                        0 => format!("{{kind: Service, name: svc{number}}}"),
+                        1 => format!("{{kind: ServiceEntry, group: networking.istio.io, name: se{number}}}"),
+                        _ => format!("{{kind: Gateway, group: gateway.networking.k8s.io, name: gw{number}}}"),
+                    };
+                    head("security.istio.io/v1") + &format!("spec: {{targetRefs: [{target}], rules: [{{}}]}}\n")
+                }
                 Kind::AuthorizationPolicy => {
                     let port = if mode == "UNSET" { "http".to_owned() } else { format!("8{variant}") };
                     head("security.istio.io/v1") + &format!("spec: {{{selector}rules: [{{to: [{{operation: {{ports: [\"{port}\"]}}}}]}}]}}\n")
@@ -63,7 +104,11 @@ fn step() -> impl Strategy<Value = Step> {
         },
     );
     let delete = (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
-        Step::Delete(kind, namespace, format!("{prefix}{number}"))
+        let name = match kind {
+            Kind::Namespace => namespace.to_owned(),
+            _ => format!("{prefix}{number}"),
+        };
+        Step::Delete(kind, namespace, name)
     });
     prop_oneof![6 => apply, 2 => delete, 1 => Just(Step::Flush)]
 }
@@ -111,5 +156,11 @@ proptest! {
         prop_assert_eq!(&mesh.workloads, &fresh.workloads);
         prop_assert_eq!(&mesh.services, &fresh.services);
         prop_assert_eq!(&mesh.policies, &fresh.policies);
+        prop_assert_eq!(&mesh.waypoint_gateways, &fresh.waypoint_gateways);
+        prop_assert_eq!(&mesh.waypoint_services, &fresh.waypoint_services);
+        prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
+        for key in left.keys() {
+            prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
+        }
     }
 }

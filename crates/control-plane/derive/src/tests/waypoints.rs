@@ -1,6 +1,9 @@
 //! Which waypoint pods and services have, and what waypoints are told.
 
 mod attachment;
+mod told;
+
+use ambit_model::NamespacedHostname;
 
 use super::*;
 

@@ -90,7 +90,7 @@ impl MeshKind for Gateway {
     }
 
     fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
-        let is_waypoint = index.is_waypoint(gateway);
+        let is_waypoint = index.waypoint(&gateway.name).is_ok();
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),
             path_normalization: index.config.path_normalization,

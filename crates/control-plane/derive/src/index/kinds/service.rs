@@ -53,6 +53,7 @@ impl MeshKind for Service {
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
         index.mark_attached_to(key);
+        index.mark_gateway_of(key);
     }
 
     fn claim<'a>(service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {

@@ -48,3 +48,414 @@ fn a_gateway_takes_the_pods_and_services_of_its_namespace() {
     assert_eq!(service_waypoint(&mesh), None);
     assert!(mesh.waypoint_services.is_empty() && mesh.waypoint_gateways.is_empty());
 }
+
+fn labelled(yaml: &str, labels: &str) -> String {
+    yaml.replacen("namespace: shop", &format!("namespace: shop, {labels}"), 1)
+}
+
+fn namespace(labels: &str) -> String {
+    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{{labels}}}}}\n")
+}
+
+fn pod_labelled(labels: &str) -> String {
+    cart(&[("{app: cart}", &format!("{{app: cart, {labels}}}"))])
+}
+
+fn service_labelled(labels: &str) -> String {
+    labelled(SERVICE, &format!("labels: {{{labels}}}"))
+}
+
+const FOR_CART: &str = ", annotations: {istio.io/for-service-account: cart}";
+const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
+const FOR_WORKLOADS: &str = ", labels: {istio.io/waypoint-for: workload}";
+const FOR_SERVICES: &str = ", labels: {istio.io/waypoint-for: service}";
+const FOR_NOTHING: &str = ", labels: {istio.io/waypoint-for: none}";
+const USE_WP: &str = "istio.io/use-waypoint: wp";
+const USE_NONE: &str = "istio.io/use-waypoint: none";
+const ELSEWHERE: &str = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
+
+/// A row: what there is, the pod's waypoint, the service's. Waypoints of `shop` by name, others by all their host.
+type Row<'a> = (&'a str, Vec<String>, &'a str, &'a str);
+
+fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
+    let short = |name: Option<String>| {
+        let name = name.unwrap_or_default();
+        let own = name.strip_suffix(".shop.svc.cluster.local");
+        own.and_then(|own| own.strip_prefix("shop/"))
+            .map_or(name.clone(), str::to_owned)
+    };
+    for (what, objects, pod, service) in rows {
+        let mut mesh = TestMesh::with(MeshConfig {
+            waypoint_attachment: attachment,
+            ..MeshConfig::default()
+        });
+        let mut kinds: Vec<&str> = objects.iter().map(String::as_str).collect();
+        if !objects.iter().any(|one| one.contains("kind: Pod")) {
+            kinds.push(CART);
+        }
+        if !objects.iter().any(|one| one.contains("kind: Service\n")) {
+            kinds.push(SERVICE);
+        }
+        mesh.apply(&all(&kinds));
+        let found = (
+            short(waypoint(mesh.pod("cart-1"))),
+            short(service_waypoint(&mesh)),
+        );
+        assert_eq!(
+            (found.0.as_str(), found.1.as_str()),
+            (pod, service),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name() {
+    let gw = gateway;
+    let old = ", creationTimestamp: \"2025-01-01T00:00:00Z\"";
+    let new = ", creationTimestamp: \"2026-01-01T00:00:00Z\"";
+    let both = |one: &str, other: &str| format!("{one}{other}");
+    let other_account = ", annotations: {istio.io/for-service-account: web}";
+    check(
+        WaypointAttachment::Seed,
+        vec![
+            ("nothing", vec![], "", ""),
+            ("the namespace's", vec![gw("wp", "")], "wp", "wp"),
+            ("the account's", vec![gw("wp", ""), gw("sa", FOR_CART)], "sa", ""),
+            ("only the account's", vec![gw("sa", FOR_CART)], "sa", ""),
+            ("of another account", vec![gw("sa", other_account)], "", ""),
+            ("the older", vec![gw("a", new), gw("b", old)], "b", "b"),
+            ("the first by name", vec![gw("b", ""), gw("a", "")], "a", "a"),
+            (
+                "two of one account",
+                vec![gw("a", &both(FOR_CART, new)), gw("b", &both(FOR_CART, old))],
+                "b",
+                "",
+            ),
+            ("for workloads", vec![gw("wp", FOR_WORKLOADS)], "wp", ""),
+            ("for services", vec![gw("wp", FOR_SERVICES)], "", "wp"),
+            ("for nothing", vec![gw("wp", FOR_NOTHING)], "", ""),
+            (
+                "one for each",
+                vec![gw("a", FOR_WORKLOADS), gw("b", FOR_SERVICES)],
+                "a",
+                "b",
+            ),
+            (
+                "of another class",
+                vec![gw("wp", "").replace("istio-waypoint", "istio")],
+                "",
+                "",
+            ),
+            (
+                "of a class of the controller",
+                vec![
+                    gw("wp", "").replace("istio-waypoint", "mine"),
+                    "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: mine}\nspec: {controllerName: istio.io/mesh-controller}\n".to_owned(),
+                ],
+                "wp",
+                "wp",
+            ),
+            (
+                "a pod that chooses another",
+                vec![gw("wp", ""), gw("own", FOR_ALL), pod_labelled("istio.io/use-waypoint: own")],
+                "own",
+                "",
+            ),
+            (
+                "a pod that opts out",
+                vec![gw("wp", ""), pod_labelled(USE_NONE)],
+                "",
+                "",
+            ),
+            (
+                "a service that opts out",
+                vec![gw("wp", ""), service_labelled(USE_NONE)],
+                "wp",
+                "",
+            ),
+            (
+                "a pod in the node's network",
+                vec![gw("wp", ""), cart(&[("nodeName: n1", "nodeName: n1\n  hostNetwork: true")])],
+                "",
+                "wp",
+            ),
+            (
+                "a waypoint's own pod",
+                vec![gw("wp", ""), pod_labelled("gateway.networking.k8s.io/gateway-name: wp")],
+                "",
+                "wp",
+            ),
+            (
+                "a service without pods of its own",
+                vec![gw("wp", ""), SERVICE.replace("  selector: {app: cart}\n", "")],
+                "wp",
+                "",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() {
+    let gw = gateway;
+    let bank = |from: &str| {
+        gw("wp", FOR_ALL)
+            .replace("namespace: shop", "namespace: bank")
+            .replace(
+                "protocol: HBONE",
+                &format!("protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}"),
+            )
+    };
+    let selector = "from: Selector, selector: {matchLabels: {team: a}}";
+    let by_name = "from: Selector, selector: {matchLabels: {kubernetes.io/metadata.name: shop}}";
+    let there = "bank/wp.bank.svc.cluster.local";
+    let denied = "bank/not-permitted.wp.bank.waypoint.invalid";
+    let missing = "shop/missing.wp.shop.waypoint.invalid";
+    let rows = || {
+        vec![
+            (
+                "the namespace's, for services",
+                vec![gw("wp", ""), namespace(USE_WP)],
+                "",
+                "wp",
+            ),
+            (
+                "the namespace's, for all",
+                vec![gw("wp", FOR_ALL), namespace(USE_WP)],
+                "wp",
+                "wp",
+            ),
+            (
+                "the namespace's, for workloads",
+                vec![gw("wp", FOR_WORKLOADS), namespace(USE_WP)],
+                "wp",
+                "",
+            ),
+            (
+                "the namespace opts out",
+                vec![gw("wp", FOR_ALL), namespace(USE_NONE)],
+                "",
+                "",
+            ),
+            (
+                "the pod asks for one that is for services",
+                vec![
+                    gw("wp", FOR_SERVICES),
+                    namespace(USE_NONE),
+                    pod_labelled(USE_WP),
+                ],
+                "",
+                "",
+            ),
+            (
+                "the service opts out",
+                vec![
+                    gw("wp", FOR_ALL),
+                    namespace(USE_WP),
+                    service_labelled(USE_NONE),
+                ],
+                "wp",
+                "",
+            ),
+            (
+                "the service names one that is missing, and the namespace one that is there",
+                vec![
+                    gw("other", ""),
+                    namespace("istio.io/use-waypoint: other"),
+                    service_labelled(USE_WP),
+                ],
+                "",
+                missing,
+            ),
+            (
+                "a namespace's that is missing",
+                vec![namespace(USE_WP)],
+                missing,
+                missing,
+            ),
+            (
+                "of another class",
+                vec![
+                    gw("wp", "").replace("istio-waypoint", "istio"),
+                    namespace(USE_WP),
+                ],
+                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
+                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
+            ),
+            (
+                "a service asks for one that is for workloads",
+                vec![
+                    gw("wp", FOR_WORKLOADS),
+                    namespace(USE_NONE),
+                    service_labelled(USE_WP),
+                ],
+                "",
+                "shop/unsupported-type.wp.shop.waypoint.invalid",
+            ),
+            (
+                "a namespace label alone means nothing",
+                vec![
+                    gw("wp", FOR_NOTHING),
+                    namespace("istio.io/use-waypoint-namespace: bank"),
+                ],
+                "",
+                "",
+            ),
+            (
+                "elsewhere, same only",
+                vec![bank("from: Same"), namespace(ELSEWHERE)],
+                denied,
+                denied,
+            ),
+            (
+                "elsewhere, all",
+                vec![bank("from: All"), namespace(ELSEWHERE)],
+                there,
+                there,
+            ),
+            (
+                "elsewhere, nobody",
+                vec![bank("from: None"), namespace(ELSEWHERE)],
+                denied,
+                denied,
+            ),
+            (
+                "elsewhere, unknown",
+                vec![bank("from: Some"), namespace(ELSEWHERE)],
+                denied,
+                denied,
+            ),
+            (
+                "elsewhere, selected",
+                vec![bank(selector), namespace(&format!("{ELSEWHERE}, team: a"))],
+                there,
+                there,
+            ),
+            (
+                "elsewhere, not selected",
+                vec![bank(selector), namespace(&format!("{ELSEWHERE}, team: b"))],
+                denied,
+                denied,
+            ),
+            (
+                "elsewhere, by the namespace's name",
+                vec![
+                    bank(by_name),
+                    pod_labelled(ELSEWHERE),
+                    service_labelled(ELSEWHERE),
+                ],
+                there,
+                there,
+            ),
+        ]
+    };
+    check(WaypointAttachment::Seed, rows());
+    check(WaypointAttachment::Labels, rows());
+    check(
+        WaypointAttachment::Labels,
+        vec![
+            (
+                "Gateways alone",
+                vec![gw("wp", ""), gw("sa", FOR_CART)],
+                "",
+                "",
+            ),
+            (
+                "a pod's own",
+                vec![gw("wp", FOR_ALL), pod_labelled(USE_WP)],
+                "wp",
+                "",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn what_cannot_be_found_may_be_allowed() {
+    let mut mesh = TestMesh::with(MeshConfig {
+        waypoint_missing: WaypointMissing::Allow,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&all(&[&pod_labelled(USE_WP), &service_labelled(USE_WP)]));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+    assert_eq!(service_waypoint(&mesh), None);
+}
+
+#[test]
+fn what_is_refused_is_enforced_with_nobody_let_through() {
+    let mesh = TestMesh::of(&pod_labelled(USE_WP));
+    let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
+    assert!(own.enforce && own.identities.is_empty());
+}
+
+#[test]
+fn a_waypoint_does_not_go_through_itself() {
+    let of_wp = labelled(
+        &SERVICE.replace("name: cart", "name: wp"),
+        "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
+    );
+    let mesh = TestMesh::of(&all(&[&of_wp, &gateway("wp", FOR_ALL), &namespace(USE_WP)]));
+    assert_eq!(mesh.service(WP).waypoint, None);
+    let managed = of_wp
+        .replace("name: wp", "name: x")
+        .replace("mesh-controller", "eastwest-controller");
+    let mesh = TestMesh::of(&all(&[
+        &managed,
+        &gateway("wp", FOR_ALL),
+        &namespace(USE_WP),
+    ]));
+    assert_eq!(mesh.service("shop/x.shop.svc.cluster.local").waypoint, None);
+}
+
+#[test]
+fn changes_reach_what_they_concern() {
+    let mut mesh = TestMesh::of(&all(&[CART, SERVICE, &gateway("wp", "")]));
+    let second = CART
+        .replace("cart-1", "cart-2")
+        .replace("10.1.2.3", "10.1.2.4");
+    let opting_out = second.replace("{app: cart}", &format!("{{app: cart, {USE_NONE}}}"));
+    mesh.apply(&opting_out);
+    assert_eq!(service_waypoint(&mesh), None, "it depends on the endpoint");
+    assert!(
+        mesh.waypoint_services
+            .contains_key(&format!("shop/wp {CART_HOST}"))
+    );
+    mesh.apply(&second);
+    assert_eq!(service_waypoint(&mesh).as_deref(), Some(WP));
+    mesh.apply(&gateway("sa", FOR_CART));
+    assert_eq!(service_waypoint(&mesh), None);
+    let names: Vec<_> = mesh.waypoint_services.keys().cloned().collect();
+    assert_eq!(names, [format!("shop/sa {CART_HOST}")]);
+    mesh.apply(&namespace(USE_NONE));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+    assert!(mesh.waypoint_services.is_empty());
+    mesh.delete(Kind::Namespace, "", "shop");
+    assert_eq!(
+        waypoint(mesh.pod("cart-1")).as_deref(),
+        Some("shop/sa.shop.svc.cluster.local")
+    );
+}
+
+#[test]
+fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
+    // Pods of the account `cart` are the application's.
+    let mut mesh = TestMesh::of(&all(&[CART, &gateway("cart", "")]));
+    assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
+    mesh.apply(SERVICE);
+    assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
+    let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
+    assert!(own.enforce && own.identities.is_empty());
+    assert_eq!(
+        own.waypoint.destination.to_string(),
+        "shop/name-taken.cart.shop.waypoint.invalid"
+    );
+    mesh.delete(Kind::Service, "shop", "cart");
+    assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
+    // Every pod that names no account has this one.
+    assert!(
+        TestMesh::of(&gateway("default", ""))
+            .waypoint_gateways
+            .is_empty()
+    );
+}

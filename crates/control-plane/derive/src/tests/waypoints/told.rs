@@ -1,0 +1,313 @@
+//! What waypoints are told of routes and policies, and what stands on the objects.
+
+use ambit_k8s_api::Kind;
+use ambit_model::{HttpBackend, HttpPathMatch, HttpValueMatch};
+
+use super::*;
+
+const HOST: &str = "shop/cart.shop.svc.cluster.local";
+
+fn backend(name: &str, port: u16) -> String {
+    SERVICE
+        .replace("name: cart", &format!("name: {name}"))
+        .replace("port: 80", &format!("port: {port}"))
+        .replace("10.96.0.9", &format!("10.96.1.{port}"))
+}
+
+fn route(name: &str, namespace: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+    )
+}
+
+const PARENT: &str = "parentRefs: [{group: \"\", kind: Service, name: cart, namespace: shop}]";
+
+fn routes(mesh: &TestMesh) -> &[ambit_model::HttpRoute] {
+    &mesh.waypoint_services[&format!("shop/wp {HOST}")].routes
+}
+
+fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) -> Vec<String> {
+    let key = ObjectKey::new(Kind::HTTPRoute, namespace, name);
+    let standing = mesh.index.standing(&key).unwrap();
+    let conditions = standing.parts.iter().flat_map(|part| &part.conditions);
+    conditions
+        .map(|(name, verdict)| format!("{name}={} {}", verdict.is_true, verdict.reason))
+        .collect()
+}
+
+#[test]
+fn a_route_leads_to_its_backend_and_follows_it() {
+    let spec = format!("{PARENT}, rules: [{{backendRefs: [{{name: cart-v1, port: 81}}]}}]");
+    let mut mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]));
+    let of = |mesh: &TestMesh| routes(mesh)[0].rules[0].backends.clone();
+    assert!(
+        of(&mesh)[0]
+            .service
+            .as_ref()
+            .unwrap_err()
+            .contains("there is no Service shop/cart-v1")
+    );
+    assert_eq!(
+        parent_conditions(&mesh, "shop", "r"),
+        [
+            "Accepted=true Accepted",
+            "ResolvedRefs=false BackendNotFound",
+            "ResolvedWaypoints=true ResolvedWaypoints"
+        ]
+    );
+    mesh.apply(&backend("cart-v1", 81));
+    let expected = HttpBackend {
+        service: Ok(NamespacedHostname::new(
+            "shop",
+            "cart-v1.shop.svc.cluster.local",
+        )),
+        port: 81,
+        weight: 1,
+    };
+    assert_eq!(of(&mesh), [expected]);
+    assert_eq!(
+        parent_conditions(&mesh, "shop", "r")[1],
+        "ResolvedRefs=true ResolvedRefs"
+    );
+    mesh.apply(&backend("cart-v1", 82));
+    assert!(
+        of(&mesh)[0]
+            .service
+            .as_ref()
+            .unwrap_err()
+            .contains("no port 81")
+    );
+    mesh.delete(Kind::HTTPRoute, "shop", "r");
+    assert!(routes(&mesh).is_empty());
+}
+
+#[test]
+fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
+    let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
+        headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
+        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
+        {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: URLRewrite}]}]}]";
+    let spec = format!("{PARENT}, {rules}");
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]));
+    let rules = &routes(&mesh)[0].rules;
+    let first = &rules[0].matches[0];
+    assert_eq!(first.path, Some(HttpPathMatch::Prefix("/api".into())));
+    assert_eq!(
+        first.headers,
+        [("x-user".into(), HttpValueMatch::Exact("a".into()))]
+    );
+    assert_eq!(
+        first.query_params,
+        [("Q".into(), HttpValueMatch::Regex("[0-9]+".into()))]
+    );
+    assert_eq!(rules[0].unsupported, None);
+    let reasons: Vec<_> = rules[1..]
+        .iter()
+        .map(|rule| rule.unsupported.as_deref().unwrap())
+        .collect();
+    assert_eq!(
+        reasons,
+        [
+            "spec.rules[1].filters[0]: the filter RequestMirror is not supported",
+            "spec.rules[2].timeouts: is not supported",
+            "spec.rules[3].retry: is not supported",
+            "spec.rules[4].sessionPersistence: is not supported",
+            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite is not supported",
+        ]
+    );
+    assert_eq!(
+        parent_conditions(&mesh, "shop", "r")[0],
+        "Accepted=false UnsupportedValue"
+    );
+}
+
+#[test]
+fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
+    let spec = format!("{PARENT}, rules: [{{}}]");
+    let from_bank = gateway("wp", ", labels: {istio.io/waypoint-for: all}")
+        .replace("namespace: shop", "namespace: bank")
+        .replace(
+            "protocol: HBONE",
+            "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}",
+        );
+    let bound = SERVICE.replacen(
+        "namespace: shop",
+        "namespace: shop, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank}",
+        1,
+    );
+    let mesh = TestMesh::of(&all(&[
+        &bound,
+        &from_bank,
+        &route("evil", "evil", &spec),
+        &route("own", "shop", &spec),
+        &route("far", "bank", &spec),
+    ]));
+    let told = &mesh.waypoint_services[&format!("bank/wp {HOST}")].routes;
+    let names: Vec<_> = told.iter().map(|route| route.name.to_string()).collect();
+    assert_eq!(names, ["HTTPRoute/bank/far", "HTTPRoute/shop/own"]);
+    assert_eq!(
+        parent_conditions(&mesh, "evil", "evil"),
+        [
+            "Accepted=false NotAllowedByListeners",
+            "ResolvedRefs=true ResolvedRefs",
+            "ResolvedWaypoints=false NoWaypoint"
+        ]
+    );
+}
+
+#[test]
+fn parents_ports_are_told_together_and_parents_that_are_not_there_are_named() {
+    let spec = "parentRefs: [{group: \"\", kind: Service, name: cart, port: 80}, {group: \"\", kind: Service, name: gone}, {group: \"\", kind: Service, name: cart, port: 81}], rules: [{}]";
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", spec),
+    ]));
+    assert_eq!(routes(&mesh)[0].ports, [80, 81]);
+    let accepted: Vec<_> = parent_conditions(&mesh, "shop", "r")
+        .into_iter()
+        .filter(|one| one.starts_with("Accepted"))
+        .collect();
+    assert_eq!(
+        accepted,
+        [
+            "Accepted=true Accepted",
+            "Accepted=false NoMatchingParent",
+            "Accepted=false NoMatchingParent"
+        ]
+    );
+}
+
+fn attached(namespace: &str, target: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p, namespace: {namespace}}}\nspec: {{targetRefs: [{target}], rules: [{{to: [{{operation: {{methods: [GET]}}}}]}}]}}\n"
+    )
+}
+
+fn verdict(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> String {
+    let standing = mesh
+        .index
+        .standing(&ObjectKey::new(kind, namespace, name))
+        .unwrap();
+    let verdict = standing.verdict.as_ref();
+    verdict
+        .map(|one| format!("{} {}", one.is_true, one.reason))
+        .unwrap_or_default()
+}
+
+#[test]
+fn a_policy_goes_to_the_waypoints_of_its_targets() {
+    let gateway_api = "group: gateway.networking.k8s.io";
+    let of_gateway = format!("{{{gateway_api}, kind: Gateway, name: wp}}");
+    let of_class = format!("{{{gateway_api}, kind: GatewayClass, name: istio-waypoint}}");
+    for (namespace, target, for_gateway, services) in [
+        ("shop", of_gateway.as_str(), true, 0),
+        ("shop", "{kind: Service, name: cart}", false, 1),
+        ("istio-system", of_class.as_str(), true, 0),
+    ] {
+        let policy = attached(namespace, target);
+        let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &policy]));
+        assert!(mesh.waypoint_policies.is_empty() && mesh.policies.is_empty());
+        let unbound = verdict(&mesh, Kind::AuthorizationPolicy, namespace, "p");
+        assert!(unbound.starts_with("false"), "{target}: {unbound}");
+        mesh.apply(&gateway("wp", ""));
+        let told = &mesh.waypoint_policies[&format!("shop/wp {namespace}/p")];
+        assert_eq!(
+            (told.for_gateway, told.services.len()),
+            (for_gateway, services),
+            "{target}"
+        );
+        assert_eq!(
+            verdict(&mesh, Kind::AuthorizationPolicy, namespace, "p"),
+            "true Accepted"
+        );
+        mesh.delete(Kind::Gateway, "shop", "wp");
+        assert!(mesh.waypoint_policies.is_empty());
+    }
+    let mesh = TestMesh::of(&attached("shop", "{kind: Service, name: gone}"));
+    assert_eq!(
+        verdict(&mesh, Kind::AuthorizationPolicy, "shop", "p"),
+        "false TargetNotFound"
+    );
+}
+
+#[test]
+fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
+    let of_class = "{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}";
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &attached(
+            "shop",
+            &format!("{{kind: Service, name: cart}}, {of_class}"),
+        ),
+    ]));
+    assert!(
+        mesh.problems()[0].contains("only policies of istio-system"),
+        "{:?}",
+        mesh.problems()
+    );
+    let told = &mesh.waypoint_policies["shop/wp shop/p"];
+    assert!(told.not_understood.is_some() && told.services.len() == 1);
+    let foreign = attached("evil", "{kind: Service, name: cart, namespace: shop}");
+    let mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &foreign]));
+    assert!(mesh.waypoint_policies.is_empty());
+    assert!(mesh.problems()[0].contains("cannot be attached"));
+}
+
+#[test]
+fn services_say_which_waypoint_they_have_or_why_none() {
+    let bound = |labels: &str| {
+        SERVICE.replacen(
+            "namespace: shop",
+            &format!("namespace: shop, labels: {{{labels}}}"),
+            1,
+        )
+    };
+    let gw = gateway;
+    let of =
+        |objects: &[&str]| verdict(&TestMesh::of(&all(objects)), Kind::Service, "shop", "cart");
+    let mine = bound("istio.io/use-waypoint: wp");
+    let far = bound("istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank");
+    let of_bank = gw("wp", "").replace("namespace: shop", "namespace: bank");
+    let of_workloads = gw("wp", ", labels: {istio.io/waypoint-for: workload}");
+    assert_eq!(of(&[SERVICE]), "");
+    assert_eq!(of(&[&mine]), "false WaypointIsNotReady");
+    assert_eq!(of(&[&mine, &gw("wp", "")]), "true WaypointAccepted");
+    assert_eq!(of(&[SERVICE, &gw("wp", "")]), "true WaypointAccepted");
+    assert_eq!(of(&[&far, &of_bank]), "false AttachmentDenied");
+    assert_eq!(of(&[&mine, &of_workloads]), "false UnsupportedTrafficType");
+}
+
+#[test]
+fn the_listeners_of_a_waypoint_are_judged() {
+    let accepted = |gateway: &str| {
+        let mesh = TestMesh::of(gateway);
+        let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
+        let standing = mesh.index.standing(&key).unwrap().clone();
+        let conditions = standing.parts.into_iter().flat_map(|part| part.conditions);
+        let accepted = conditions.filter(|(name, _)| *name == "Accepted");
+        accepted
+            .map(|(_, verdict)| verdict.reason)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(accepted(&gateway("wp", "")), ["Accepted"]);
+    let http = gateway("wp", "").replace("protocol: HBONE", "protocol: HTTP");
+    assert_eq!(accepted(&http), ["UnsupportedProtocol"]);
+    assert!(
+        accepted(&http.replace("istio-waypoint", "other")).is_empty(),
+        "another controller's"
+    );
+}

@@ -1,7 +1,10 @@
 //! Where a waypoint sends a request: to an endpoint of a service, or to a pod. The counterpart of what a client's
 //! proxy decides in [`crate::outbound`].
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use ambit_model::{ArcStr, GatewayAddress, NamespacedHostname, Service, Workload};
 use rand::RngCore;
@@ -144,7 +147,7 @@ impl MeshTable {
         let other = attached.filter(|attached| !request.is_own(&attached.waypoint));
         let dialled = workload.ips().first().copied();
         let Some(attached) = other else {
-            let dialled = dialled.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+            let dialled = dialled.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
             return direct(workload, dialled, port, service);
         };
         let target = SocketAddr::new(dialled.ok_or_else(missing)?, port);

@@ -7,22 +7,18 @@ mod headers;
 mod record;
 mod reply;
 mod send;
-mod sniff;
 mod upgrade;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use ambit_model::ArcStr;
-use ambit_proxy::Local;
-use ambit_route::{BackendRequest, Route, RouteError};
-use hyper::{Request, body::Incoming, rt::Executor, server::conn, service::service_fn};
+use hyper::{Request, body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::{server::Session, target::Target, waypoint::Waypoint};
-
-pub(crate) use body::Body;
-pub(crate) use sniff::Sniffed;
+use crate::{
+    message::{Tasks, Version},
+    session::Session,
+};
 
 /// How long a connection may be without a request, and a request's header section may take.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -34,28 +30,6 @@ const MAX_HEADER_LINES: usize = 100;
 const MAX_STREAMS: u32 = 200;
 /// Most streams that a client has reset and that are not yet forgotten.
 const MAX_RESETS: usize = 50;
-
-/// A version of HTTP, as far as connections differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Version {
-    /// 1.0 or 1.1.
-    Http1,
-    /// 2, without TLS of its own.
-    Http2,
-}
-
-/// Runs what HTTP/2 connections start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tasks;
-
-impl<F> Executor<F> for Tasks
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        ambit_rt::spawn("http2 stream", task);
-    }
-}
 
 /// Serves the requests of a tunnel until the client or the process ends it.
 pub(crate) async fn serve<IO>(session: Session, io: IO, version: Version)
@@ -119,27 +93,5 @@ where
     if let Err(error) = ended {
         let caller = session.caller.address;
         tracing::debug!(%caller, error = ambit_proxy::report::chain(&error), "a client's HTTP connection ended");
-    }
-}
-
-/// A way to what a tunnel asks for, other than to workloads that failed.
-pub(crate) fn route_to(
-    waypoint: &Waypoint,
-    own: &Local,
-    target: &Target,
-    failed: &[ArcStr],
-) -> Result<Route, RouteError> {
-    let request = BackendRequest {
-        waypoint: &own.workload,
-        own: &waypoint.address,
-        is_target: true,
-        failed,
-    };
-    let table = waypoint.state.table();
-    match target {
-        Target::Service {
-            served, address, ..
-        } => table.backend(&request, &served.name, address.port(), &mut rand::rng()),
-        Target::Pod { workload, address } => table.backend_pod(&request, workload, *address),
     }
 }

@@ -1,25 +1,14 @@
 //! Tunnels to the waypoint: TLS, CONNECT, who calls and for what; then what is inside is served.
 
-use std::{
-    error::Error,
-    io,
-    net::{IpAddr, SocketAddr},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, server, tls};
-use ambit_l7::remote::remote_address;
-use ambit_model::{AppProtocol, HBONE_PORT, Identity, NetworkAddress, canonical_socket};
+use ambit_model::{AppProtocol, HBONE_PORT, Identity, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain};
-use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
 use ambit_sys::socket::{self, ListenSpec, SocketError, Transparent};
-use ambit_telemetry::{
-    Direction, Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels, log_denied,
-};
+use ambit_telemetry::{Direction, log_denied};
 use ambit_tls::PeerRole;
 use http::{HeaderMap, StatusCode};
 use tokio::{
@@ -29,7 +18,10 @@ use tokio::{
 
 use crate::{
     caller::{Caller, CallerError},
-    http::{self as l7, Version},
+    http as l7,
+    message::Version,
+    session::Session,
+    sniff::Sniffed,
     target::{Target, TargetError},
     tcp,
     upstream::Upstreams,
@@ -70,85 +62,6 @@ struct Client {
     peer: SocketAddr,
     local: SocketAddr,
     identity: Option<Identity>,
-}
-
-/// What is inside a tunnel, and who sent it for what.
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) shard: Arc<Shard>,
-    pub(crate) caller: Caller,
-    pub(crate) target: Target,
-    /// Shutdown waits for it.
-    _open: OpenWork,
-}
-
-impl Session {
-    /// The address of the original client, behind proxies in front of the mesh that are trusted.
-    pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
-        let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
-        remote_address(self.caller.address.ip(), headers, trusted)
-    }
-
-    /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
-    fn learn_caller(&self) {
-        let waypoint = self.shard.waypoint.clone();
-        let ip = self.caller.address.ip();
-        let address = NetworkAddress::new(waypoint.config.network.clone(), ip);
-        if !waypoint.state.table().knows_address(&address) {
-            ambit_rt::spawn(
-                "caller's record",
-                async move { waypoint.learn(&address).await },
-            );
-        }
-    }
-
-    /// A connection to the target, in metrics.
-    pub(crate) fn traffic_labels(&self) -> TrafficLabels {
-        let destination = match &self.target {
-            Target::Service { .. } => None,
-            Target::Pod { workload, .. } => {
-                Some(Arc::new(Party::destination(&workload.to_model())))
-            }
-        };
-        TrafficLabels {
-            reporter: Reporter::Waypoint,
-            source: self.source(),
-            destination,
-            service: self
-                .target
-                .named()
-                .map(|service| ServiceName::from(&**service)),
-            security: match self.caller.identity {
-                Some(_) => SecurityPolicy::MutualTls,
-                None => SecurityPolicy::Unknown,
-            },
-        }
-    }
-
-    /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
-    /// what a header says.
-    pub(crate) fn source(&self) -> Option<Arc<Party>> {
-        let waypoint = &self.shard.waypoint;
-        let Caller { identity, address } = &self.caller;
-        let table = waypoint.state.table();
-        let found = table.workload_by_ip(&waypoint.config.network, address.ip());
-        let is_caller = |workload: &&WorkloadRef| {
-            let identity = identity.as_ref();
-            identity.is_none_or(|identity| workload.has_identity(identity))
-        };
-        let party = match found.filter(is_caller) {
-            Some(workload) => Party::new(&workload.to_model(), identity.clone()),
-            None => Party {
-                namespace: identity
-                    .as_ref()
-                    .map(|one| one.namespace.clone())
-                    .unwrap_or_default(),
-                principal: identity.clone(),
-                ..Party::default()
-            },
-        };
-        Some(Arc::new(party))
-    }
 }
 
 /// Opens the waypoint's listeners, one a worker, and serves them.
@@ -290,7 +203,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
         shard: client.shard.clone(),
         caller,
         target,
-        _open: open,
+        open,
     };
     session.learn_caller();
     let kind = Kind::of(&session);
@@ -342,7 +255,7 @@ impl Kind {
 }
 
 async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
-    let mut io = l7::Sniffed::new(tunnel.into_io());
+    let mut io = Sniffed::new(tunnel.into_io());
     if kind == Kind::Unknown {
         return tcp::serve_unknown(session, io).await;
     }

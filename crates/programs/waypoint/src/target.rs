@@ -1,17 +1,23 @@
 //! What a tunnel asks for: a service that the waypoint serves, or a pod that it manages.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use ambit_codec::Authority;
 use ambit_l7::authz::Scope;
-use ambit_model::{AppProtocol, NetworkAddress, Service, Workload};
-use ambit_route::WorkloadRef;
+use ambit_model::{AppProtocol, ArcStr, NetworkAddress, Service, Workload};
+use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
 use http::StatusCode;
 
 use crate::{
     published::Served,
     waypoint::{NotKnown, Waypoint},
 };
+
+/// Of a service without addresses.
+const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -107,7 +113,7 @@ impl Target {
             return Some(Err(TargetError::NoPort { service, port }));
         }
         let first = service.vips.first().map(|vip| vip.address);
-        let first = first.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+        let first = first.unwrap_or(UNKNOWN);
         Some(Ok(Self::Service {
             address: address.unwrap_or_else(|| SocketAddr::new(first, port)),
             service,
@@ -157,5 +163,27 @@ impl Target {
             Self::Pod { .. } => false,
         };
         has_routes || waypoint.published.policies().need_http(self.scope())
+    }
+
+    /// A way to it, other than to workloads that failed.
+    pub(crate) fn route(
+        &self,
+        waypoint: &Waypoint,
+        own: &Workload,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let request = BackendRequest {
+            waypoint: own,
+            own: &waypoint.address,
+            is_target: true,
+            failed,
+        };
+        let table = waypoint.state.table();
+        match self {
+            Self::Service {
+                served, address, ..
+            } => table.backend(&request, &served.name, address.port(), &mut rand::rng()),
+            Self::Pod { workload, address } => table.backend_pod(&request, workload, *address),
+        }
     }
 }

@@ -11,9 +11,10 @@ use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
-    http::{self as l7, Sniffed},
+    http as l7,
     metered::Metered,
-    server::Session,
+    session::Session,
+    sniff::Sniffed,
     target::Target,
     upstream::{Stream, UpstreamError, Way},
 };
@@ -148,7 +149,7 @@ async fn connect(
     failed: &[ArcStr],
 ) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
     let waypoint = &session.shard.waypoint;
-    let route = l7::route_to(waypoint, own, &session.target, failed);
+    let route = session.target.route(waypoint, &own.workload, failed);
     let way = match route {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),

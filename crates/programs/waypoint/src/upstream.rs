@@ -4,7 +4,7 @@
 mod http_pool;
 mod stream;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
@@ -110,7 +110,7 @@ impl Upstreams {
             Way::Tunnel(route) => {
                 let headers = tunnel_headers(own, forwarded);
                 let ip = own.workload.workload_ips.first().copied();
-                let source = ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+                let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);
                 Ok(Stream::Tunnel(Box::new(tunnel.await?.into_io())))
             }

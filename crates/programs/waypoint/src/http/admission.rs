@@ -8,7 +8,7 @@ use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::server::Session;
+use crate::session::Session;
 
 /// A request that policies have admitted.
 #[derive(Clone, Debug)]

@@ -8,23 +8,12 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
 
 use super::admission::Admission;
-
-/// A body of either direction.
-pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
-
-/// Why a body ends before its end.
-pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A text of our own.
-pub(crate) fn text(text: impl Into<Bytes>) -> Body {
-    let full = Full::new(text.into());
-    full.map_err(|never| match never {}).boxed_unsync()
-}
+use crate::message::{Body, BodyError};
 
 /// What went through in one direction.
 #[derive(Clone, Debug)]

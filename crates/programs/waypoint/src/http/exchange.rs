@@ -16,16 +16,19 @@ use http::{
 use hyper::body::Incoming;
 
 use super::{
-    Version,
     admission::Admission,
-    body::{self, Body, Passing},
+    body::Passing,
     headers,
     record::Record,
     reply::Reply,
     send::{self, Destination},
     upgrade::{self, Leftover},
 };
-use crate::{server::Session, target::Target};
+use crate::{
+    message::{Body, Version},
+    session::Session,
+    target::Target,
+};
 
 /// Answers a request.
 pub(super) async fn respond(
@@ -302,9 +305,4 @@ fn address(request: &mut Request<Body>, form: &Form, version: Version) -> Result
     *request.uri_mut() =
         Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
     Ok(())
-}
-
-/// A text as the body of an answer.
-pub(super) fn empty() -> Body {
-    body::text("")
 }

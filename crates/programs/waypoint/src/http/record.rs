@@ -18,7 +18,7 @@ use http::{
 use hyper::body::Incoming;
 
 use super::{body::Count, reply::Reply, send::Chosen};
-use crate::server::Session;
+use crate::session::Session;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -3,7 +3,7 @@
 use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use super::body::{self, Body};
+use crate::message::{self, Body};
 
 /// Why a request is answered by the waypoint rather than by an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Reply {
     /// The response. gRPC clients get theirs as status and message of their own.
     pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
         let Self { status, text, .. } = self;
-        let mut response = Response::new(body::text(if is_grpc {
+        let mut response = Response::new(message::text(if is_grpc {
             String::new()
         } else {
             text.clone()

@@ -3,7 +3,10 @@
 //! What may have reached an application is sent again only if that changes nothing: a request without a body
 //! whose method is idempotent (RFC 9110, section 9.2.2).
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
@@ -13,9 +16,10 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::{Version, body::Body, exchange, reply::Reply, route_to};
+use super::reply::Reply;
 use crate::{
-    server::Session,
+    message::{self, Body, Version},
+    session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, UpstreamError, Way},
 };
@@ -69,7 +73,7 @@ impl Destination {
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
-            Self::Target => route_to(waypoint, own, &session.target, failed),
+            Self::Target => session.target.route(waypoint, &own.workload, failed),
             Self::Backend(name, port) => {
                 let request = BackendRequest {
                     waypoint: &own.workload,
@@ -240,7 +244,7 @@ async fn open(
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
-    let ip = ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let forwarded = Forwarded {
         client: SocketAddr::new(ip, 0),
         host: None,
@@ -288,7 +292,7 @@ impl Replay {
     }
 
     fn request(&self) -> Request<Body> {
-        Request::from_parts(self.0.clone(), exchange::empty())
+        Request::from_parts(self.0.clone(), message::text(""))
     }
 }
 

@@ -13,8 +13,11 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{admission::Admission, body::Body, exchange, headers, reply::Reply};
-use crate::server::Session;
+use super::{admission::Admission, headers, reply::Reply};
+use crate::{
+    message::{self, Body},
+    session::Session,
+};
 
 /// An upgrade that a client asks for.
 #[derive(Debug)]
@@ -114,5 +117,5 @@ pub(super) fn switch(
             }
         }
     });
-    Ok(response.map(|_| exchange::empty()))
+    Ok(response.map(|_| message::text("")))
 }

@@ -23,7 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
 use super::{Stream, Way};
-use crate::http::{Body, Tasks, Version};
+use crate::message::{Body, Tasks, Version};
 
 /// How long an idle connection is kept: shorter than servers usually do, since a request that meets the end of
 /// its connection fails.

@@ -1,0 +1,39 @@
+//! What HTTP connections of both sides are made of.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use hyper::rt::Executor;
+
+/// A version of HTTP, as far as connections differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Version {
+    /// 1.0 or 1.1.
+    Http1,
+    /// 2, without TLS of its own.
+    Http2,
+}
+
+/// A body of either direction.
+pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
+
+/// Why a body ends before its end.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A text of our own.
+pub(crate) fn text(text: impl Into<Bytes>) -> Body {
+    let full = Full::new(text.into());
+    full.map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Runs what HTTP/2 connections start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tasks;
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        ambit_rt::spawn("http2 stream", task);
+    }
+}

@@ -1,0 +1,92 @@
+//! One tunnel that was accepted: who sent it, and for what.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ambit_l7::remote::remote_address;
+use ambit_model::NetworkAddress;
+use ambit_route::WorkloadRef;
+use ambit_rt::OpenWork;
+use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
+use http::HeaderMap;
+
+use crate::{caller::Caller, target::Target, waypoint::Shard};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) caller: Caller,
+    pub(crate) target: Target,
+    /// Shutdown waits for it.
+    #[expect(dead_code, reason = "what it does is to be held")]
+    pub(crate) open: OpenWork,
+}
+
+impl Session {
+    /// The address of the original client, behind proxies in front of the mesh that are trusted.
+    pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
+        let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
+        remote_address(self.caller.address.ip(), headers, trusted)
+    }
+
+    /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
+    pub(crate) fn learn_caller(&self) {
+        let waypoint = self.shard.waypoint.clone();
+        let ip = self.caller.address.ip();
+        let address = NetworkAddress::new(waypoint.config.network.clone(), ip);
+        if !waypoint.state.table().knows_address(&address) {
+            ambit_rt::spawn(
+                "caller's record",
+                async move { waypoint.learn(&address).await },
+            );
+        }
+    }
+
+    /// A connection to the target, in metrics.
+    pub(crate) fn traffic_labels(&self) -> TrafficLabels {
+        let destination = match &self.target {
+            Target::Service { .. } => None,
+            Target::Pod { workload, .. } => {
+                Some(Arc::new(Party::destination(&workload.to_model())))
+            }
+        };
+        TrafficLabels {
+            reporter: Reporter::Waypoint,
+            source: self.source(),
+            destination,
+            service: self
+                .target
+                .named()
+                .map(|service| ServiceName::from(&**service)),
+            security: match self.caller.identity {
+                Some(_) => SecurityPolicy::MutualTls,
+                None => SecurityPolicy::Unknown,
+            },
+        }
+    }
+
+    /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
+    /// what a header says.
+    pub(crate) fn source(&self) -> Option<Arc<Party>> {
+        let waypoint = &self.shard.waypoint;
+        let Caller { identity, address } = &self.caller;
+        let table = waypoint.state.table();
+        let found = table.workload_by_ip(&waypoint.config.network, address.ip());
+        let is_caller = |workload: &&WorkloadRef| {
+            let identity = identity.as_ref();
+            identity.is_none_or(|identity| workload.has_identity(identity))
+        };
+        let party = match found.filter(is_caller) {
+            Some(workload) => Party::new(&workload.to_model(), identity.clone()),
+            None => Party {
+                namespace: identity
+                    .as_ref()
+                    .map(|one| one.namespace.clone())
+                    .unwrap_or_default(),
+                principal: identity.clone(),
+                ..Party::default()
+            },
+        };
+        Some(Arc::new(party))
+    }
+}

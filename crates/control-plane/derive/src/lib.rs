@@ -90,24 +90,24 @@ impl Default for MeshConfig {
     }
 }
 
+/// Records that changed, by name; `None` is one that is gone.
+pub type Changed<N, R> = Vec<(N, Option<Arc<R>>)>;
+
 /// The records that changed; `None` is a record that is gone. Sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Workloads.
-    pub workloads: Vec<(WorkloadUid, Option<Arc<Workload>>)>,
+    pub workloads: Changed<WorkloadUid, Workload>,
     /// Services.
-    pub services: Vec<(NamespacedHostname, Option<Arc<ServiceRecord>>)>,
+    pub services: Changed<NamespacedHostname, ServiceRecord>,
     /// Policies.
-    pub policies: Vec<(PolicyKey, Option<Arc<Authorization>>)>,
+    pub policies: Changed<PolicyKey, Authorization>,
     /// Settings of waypoints.
-    pub waypoint_gateways: Vec<(GatewayName, Option<Arc<WaypointGateway>>)>,
+    pub waypoint_gateways: Changed<GatewayName, WaypointGateway>,
     /// What each waypoint serves.
-    pub waypoint_services: Vec<(
-        (GatewayName, NamespacedHostname),
-        Option<Arc<WaypointService>>,
-    )>,
+    pub waypoint_services: Changed<(GatewayName, NamespacedHostname), WaypointService>,
     /// What each waypoint enforces.
-    pub waypoint_policies: Vec<((GatewayName, PolicyKey), Option<Arc<HttpPolicy>>)>,
+    pub waypoint_policies: Changed<(GatewayName, PolicyKey), HttpPolicy>,
 }
 
 impl Delta {

@@ -8,7 +8,7 @@ use ambit_model::{
 };
 
 use super::Maker;
-use crate::{Delta, ServiceRecord, index::kind::Rendered};
+use crate::{Changed, Delta, ServiceRecord, index::kind::Rendered};
 
 /// All records.
 #[derive(Debug, Default)]
@@ -70,8 +70,6 @@ impl<N, R> Default for Records<N, R> {
         }
     }
 }
-
-type Changed<N, R> = Vec<(N, Option<Arc<R>>)>;
 
 impl<N: Clone + Eq + Hash, R: PartialEq> Records<N, R> {
     fn replace(

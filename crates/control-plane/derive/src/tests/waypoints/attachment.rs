@@ -82,7 +82,7 @@ fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
         let name = name.unwrap_or_default();
         let own = name.strip_suffix(".shop.svc.cluster.local");
         own.and_then(|own| own.strip_prefix("shop/"))
-            .map_or(name.clone(), str::to_owned)
+            .map_or_else(|| name.clone(), str::to_owned)
     };
     for (what, objects, pod, service) in rows {
         let mut mesh = TestMesh::with(MeshConfig {
@@ -199,19 +199,6 @@ fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name
 #[test]
 fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() {
     let gw = gateway;
-    let bank = |from: &str| {
-        gw("wp", FOR_ALL)
-            .replace("namespace: shop", "namespace: bank")
-            .replace(
-                "protocol: HBONE",
-                &format!("protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}"),
-            )
-    };
-    let selector = "from: Selector, selector: {matchLabels: {team: a}}";
-    let by_name = "from: Selector, selector: {matchLabels: {kubernetes.io/metadata.name: shop}}";
-    let there = "bank/wp.bank.svc.cluster.local";
-    let denied = "bank/not-permitted.wp.bank.waypoint.invalid";
-    let missing = "shop/missing.wp.shop.waypoint.invalid";
     let rows = || {
         vec![
             (
@@ -259,41 +246,6 @@ fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() 
                 "",
             ),
             (
-                "the service names one that is missing, and the namespace one that is there",
-                vec![
-                    gw("other", ""),
-                    namespace("istio.io/use-waypoint: other"),
-                    service_labelled(USE_WP),
-                ],
-                "",
-                missing,
-            ),
-            (
-                "a namespace's that is missing",
-                vec![namespace(USE_WP)],
-                missing,
-                missing,
-            ),
-            (
-                "of another class",
-                vec![
-                    gw("wp", "").replace("istio-waypoint", "istio"),
-                    namespace(USE_WP),
-                ],
-                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
-                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
-            ),
-            (
-                "a service asks for one that is for workloads",
-                vec![
-                    gw("wp", FOR_WORKLOADS),
-                    namespace(USE_NONE),
-                    service_labelled(USE_WP),
-                ],
-                "",
-                "shop/unsupported-type.wp.shop.waypoint.invalid",
-            ),
-            (
                 "a namespace label alone means nothing",
                 vec![
                     gw("wp", FOR_NOTHING),
@@ -302,6 +254,47 @@ fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() 
                 "",
                 "",
             ),
+        ]
+    };
+    check(WaypointAttachment::Seed, rows());
+    check(WaypointAttachment::Labels, rows());
+    check(
+        WaypointAttachment::Labels,
+        vec![
+            (
+                "Gateways alone",
+                vec![gw("wp", ""), gw("sa", FOR_CART)],
+                "",
+                "",
+            ),
+            (
+                "a pod's own",
+                vec![gw("wp", FOR_ALL), pod_labelled(USE_WP)],
+                "wp",
+                "",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn waypoints_of_other_namespaces_serve_whom_they_allow() {
+    let gw = gateway;
+    let bank = |from: &str| {
+        gw("wp", FOR_ALL)
+            .replace("namespace: shop", "namespace: bank")
+            .replace(
+                "protocol: HBONE",
+                &format!("protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}"),
+            )
+    };
+    let selector = "from: Selector, selector: {matchLabels: {team: a}}";
+    let by_name = "from: Selector, selector: {matchLabels: {kubernetes.io/metadata.name: shop}}";
+    let there = "bank/wp.bank.svc.cluster.local";
+    let denied = "bank/not-permitted.wp.bank.waypoint.invalid";
+    check(
+        WaypointAttachment::Seed,
+        vec![
             (
                 "elsewhere, same only",
                 vec![bank("from: Same"), namespace(ELSEWHERE)],
@@ -348,24 +341,51 @@ fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() 
                 there,
                 there,
             ),
-        ]
-    };
-    check(WaypointAttachment::Seed, rows());
-    check(WaypointAttachment::Labels, rows());
+        ],
+    );
+}
+
+#[test]
+fn what_leads_nowhere_is_refused_and_nothing_takes_its_place() {
+    let gw = gateway;
+    let missing = "shop/missing.wp.shop.waypoint.invalid";
     check(
-        WaypointAttachment::Labels,
+        WaypointAttachment::Seed,
         vec![
             (
-                "Gateways alone",
-                vec![gw("wp", ""), gw("sa", FOR_CART)],
+                "the service names one that is missing, and the namespace one that is there",
+                vec![
+                    gw("other", ""),
+                    namespace("istio.io/use-waypoint: other"),
+                    service_labelled(USE_WP),
+                ],
                 "",
-                "",
+                missing,
             ),
             (
-                "a pod's own",
-                vec![gw("wp", FOR_ALL), pod_labelled(USE_WP)],
-                "wp",
+                "a namespace's that is missing",
+                vec![namespace(USE_WP)],
+                missing,
+                missing,
+            ),
+            (
+                "of another class",
+                vec![
+                    gw("wp", "").replace("istio-waypoint", "istio"),
+                    namespace(USE_WP),
+                ],
+                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
+                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
+            ),
+            (
+                "a service asks for one that is for workloads",
+                vec![
+                    gw("wp", FOR_WORKLOADS),
+                    namespace(USE_NONE),
+                    service_labelled(USE_WP),
+                ],
                 "",
+                "shop/unsupported-type.wp.shop.waypoint.invalid",
             ),
         ],
     );

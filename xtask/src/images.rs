@@ -8,7 +8,12 @@ use anyhow::{Context, Result, bail};
 use crate::{plugin, setup, shell, static_binary};
 
 /// What goes into images beside the node proxy and the plugin, which are static.
-const PACKAGES: [&str; 4] = ["ambit-agent", "ambit-control", "ambit-waypoint", "ambit-cli"];
+const PACKAGES: [&str; 4] = [
+    "ambit-agent",
+    "ambit-control",
+    "ambit-waypoint",
+    "ambit-cli",
+];
 
 /// What the user asked for.
 struct Wanted {

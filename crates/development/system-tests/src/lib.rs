@@ -458,7 +458,7 @@ impl Conversation {
             }
             match self.0.read(&mut piece)? {
                 0 => return Ok(text),
-                read => answer.extend_from_slice(&piece[..read]),
+                read => answer.extend_from_slice(piece.get(..read).unwrap_or_default()),
             }
         }
     }

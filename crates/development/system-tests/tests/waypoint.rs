@@ -1,4 +1,9 @@
 //! A Gateway of class `istio-waypoint`, and what comes of the requests to the pods that it covers.
+#![expect(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "a test fails by panicking, and a table is as long as it is"
+)]
 
 use std::net::SocketAddr;
 
@@ -415,9 +420,9 @@ fn requests_that_others_read_differently_are_refused() {
         ),
         (
             "an upgrade to HTTP/2",
-            format!(
-                "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
-            ),
+            "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings, close\r\n\
+             Upgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+                .to_owned(),
             "200",
         ),
     ];

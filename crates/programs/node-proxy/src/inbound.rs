@@ -1,5 +1,7 @@
 //! Tunnels to the pod: TLS, CONNECT, authorization, the application.
 
+pub(crate) mod hairpin;
+
 use std::{error::Error, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_authz::Connection as Peer;
@@ -29,10 +31,10 @@ use tokio::{net::TcpStream, time::timeout};
 use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
-    hairpin::{self, HairpinError},
     pod::Pod,
     shard::Shard,
 };
+use hairpin::HairpinError;
 
 /// How long a connection that is cut goes on, for its tunnels' resets to be sent.
 const LAST_RESETS: Duration = Duration::from_millis(500);

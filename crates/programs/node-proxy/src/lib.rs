@@ -13,7 +13,6 @@ pub mod command;
 pub mod config;
 mod dns_capture;
 mod enrolment_record;
-mod hairpin;
 mod inbound;
 mod outbound;
 mod plaintext;

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
-    hairpin::{self, HairpinError},
+    inbound::hairpin::{self, HairpinError},
     shard::Shard,
 };
 

@@ -77,7 +77,11 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
 fn wanted(verdict: &Verdict) -> Vec<Condition> {
     let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
     match verdict {
-        Verdict::Made { is_ready: true, .. } => vec![
+        Verdict::Made {
+            is_ready: true,
+            ips,
+            ..
+        } if !ips.is_empty() => vec![
             accepted(),
             condition("Programmed", true, "Programmed", "the waypoint is ready"),
         ],
@@ -87,7 +91,7 @@ fn wanted(verdict: &Verdict) -> Vec<Condition> {
             } else {
                 "AddressNotUsable"
             };
-            let message = "no pod of the waypoint is ready: what is bound to it is refused";
+            let message = "the waypoint is not ready: what is bound to it is refused";
             vec![accepted(), condition("Programmed", false, reason, message)]
         }
         Verdict::Unusable(why) => {

@@ -220,6 +220,18 @@ fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
             "Programmed=False AddressNotAssigned"
         ]
     );
+    // A pod that is ready is of no use before the Service has an address.
+    let early = Standing {
+        is_ready: true,
+        ..Standing::default()
+    };
+    book.object(Part::Deployment, name(), Some(early));
+    let status = progress(&book).unwrap();
+    assert_eq!(
+        conditions(&status)[1],
+        "Programmed=False AddressNotAssigned"
+    );
+    book.object(Part::Deployment, name(), None);
     let service = Standing {
         ips: vec!["10.96.0.7".into()],
         ..Standing::default()

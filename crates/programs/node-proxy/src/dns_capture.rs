@@ -1,102 +1,26 @@
-//! Captured DNS of one pod: its sockets on 15053, and what its questions are answered with.
+//! Captured DNS of one pod: what its questions are answered with.
 //!
 //! One worker has all of a pod's questions: they are few, and so are then the sockets.
 
 use std::{
     io,
-    net::{IpAddr, TcpListener, UdpSocket},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    net::IpAddr,
     sync::{Arc, Weak},
 };
 
 use ambit_dns::{
     Client, Egress, Family, Host, Known, Limits, Outcome, Report, Server, look_up, system_servers,
 };
-use ambit_model::{ArcStr, DNS_PORT};
+use ambit_model::ArcStr;
 use ambit_proxy::{Accepted, report::chain};
-use ambit_sys::{
-    datagram,
-    netns::Netns,
-    socket::{self, ListenSpec, SocketError, SocketKind, Transparent},
-};
 use ambit_telemetry::{ArcString, DnsLabels};
 
-use crate::{config::Config, pod::Pod, shard::Shard};
-
-/// The sockets that a pod's DNS questions are redirected to.
-#[derive(Debug, Default)]
-pub(crate) struct DnsSockets {
-    udp: Vec<UdpSocket>,
-    tcp: Vec<TcpListener>,
-}
+use crate::{
+    pod::{DnsSockets, Pod},
+    shard::Shard,
+};
 
 impl DnsSockets {
-    /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
-    /// `inherited`, from which they are taken.
-    ///
-    /// Also where the configuration says that no answers are given: the agent that redirects questions
-    /// here may not know that, and they are then all passed on.
-    ///
-    /// # Errors
-    /// When a socket cannot be opened.
-    pub(crate) fn open(
-        config: &Config,
-        netns: &Netns,
-        inherited: &mut Vec<OwnedFd>,
-    ) -> Result<Self, SocketError> {
-        let mut sockets = Self::take(inherited, config)?;
-        sockets.complete(config, netns, false)?;
-        if config.ipv6_enabled {
-            sockets.complete(config, netns, true)?;
-        }
-        Ok(sockets)
-    }
-
-    fn take(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
-        let mut sockets = Self::default();
-        for socket in std::mem::take(inherited) {
-            match socket::kind_of(&socket) {
-                Ok(SocketKind::Datagram(at)) if at.port() == DNS_PORT => {
-                    sockets.udp.push(socket.into());
-                }
-                Ok(SocketKind::Listener(at)) if at.port() == DNS_PORT => {
-                    let adopted = socket::adopt(socket.into(), &config.tuning)?;
-                    sockets.tcp.push(adopted.listener);
-                }
-                _ => inherited.push(socket),
-            }
-        }
-        Ok(sockets)
-    }
-
-    fn complete(&mut self, config: &Config, netns: &Netns, ipv6: bool) -> Result<(), SocketError> {
-        let (mark, reuse_port) = (config.packet_mark, config.inpod_port_reuse);
-        let is = |at: io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
-        if !self.udp.iter().any(|socket| is(socket.local_addr())) {
-            let opened = datagram::listen(Some(netns), ipv6, DNS_PORT, mark, reuse_port)?;
-            // A pod without the family asks nothing over it.
-            let Some(socket) = opened else { return Ok(()) };
-            self.udp.push(socket);
-        }
-        if !self.tcp.iter().any(|listener| is(listener.local_addr())) {
-            let spec = ListenSpec {
-                ipv6,
-                loopback: true,
-                reuse_port,
-                transparent: Transparent::Off,
-                ..ListenSpec::of_pod(DNS_PORT, mark)
-            };
-            self.tcp.push(socket::listen(Some(netns), &spec)?.listener);
-        }
-        Ok(())
-    }
-
-    /// Their descriptors.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let udp = self.udp.iter().map(AsFd::as_fd);
-        udp.chain(self.tcp.iter().map(AsFd::as_fd))
-    }
-
     /// Answers datagrams on the current worker until the pod's drain. Gives what the questions of
     /// connections are answered with, and where those come in.
     pub(crate) fn serve(

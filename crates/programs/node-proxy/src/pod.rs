@@ -1,5 +1,6 @@
 //! One pod's proxy: who the pod is, and what all its workers share.
 
+mod dns_sockets;
 mod listeners;
 
 use std::{
@@ -29,6 +30,7 @@ use ambit_telemetry::Metrics;
 
 use crate::config::Config;
 
+pub(crate) use dns_sockets::DnsSockets;
 pub use listeners::{Captured, PodListeners};
 
 /// What pods' proxies are made from.

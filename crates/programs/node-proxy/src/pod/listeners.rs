@@ -12,7 +12,8 @@ use ambit_sys::{
     socket::{self, ListenSpec, Listening, SocketError, SocketKind, Transparent, Tuning},
 };
 
-use crate::{config::Config, dns_capture::DnsSockets};
+use super::DnsSockets;
+use crate::config::Config;
 
 /// The listeners of one pod for one worker.
 #[derive(Debug)]

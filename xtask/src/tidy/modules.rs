@@ -27,7 +27,7 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-hbone", 3),
     ("ambit-install", 2),
     ("ambit-lab", 6),
-    ("ambit-node-proxy", 6),
+    ("ambit-node-proxy", 5),
     ("ambit-sys", 2),
     ("ambit-testkit", 2),
 ];

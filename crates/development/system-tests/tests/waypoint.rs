@@ -83,6 +83,28 @@ fn with_waypoint() -> (Mesh, String) {
     (mesh, address)
 }
 
+/// Whether an answer is there with all of its body.
+fn is_whole(answer: &str) -> bool {
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    length.is_some_and(|length| body.len() >= length.parse().unwrap())
+}
+
+/// The first address of a service and its port for HTTP.
+fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
+    let dump = mesh.proxy_dump("node-1");
+    let services = dump["services"].as_array().unwrap();
+    let service = services
+        .iter()
+        .find(|service| service["hostname"].as_str().unwrap().starts_with(host));
+    let vip = service.unwrap()["vips"][0].as_str().unwrap();
+    SocketAddr::new(vip.trim_start_matches('/').parse().unwrap(), 80)
+}
+
 /// Waits until requests are delivered by the waypoint.
 fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
     until("requests go through the waypoint", || {
@@ -230,7 +252,19 @@ fn a_route_sends_requests_to_another_service() {
             .ok()
             .contains("plain-marker")
     );
+    // A connection that is open takes the new route with its next request.
+    let mut open = mesh
+        .dial("shop/client", address_of(&mesh, "server.shop.svc"))
+        .unwrap();
+    let mut ask = || {
+        let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
+        open.raw(request, is_whole).unwrap()
+    };
+    assert!(ask().contains("plain-marker"));
     mesh.apply("other", OTHER);
+    until("the open connection is routed anew", || {
+        ask().contains("other-text")
+    });
     until("the route leads to the other service", || {
         mesh.get("shop/client", "http://server.shop/")
             .body

@@ -221,6 +221,16 @@ fn route(
     else {
         return Ok(Destination::Target);
     };
+    // As it is now: the tunnel may be older than the routes.
+    let now = session.shard.waypoint.published.service(&served.name);
+    let Some(served) = now else {
+        let text = "this waypoint does not serve the service any more";
+        return Err(Reply::new(
+            StatusCode::NOT_FOUND,
+            text,
+            ResponseFlag::NoRoute,
+        ));
+    };
     let table = served.routes(address.port());
     let choice = table.choose(&RouteRequest {
         method: request.method().as_str(),

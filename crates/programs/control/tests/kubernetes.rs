@@ -759,6 +759,16 @@ async fn the_roles_are_what_is_used() {
     })
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
+    // What is listed may be written before it is followed.
+    shown("deployments are followed", || {
+        let requests = cluster.server.requests();
+        let follows = |path: &str| path.starts_with(DEPLOYMENTS) && path.contains("watch=true");
+        requests
+            .iter()
+            .any(|request| follows(&request.path))
+            .then_some(())
+    })
+    .await;
     shown("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
     })

@@ -131,8 +131,9 @@ struct ServiceForm {
     cidr_vips: Vec<CidrVip>,
     #[serde_as(as = "PortsForm")]
     ports: PortMap,
+    // Dumps have no such field.
     #[serde_as(as = "BTreeMap<_, AppProtocolForm>")]
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing)]
     app_protocols: BTreeMap<u16, AppProtocol>,
     subject_alt_names: Vec<ArcStr>,
     #[serde_as(as = "Option<GatewayForm>")]

@@ -34,9 +34,7 @@ use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
 #[cfg(test)]
 pub(crate) use kinds::app_protocol;
-pub use kinds::{
-    AppProtocol, KindVisitor, ServiceRecord, conditions, is_attached, parts, visit_kinds,
-};
+pub use kinds::{KindVisitor, ServiceRecord, conditions, is_attached, parts, visit_kinds};
 use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
 use references::References;

@@ -23,8 +23,8 @@ use ambit_model::{
 };
 
 pub use index::{
-    AppProtocol, CONTROLLER, Extent, Followed, Index, KindVisitor, ServiceRecord, conditions,
-    is_attached, parts, visit_kinds,
+    CONTROLLER, Extent, Followed, Index, KindVisitor, ServiceRecord, conditions, is_attached,
+    parts, visit_kinds,
 };
 pub use pod_directory::{PodDirectory, PodFacts};
 pub use problem::{FieldError, Problem, Severity};

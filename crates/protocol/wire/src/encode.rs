@@ -255,19 +255,21 @@ fn service_ports(from: &model::Service) -> Vec<workload::Port> {
     let mut ports = port_list(&from.ports).ports;
     for port in &mut ports {
         let number = u16::try_from(port.service_port).unwrap_or_default();
-        port.app_protocol = app_protocol(from.app_protocol(number)).into();
+        port.app_protocol = workload::AppProtocol::from(from.app_protocol(number)).into();
     }
     ports
 }
 
-fn app_protocol(from: model::AppProtocol) -> workload::AppProtocol {
-    match from {
-        model::AppProtocol::Unknown => workload::AppProtocol::Unknown,
-        model::AppProtocol::Http11 => workload::AppProtocol::Http11,
-        model::AppProtocol::Http2 => workload::AppProtocol::Http2,
-        model::AppProtocol::Grpc => workload::AppProtocol::Grpc,
-        model::AppProtocol::Tls => workload::AppProtocol::Tls,
-        model::AppProtocol::Tcp => workload::AppProtocol::Tcp,
+impl From<model::AppProtocol> for workload::AppProtocol {
+    fn from(from: model::AppProtocol) -> Self {
+        match from {
+            model::AppProtocol::Unknown => Self::Unknown,
+            model::AppProtocol::Http11 => Self::Http11,
+            model::AppProtocol::Http2 => Self::Http2,
+            model::AppProtocol::Grpc => Self::Grpc,
+            model::AppProtocol::Tls => Self::Tls,
+            model::AppProtocol::Tcp => Self::Tcp,
+        }
     }
 }
 

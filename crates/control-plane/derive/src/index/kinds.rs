@@ -36,9 +36,9 @@ use crate::{
 };
 
 pub(crate) use peer_authentication::{any_plaintext_refused, static_strict};
+pub use service::ServiceRecord;
 #[cfg(test)]
 pub(crate) use service::app_protocol;
-pub use service::{AppProtocol, ServiceRecord};
 
 /// A kind with its place among the objects of a namespace.
 pub(crate) trait Stored: MeshKind {

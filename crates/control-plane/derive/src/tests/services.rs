@@ -1,7 +1,7 @@
 //! Services and service entries.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
+use ambit_model::{AppProtocol, HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
 
 use super::*;
 use crate::index::app_protocol;

@@ -1,6 +1,6 @@
 //! A record as it is sent: encoded once, with its version and what it can be found by.
 
-use ambit_derive::{AppProtocol, ServiceRecord};
+use ambit_derive::ServiceRecord;
 use ambit_model::{ArcStr, Authorization, NetworkMode, Workload};
 use ambit_wire::{security, workload};
 use bytes::Bytes;
@@ -92,7 +92,7 @@ impl Entry {
     pub(super) fn service(from: &ServiceRecord) -> Self {
         let mut sent = workload::Service::from(&from.service);
         for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
-            port.app_protocol = app_protocol(*protocol).into();
+            port.app_protocol = workload::AppProtocol::from(*protocol).into();
         }
         let sent: workload::Address = sent.into();
         let vips = from
@@ -131,16 +131,5 @@ impl Entry {
             Vec::new(),
             EntryKind::Policy,
         )
-    }
-}
-
-fn app_protocol(protocol: AppProtocol) -> workload::AppProtocol {
-    match protocol {
-        AppProtocol::Unknown => workload::AppProtocol::Unknown,
-        AppProtocol::Http11 => workload::AppProtocol::Http11,
-        AppProtocol::Http2 => workload::AppProtocol::Http2,
-        AppProtocol::Grpc => workload::AppProtocol::Grpc,
-        AppProtocol::Tls => workload::AppProtocol::Tls,
-        AppProtocol::Tcp => workload::AppProtocol::Tcp,
     }
 }

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_k8s_api::{ObjectKey, Service, created, labels};
 use ambit_model as model;
-use ambit_model::{ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, PortMap};
+use ambit_model::{
+    AppProtocol, ArcStr, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, PortMap,
+};
 use k8s_openapi::{api::core::v1::ServiceSpec, apimachinery::pkg::util::intstr::IntOrString};
 
 use super::{endpoint_slice, namespace, pod::PodInput};
@@ -78,30 +80,12 @@ impl MeshKind for Service {
     }
 }
 
-/// What a port speaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AppProtocol {
-    /// Not said.
-    #[default]
-    Unknown,
-    /// HTTP/1.1.
-    Http11,
-    /// HTTP/2.
-    Http2,
-    /// gRPC.
-    Grpc,
-    /// TLS of the application's own.
-    Tls,
-    /// Anything over TCP.
-    Tcp,
-}
-
 /// A service as it is sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceRecord {
     /// The record.
     pub service: model::Service,
-    /// What its ports speak, in their order; waypoints want to know, node proxies do not.
+    /// What its ports speak, in their order: two ports may have one number, of which one is UDP's.
     pub app_protocols: Vec<AppProtocol>,
 }
 

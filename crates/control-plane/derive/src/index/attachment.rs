@@ -244,24 +244,31 @@ impl Index {
         {
             return None;
         }
-        let Some((origin, binding)) = self.labelled(namespace, Binding::of(own, namespace)) else {
+        let Some(bound) = self.labelled(namespace, Binding::of(own, namespace)) else {
             return self.taken(namespace, account?);
         };
+        self.by_label(namespace, bound, |serves| {
+            (!serves.workloads()).then_some(Obstacle::NotServed)
+        })
+    }
+
+    /// What a label comes to; `unserved` says whether a waypoint for this kind of traffic is none for the object.
+    fn by_label(
+        &self,
+        namespace: &ArcStr,
+        (origin, binding): (Origin, Binding),
+        unserved: impl FnOnce(Serves) -> Option<Obstacle>,
+    ) -> Option<Attachment> {
         let name = binding.gateway()?;
-        let outcome = match self.waypoint(name) {
-            // Whether it would have served workloads cannot be known.
-            Err(obstacle) => Err(obstacle),
-            Ok(gateway) => {
-                let serves = self.declared(gateway).unwrap_or(Serves::Services);
-                if !serves.workloads() {
-                    Err(Obstacle::NotServed)
-                } else if !self.allows(gateway, namespace) {
-                    Err(Obstacle::NotPermitted)
-                } else {
-                    Ok(serves)
-                }
+        // Of one that is not there, what it would have served cannot be known.
+        let outcome = self.waypoint(name).and_then(|gateway| {
+            let serves = self.declared(gateway).unwrap_or(Serves::Services);
+            match unserved(serves) {
+                Some(obstacle) => Err(obstacle),
+                None if !self.allows(gateway, namespace) => Err(Obstacle::NotPermitted),
+                None => Ok(serves),
             }
-        };
+        });
         Some(Attachment {
             origin,
             gateway: name.clone(),
@@ -314,31 +321,21 @@ impl Index {
             }
             _ => return None,
         };
-        let Some((origin, binding)) = self.labelled(namespace, own) else {
+        let Some(bound) = self.labelled(namespace, own) else {
             return self.taken_service(namespace).filter(|_| has_pods);
         };
-        let name = binding.gateway()?;
-        let outcome = self.waypoint(name).and_then(|gateway| {
-            let serves = self.declared(gateway).unwrap_or(Serves::Services);
-            if !serves.services() {
-                // A label of the namespace is there for all kinds of objects.
-                Err(match origin {
-                    Origin::Own => Obstacle::UnsupportedType,
-                    Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
-                })
-            } else if !self.allows(gateway, namespace) {
-                Err(Obstacle::NotPermitted)
-            } else if !is_public && name.namespace != *namespace {
-                Err(Obstacle::OtherNamespace)
-            } else {
-                Ok(serves)
-            }
-        });
-        Some(Attachment {
-            origin,
-            gateway: name.clone(),
-            outcome,
-        })
+        // A label of the namespace is there for all kinds of objects.
+        let unserved = match bound.0 {
+            Origin::Own => Obstacle::UnsupportedType,
+            Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
+        };
+        let mut attachment = self.by_label(namespace, bound, |serves| {
+            (!serves.services()).then_some(unserved)
+        })?;
+        if attachment.outcome.is_ok() && !is_public && attachment.gateway.namespace != *namespace {
+            attachment.outcome = Err(Obstacle::OtherNamespace);
+        }
+        Some(attachment)
     }
 
     /// The waypoint that takes the services of a namespace by itself. One that takes pods, too, is that of a

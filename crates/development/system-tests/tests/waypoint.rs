@@ -1,6 +1,7 @@
 //! A Gateway of class `istio-waypoint`, and what comes of the requests to the pods that it covers.
 #![expect(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::too_many_lines,
     reason = "a test fails by panicking, and a table is as long as it is"
 )]

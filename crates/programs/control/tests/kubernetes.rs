@@ -759,16 +759,7 @@ async fn the_roles_are_what_is_used() {
     })
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
-    // What is listed may be written before it is followed.
-    shown("deployments are followed", || {
-        let requests = cluster.server.requests();
-        let follows = |path: &str| path.starts_with(DEPLOYMENTS) && path.contains("watch=true");
-        requests
-            .iter()
-            .any(|request| follows(&request.path))
-            .then_some(())
-    })
-    .await;
+    followed(&cluster, DEPLOYMENTS).await;
     shown("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
     })
@@ -791,6 +782,17 @@ async fn the_roles_are_what_is_used() {
     let mut surplus = difference.unused;
     surplus.retain(|grant| !ELSEWHERE.contains(&grant.as_str()));
     assert_eq!((difference.refused, surplus), Default::default());
+}
+
+/// Waits until a collection is followed: what is listed is used before that.
+async fn followed(cluster: &Cluster, collection: &str) {
+    shown("it is followed", || {
+        let requests = cluster.server.requests();
+        let follows = |path: &str| path.starts_with(collection) && path.contains("watch=true");
+        let mut paths = requests.iter().map(|request| request.path.as_str());
+        paths.any(follows).then_some(())
+    })
+    .await;
 }
 
 /// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,

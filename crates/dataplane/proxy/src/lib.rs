@@ -1,6 +1,7 @@
 //! What every proxy of the mesh is made of, whatever it stands in front of.
 //!
-//! - Threads and sockets: [`workers`] carry connections, [`listeners`] accept them.
+//! - Threads and sockets: [`workers`] carry connections, [`listeners`] accept them, [`tunnel_server`] serves
+//!   those that bring tunnels.
 //! - One connection, from its opening to its report: [`connection`], [`dial`], [`report`].
 //! - All connections of one instance: [`connection_table`], [`recheck`] when policies change, [`in_flight`]
 //!   limits of set-up, and how it ends ([`lifecycle`]).
@@ -30,6 +31,7 @@ pub mod recheck;
 pub mod report;
 mod resolve;
 pub mod state;
+pub mod tunnel_server;
 pub mod warm_start;
 pub mod workers;
 

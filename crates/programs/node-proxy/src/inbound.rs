@@ -2,15 +2,11 @@
 
 pub(crate) mod hairpin;
 
-use std::{error::Error, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::{Authority, Forwarded, ProxyHeader};
-use ambit_hbone::{
-    Incoming,
-    server::{self, IncomingError},
-    tls,
-};
+use ambit_hbone::{Incoming, server::IncomingError, tls};
 use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_proxy::{
     Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown,
@@ -19,14 +15,14 @@ use ambit_proxy::{
     dial::BAGGAGE,
     in_flight::{Full, Slot},
     report::chain,
+    tunnel_server,
 };
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
 use ambit_rt::OpenWork;
 use ambit_sys::socket::{self, Tuning};
 use ambit_telemetry::{Direction, log_denied};
-use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, StatusCode};
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 
 use crate::{
     admission::{self, Denied, note_source},
@@ -35,9 +31,6 @@ use crate::{
     shard::Shard,
 };
 use hairpin::HairpinError;
-
-/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
-const LAST_RESETS: Duration = Duration::from_millis(500);
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
@@ -127,16 +120,10 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         let _gone = socket::tune(&stream, &near);
     }
     let mut drain = pod.drain_watcher();
-    let stream = tokio::select! {
-        stream = Box::pin(agree(pod, stream)) => stream,
-        () = drain.cut() => return,
-    };
-    let stream = match stream {
-        Ok(stream) => stream,
-        Err(error) => {
-            log_denied(peer, local, Direction::Inbound, &chain(&*error));
-            return;
-        }
+    let stream = match tunnel_server::agree(&pod.dialer, stream, &mut drain).await {
+        Some(Ok(stream)) => stream,
+        Some(Err(error)) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+        None => return,
     };
     drop(slot);
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
@@ -147,41 +134,14 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         local,
         identity,
     });
-    let mut draining = drain.clone();
-    let graceful = async move {
-        draining.started().await;
-    };
-    let serving = server::serve(stream, &settings, graceful, |incoming| {
+    let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         let open = client.shard.pod.drain_watcher().open_work();
         ambit_rt::spawn(
             "inbound connection",
             serve_tunnel(client.clone(), incoming, open),
         );
     });
-    let mut serving = pin!(serving);
-    let served = tokio::select! {
-        served = &mut serving => served,
-        // The tunnels are cut too: this sends the resets to their peers.
-        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
-    };
-    if let Err(error) = served {
-        tracing::debug!(%peer, error = chain(&error), "an HBONE connection to the pod ended");
-    }
-}
-
-async fn agree(
-    pod: &Pod,
-    stream: TcpStream,
-) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
-    let certificate = pod.dialer.certificates.get(pod.identity()).await?;
-    let config = certificate.server_config()?;
-    let limit = pod.config.http2.handshake_timeout;
-    let mut stream = tls::accept(stream, config, limit).await?;
-    let chain = tls::peer_certificates(&stream);
-    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
-        tls::end_when_revoked(&mut stream, revocation);
-    }
-    Ok(stream)
+    serving.await;
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {

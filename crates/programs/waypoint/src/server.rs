@@ -1,20 +1,16 @@
 //! Tunnels to the waypoint: TLS, CONNECT, who calls and for what; then what is inside is served.
 
-use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, server, tls};
 use ambit_model::{AppProtocol, HBONE_PORT, Identity, canonical_socket};
-use ambit_proxy::{Accepted, Listeners, Workers, report::chain};
+use ambit_proxy::{Accepted, Listeners, Workers, report::chain, tunnel_server};
 use ambit_rt::OpenWork;
 use ambit_sys::socket::{self, ListenSpec, SocketError, Transparent};
 use ambit_telemetry::{Direction, log_denied};
-use ambit_tls::PeerRole;
 use http::{HeaderMap, StatusCode};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    time::timeout,
-};
+use tokio::net::TcpListener;
 
 use crate::{
     caller::{Caller, CallerError},
@@ -27,9 +23,6 @@ use crate::{
     upstream::Upstreams,
     waypoint::{Shard, Waypoint},
 };
-
-/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
-const LAST_RESETS: Duration = Duration::from_millis(500);
 
 /// A tunnel that is refused.
 #[derive(Debug, thiserror::Error)]
@@ -133,13 +126,10 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
     };
     let mut drain = waypoint.lifecycle.drain_watcher();
-    let stream = tokio::select! {
-        stream = Box::pin(agree(&waypoint, stream)) => stream,
-        () = drain.cut() => return,
-    };
-    let stream = match stream {
-        Ok(stream) => stream,
-        Err(error) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+    let stream = match tunnel_server::agree(&waypoint.dialer, stream, &mut drain).await {
+        Some(Ok(stream)) => stream,
+        Some(Err(error)) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+        None => return,
     };
     drop(slot);
     let client = Arc::new(Client {
@@ -149,39 +139,11 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         identity: ambit_tls::peer_identity(tls::peer_certificates(&stream)),
     });
     let settings = waypoint.config.http2.clone();
-    let mut draining = drain.clone();
-    let graceful = async move {
-        draining.started().await;
-    };
-    let serving = server::serve(stream, &settings, graceful, |incoming| {
+    let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
         ambit_rt::spawn("tunnel", serve_tunnel(client.clone(), incoming, open));
     });
-    let mut serving = pin!(serving);
-    let served = tokio::select! {
-        served = &mut serving => served,
-        // The tunnels are cut too: this sends the resets to their peers.
-        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
-    };
-    if let Err(error) = served {
-        tracing::debug!(%peer, error = chain(&error), "an HBONE connection ended");
-    }
-}
-
-async fn agree(
-    waypoint: &Waypoint,
-    stream: TcpStream,
-) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
-    let dialer = &waypoint.dialer;
-    let certificate = dialer.certificates.get(&dialer.identity).await?;
-    let config = certificate.server_config()?;
-    let limit = waypoint.config.http2.handshake_timeout;
-    let mut stream = tls::accept(stream, config, limit).await?;
-    let chain = tls::peer_certificates(&stream);
-    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
-        tls::end_when_revoked(&mut stream, revocation);
-    }
-    Ok(stream)
+    serving.await;
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
@@ -199,12 +161,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
         }
     };
     let (caller, target) = found;
-    let session = Session {
-        shard: client.shard.clone(),
-        caller,
-        target,
-        open,
-    };
+    let session = Session::new(client.shard.clone(), caller, target, open);
     session.learn_caller();
     let kind = Kind::of(&session);
     match kind {

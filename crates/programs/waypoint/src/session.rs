@@ -1,6 +1,9 @@
 //! One tunnel that was accepted: who sent it, and for what.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
 
 use ambit_l7::remote::remote_address;
 use ambit_model::NetworkAddress;
@@ -17,12 +20,25 @@ pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
     pub(crate) caller: Caller,
     pub(crate) target: Target,
+    /// The caller in metrics, once its record is known.
+    source: OnceLock<Arc<Party>>,
     /// Shutdown waits for it.
     #[expect(dead_code, reason = "what it does is to be held")]
-    pub(crate) open: OpenWork,
+    open: OpenWork,
 }
 
 impl Session {
+    /// What `caller` asks for. `open` is held until it is over.
+    pub(crate) fn new(shard: Arc<Shard>, caller: Caller, target: Target, open: OpenWork) -> Self {
+        Self {
+            shard,
+            caller,
+            target,
+            source: OnceLock::new(),
+            open,
+        }
+    }
+
     /// The address of the original client, behind proxies in front of the mesh that are trusted.
     pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
         let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
@@ -52,7 +68,7 @@ impl Session {
         };
         TrafficLabels {
             reporter: Reporter::Waypoint,
-            source: self.source(),
+            source: Some(self.source()),
             destination,
             service: self
                 .target
@@ -67,7 +83,10 @@ impl Session {
 
     /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
     /// what a header says.
-    pub(crate) fn source(&self) -> Option<Arc<Party>> {
+    fn source(&self) -> Arc<Party> {
+        if let Some(known) = self.source.get() {
+            return known.clone();
+        }
         let waypoint = &self.shard.waypoint;
         let Caller { identity, address } = &self.caller;
         let table = waypoint.state.table();
@@ -76,17 +95,17 @@ impl Session {
             let identity = identity.as_ref();
             identity.is_none_or(|identity| workload.has_identity(identity))
         };
-        let party = match found.filter(is_caller) {
-            Some(workload) => Party::new(&workload.to_model(), identity.clone()),
-            None => Party {
-                namespace: identity
-                    .as_ref()
-                    .map(|one| one.namespace.clone())
-                    .unwrap_or_default(),
-                principal: identity.clone(),
-                ..Party::default()
-            },
-        };
-        Some(Arc::new(party))
+        if let Some(workload) = found.filter(is_caller) {
+            let party = || Arc::new(Party::new(&workload.to_model(), identity.clone()));
+            return self.source.get_or_init(party).clone();
+        }
+        Arc::new(Party {
+            namespace: identity
+                .as_ref()
+                .map(|one| one.namespace.clone())
+                .unwrap_or_default(),
+            principal: identity.clone(),
+            ..Party::default()
+        })
     }
 }

@@ -1,0 +1,68 @@
+//! Connections that bring tunnels: TLS with certificates on both ends, then HTTP/2 until both sides are done or the
+//! instance ends.
+
+use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
+
+use ambit_hbone::{Incoming, Settings, server, tls};
+use ambit_rt::DrainWatcher;
+use ambit_tls::PeerRole;
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::{Dialer, report::chain};
+
+/// How long a connection that is cut goes on, for its tunnels' resets to be sent.
+const LAST_RESETS: Duration = Duration::from_millis(500);
+
+/// Agrees on TLS with a client, under the instance's own identity. Nothing if the instance ends meanwhile.
+///
+/// # Errors
+/// When there is no certificate, or the client has none that is accepted.
+pub async fn agree(
+    dialer: &Dialer,
+    stream: TcpStream,
+    drain: &mut DrainWatcher,
+) -> Option<Result<tls::TlsStream, Box<dyn Error + Send + Sync>>> {
+    tokio::select! {
+        stream = Box::pin(handshake(dialer, stream)) => Some(stream),
+        () = drain.cut() => None,
+    }
+}
+
+async fn handshake(
+    dialer: &Dialer,
+    stream: TcpStream,
+) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
+    let certificate = dialer.certificates.get(&dialer.identity).await?;
+    let config = certificate.server_config()?;
+    let limit = dialer.http2.handshake_timeout;
+    let mut stream = tls::accept(stream, config, limit).await?;
+    let chain = tls::peer_certificates(&stream);
+    if let Some(revocation) = certificate.revocation(PeerRole::Client, chain) {
+        tls::end_when_revoked(&mut stream, revocation);
+    }
+    Ok(stream)
+}
+
+/// Gives each tunnel that `peer` asks for to `handler`, which must not block. When the drain begins the peer is
+/// asked to open no more.
+pub async fn serve(
+    stream: tls::TlsStream,
+    settings: &Settings,
+    mut drain: DrainWatcher,
+    peer: SocketAddr,
+    handler: impl FnMut(Incoming),
+) {
+    let mut draining = drain.clone();
+    let graceful = async move {
+        draining.started().await;
+    };
+    let mut serving = pin!(server::serve(stream, settings, graceful, handler));
+    let served = tokio::select! {
+        served = &mut serving => served,
+        // The tunnels are cut too: this sends the resets to their peers.
+        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
+    };
+    if let Err(error) = served {
+        tracing::debug!(%peer, error = chain(&error), "an HBONE connection ended");
+    }
+}

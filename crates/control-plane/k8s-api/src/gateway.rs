@@ -33,6 +33,11 @@ custom_resource! {
     HTTPRoute, HttpRouteSpec, "gateway.networking.k8s.io", "httproutes", NamespaceResourceScope
 }
 
+custom_resource! {
+    /// Who of other namespaces may refer to what is in its own.
+    ReferenceGrant, ReferenceGrantSpec, "gateway.networking.k8s.io", "referencegrants", NamespaceResourceScope
+}
+
 /// See [`Gateway`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -232,4 +237,38 @@ pub struct HttpBackendRef {
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
+}
+
+/// See [`ReferenceGrant`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantSpec {
+    /// Who may refer.
+    pub from: Vec<ReferenceGrantFrom>,
+    /// To what.
+    pub to: Vec<ReferenceGrantTo>,
+}
+
+/// See [`ReferenceGrantSpec::from`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantFrom {
+    /// API group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+/// See [`ReferenceGrantSpec::to`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantTo {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Name; all of the kind if left out.
+    pub name: Option<String>,
 }

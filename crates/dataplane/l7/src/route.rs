@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use ambit_model::{
     ArcStr, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpValueMatch,
-    RouteName,
+    MAX_EXPRESSION, RouteName,
 };
 use http::{HeaderMap, HeaderName};
 use rand::{Rng, RngCore};
@@ -19,9 +19,6 @@ use crate::path::canonical_escapes;
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
-
-/// Memory that one regular expression may take, in bytes.
-const REGEX_SIZE: usize = 1 << 18;
 
 /// What a request is routed by.
 #[derive(Clone, Copy, Debug)]
@@ -275,10 +272,14 @@ fn canonical(path: &str) -> ArcStr {
 
 /// A pattern that matches whole texts; in linear time, whatever the text.
 fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
-    let built = RegexBuilder::new(&format!("^(?:{pattern})$"))
-        .size_limit(REGEX_SIZE)
-        .dfa_size_limit(REGEX_SIZE)
-        .build();
+    let build = |pattern: &str| {
+        RegexBuilder::new(pattern)
+            .size_limit(MAX_EXPRESSION)
+            .dfa_size_limit(MAX_EXPRESSION)
+            .build()
+    };
+    // By itself first: `a)|(b` is none, and would be one with what is added.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
     *broken |= built.is_err();
     built.ok()
 }

@@ -12,7 +12,7 @@
 //! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CrossNamespaceWaypointForbidden` |
 //! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
 //! | HTTPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `NotAllowedByListeners`, `UnsupportedValue` |
-//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind` |
+//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
 
 pub mod addresses;

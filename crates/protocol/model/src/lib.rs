@@ -40,7 +40,7 @@ pub use service::{
 };
 pub use waypoint::{
     GatewayName, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpValueMatch, PathNormalization, RouteName, WaypointGateway, WaypointService,
+    HttpValueMatch, MAX_EXPRESSION, PathNormalization, RouteName, WaypointGateway, WaypointService,
 };
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,

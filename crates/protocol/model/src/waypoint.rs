@@ -77,6 +77,9 @@ pub enum PathNormalization {
     DecodeAndMergeSlashes,
 }
 
+/// Memory that one regular expression of a route may take, in bytes.
+pub const MAX_EXPRESSION: usize = 1 << 18;
+
 /// A service that a waypoint serves: bound to it, or with an endpoint that is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaypointService {

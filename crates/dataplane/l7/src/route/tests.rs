@@ -1,5 +1,7 @@
 //! Which rule a request takes.
 
+mod precedence;
+
 use ambit_model::{HttpRouteMatch, NamespacedHostname};
 use http::HeaderMap;
 
@@ -185,10 +187,13 @@ fn parameters_are_decoded_and_the_first_counts() {
 
 #[test]
 fn what_a_broken_expression_might_match_is_not_served() {
-    let of = path(HttpPathMatch::Regex("(".into()));
-    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of, prefix("/ok")])])], 80);
-    assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
-    assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+    // The second would be one with what makes it match whole paths.
+    for pattern in ["(", "a)|(b"] {
+        let of = path(HttpPathMatch::Regex(pattern.into()));
+        let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of, prefix("/ok")])])], 80);
+        assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
+        assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
+mod backends;
 mod rules;
 mod standing;
 
@@ -35,6 +36,7 @@ pub(crate) struct Parent {
 /// A route as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RouteInput {
+    kind: Kind,
     name: RouteName,
     created: String,
     pub(crate) parents: Vec<Parent>,
@@ -130,7 +132,11 @@ impl RouteInput {
         HttpRoute {
             name: self.name.clone(),
             ports,
-            rules: self.rules.iter().map(|rule| rule.resolved(index)).collect(),
+            rules: self
+                .rules
+                .iter()
+                .map(|rule| rule.resolved(index, self))
+                .collect(),
         }
     }
 }
@@ -155,7 +161,7 @@ fn parents(
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(rules::port).transpose();
+        let port = reference.port.map(backends::port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;
@@ -172,6 +178,7 @@ fn parents(
 fn route(from: &HTTPRoute, parents: Vec<Parent>, rules: Vec<RuleInput>) -> RouteInput {
     let metadata = &from.metadata;
     RouteInput {
+        kind: Kind::HTTPRoute,
         name: RouteName {
             kind: Kind::HTTPRoute.as_str().into(),
             namespace: metadata.namespace.as_deref().unwrap_or("default").into(),

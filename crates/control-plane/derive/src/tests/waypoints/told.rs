@@ -131,6 +131,108 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     );
 }
 
+fn grant(namespace: &str, from: &str, to: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {{name: g, namespace: {namespace}}}\nspec: {{from: [{from}], to: [{to}]}}\n"
+    )
+}
+
+#[test]
+fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
+    let spec =
+        format!("{PARENT}, rules: [{{backendRefs: [{{name: till, namespace: bank, port: 81}}]}}]");
+    let till = backend("till", 81).replace("namespace: shop", "namespace: bank");
+    let manifests = all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &till,
+        &route("r", "shop", &spec),
+    ]);
+    let resolved = |mesh: &TestMesh| parent_conditions(mesh, "shop", "r")[1].clone();
+    let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
+    let mut mesh = TestMesh::of(&manifests);
+    let forbidden = "ResolvedRefs=false RefNotPermitted";
+    assert_eq!(resolved(&mesh), forbidden);
+    assert!(routes(&mesh)[0].rules[0].backends[0].service.is_err());
+    for (from, to, suffices) in [
+        (from, "{group: '', kind: Service}", true),
+        (from, "{group: '', kind: Service, name: till}", true),
+        (from, "{group: '', kind: Service, name: other}", false),
+        (from, "{group: '', kind: Secret}", false),
+        (
+            "{group: gateway.networking.k8s.io, kind: GRPCRoute, namespace: shop}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+        (
+            "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: evil}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+        (
+            "{group: '', kind: HTTPRoute, namespace: shop}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+    ] {
+        mesh.apply(&grant("bank", from, to));
+        assert_eq!(resolved(&mesh) != forbidden, suffices, "{from} {to}");
+        assert_eq!(
+            routes(&mesh)[0].rules[0].backends[0].service.is_ok(),
+            suffices,
+            "{from} {to}"
+        );
+        mesh.delete(Kind::ReferenceGrant, "bank", "g");
+        assert_eq!(resolved(&mesh), forbidden);
+    }
+    mesh.apply(&grant("shop", from, "{group: '', kind: Service}"));
+    assert_eq!(resolved(&mesh), forbidden, "a grant of the route's side");
+    let mut ignored = TestMesh::with(MeshConfig {
+        reference_grants: ReferenceGrants::Ignored,
+        ..MeshConfig::default()
+    });
+    ignored.apply(&manifests);
+    assert_eq!(resolved(&ignored), "ResolvedRefs=true ResolvedRefs");
+}
+
+#[test]
+fn what_is_no_expression_and_what_is_too_much_is_said() {
+    let of = |rules: &str| {
+        let spec = format!("{PARENT}, rules: [{rules}]");
+        TestMesh::of(&all(&[
+            SERVICE,
+            CART,
+            &gateway("wp", ""),
+            &route("r", "shop", &spec),
+        ]))
+    };
+    for pattern in ["(", "a)|(b", "(?=a)", r"\1", "((a{100}){100}){100}"] {
+        let pattern = format!("'{pattern}'");
+        for rule in [
+            format!("{{matches: [{{path: {{type: RegularExpression, value: {pattern}}}}}]}}"),
+            format!(
+                "{{matches: [{{headers: [{{name: x, type: RegularExpression, value: {pattern}}}]}}]}}"
+            ),
+        ] {
+            let mesh = of(&rule);
+            assert!(routes(&mesh)[0].rules[0].unsupported.is_some(), "{rule}");
+            let accepted = &parent_conditions(&mesh, "shop", "r")[0];
+            assert_eq!(accepted, "Accepted=false UnsupportedValue", "{rule}");
+        }
+    }
+    // As a million would be: nothing of it is taken, and requests are answered with an error.
+    let many = vec!["{path: {value: /a}}"; 9000].join(", ");
+    let mesh = of(&format!("{{matches: [{many}]}}"));
+    assert!(
+        mesh.problems()[0].contains("too many"),
+        "{:?}",
+        mesh.problems()
+    );
+    assert!(routes(&mesh)[0].rules[0].unsupported.is_some());
+    assert!(routes(&mesh)[0].rules[0].matches.is_empty());
+}
+
 #[test]
 fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
     let spec = format!("{PARENT}, rules: [{{}}]");

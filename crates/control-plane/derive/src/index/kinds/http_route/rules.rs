@@ -5,20 +5,27 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{
-    Kind, ObjectKey, Service,
+    ObjectKey,
     gateway::{self, HttpNamedMatch},
 };
 use ambit_model::{
     ArcStr, HttpBackend, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpValueMatch,
-    NamespacedHostname,
 };
+use regex::RegexBuilder;
 use serde_json::Value;
 
-use super::service_kind;
+use super::{
+    RouteInput,
+    backends::{BackendInput, Unresolved},
+};
 use crate::{
     index::Index,
     problem::{FieldError, Note},
 };
+
+/// Most rules of a route, and most matches of all of them together.
+const MOST_RULES: usize = 1024;
+const MOST_MATCHES: usize = 8192;
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,14 +33,6 @@ pub(super) struct RuleInput {
     matches: Vec<HttpRouteMatch>,
     backends: Vec<BackendInput>,
     unsupported: Option<ArcStr>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct BackendInput {
-    /// The object; an error if it cannot be used.
-    target: Result<ObjectKey, ArcStr>,
-    port: u16,
-    weight: u32,
 }
 
 impl RuleInput {
@@ -50,9 +49,7 @@ impl RuleInput {
 
     /// The objects that requests go to.
     pub(super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.backends
-            .iter()
-            .filter_map(|backend| backend.target.as_ref().ok())
+        self.backends.iter().filter_map(BackendInput::target)
     }
 
     /// What in it is not supported.
@@ -61,24 +58,15 @@ impl RuleInput {
     }
 
     /// Backends that requests cannot go to, with the reason for a condition.
-    pub(super) fn errors(&self, index: &Index) -> Vec<(&'static str, ArcStr)> {
-        let error = |backend: &BackendInput| match &backend.target {
-            Err(why) => Some(("InvalidKind", why.clone())),
-            Ok(target) => {
-                let why = find(index, target, backend.port).err()?;
-                Some(("BackendNotFound", why))
-            }
-        };
-        self.backends.iter().filter_map(error).collect()
+    pub(super) fn errors(&self, index: &Index, route: &RouteInput) -> Vec<Unresolved> {
+        let found = self.backends.iter().map(|one| one.find(index, route));
+        found.filter_map(Result::err).collect()
     }
 
     /// With its backends as they are now.
-    pub(super) fn resolved(&self, index: &Index) -> HttpRouteRule {
+    pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
         let backend = |from: &BackendInput| HttpBackend {
-            service: from
-                .target
-                .clone()
-                .and_then(|target| find(index, &target, from.port)),
+            service: from.find(index, route).map_err(|error| error.text),
             port: from.port,
             weight: from.weight,
         };
@@ -88,29 +76,6 @@ impl RuleInput {
             unsupported: self.unsupported.clone(),
         }
     }
-}
-
-/// The service that a backend is.
-fn find(index: &Index, target: &ObjectKey, port: u16) -> Result<NamespacedHostname, ArcStr> {
-    let service = index.get::<Service>(target);
-    let service = service.ok_or_else(|| arcstr::format!("there is no {target}"))?;
-    if !service
-        .ports
-        .iter()
-        .any(|one| one.is_tcp && one.port == port)
-    {
-        return Err(arcstr::format!("{target} has no port {port}"));
-    }
-    let host = service.hostname(&index.config.cluster_domain);
-    Ok(NamespacedHostname::new(target.namespace.clone(), host))
-}
-
-/// A number as a port.
-pub(super) fn port(number: i32) -> Result<u16, String> {
-    u16::try_from(number)
-        .ok()
-        .filter(|port| *port != 0)
-        .ok_or_else(|| format!("{number} is not a port, 1 to 65535"))
 }
 
 /// The rules of a route; what is not supported is noted.
@@ -132,6 +97,14 @@ pub(super) fn read(
     } else {
         spec.rules.as_slice()
     };
+    let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
+    if rules.len() > MOST_RULES || matches > MOST_MATCHES {
+        let message = format!(
+            "{} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}",
+            rules.len()
+        );
+        return Err(FieldError::new("spec.rules", message));
+    }
     let mut read = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         reader.unsupported.clone_from(&of_all);
@@ -236,7 +209,10 @@ impl Reader<'_> {
                 let prefix = if trimmed.is_empty() { "/" } else { trimmed };
                 Some(HttpPathMatch::Prefix(prefix.into()))
             }
-            "RegularExpression" => Some(HttpPathMatch::Regex(value.into())),
+            "RegularExpression" => {
+                self.expression(&format!("{at}.value"), value);
+                Some(HttpPathMatch::Regex(value.into()))
+            }
             other => {
                 self.unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
                 None
@@ -244,12 +220,26 @@ impl Reader<'_> {
         })
     }
 
+    /// Waypoints match in linear time and bounded memory, or not at all.
+    fn expression(&mut self, field: &str, pattern: &str) {
+        let built = RegexBuilder::new(pattern)
+            .size_limit(ambit_model::MAX_EXPRESSION)
+            .build();
+        if built.is_err() {
+            let what = "no regular expression of RE2's syntax, or too large";
+            self.unsupported(field.to_owned(), what);
+        }
+    }
+
     fn named(&mut self, from: &[HttpNamedMatch], at: &str) -> Vec<(ArcStr, HttpValueMatch)> {
         let mut read = Vec::new();
         for (index, one) in from.iter().enumerate() {
             let value = match one.type_.as_deref() {
                 None | Some("Exact") => HttpValueMatch::Exact(one.value.as_str().into()),
-                Some("RegularExpression") => HttpValueMatch::Regex(one.value.as_str().into()),
+                Some("RegularExpression") => {
+                    self.expression(&format!("{at}[{index}].value"), &one.value);
+                    HttpValueMatch::Regex(one.value.as_str().into())
+                }
                 Some(other) => {
                     let what = format!("{other:?} is not supported");
                     self.unsupported(format!("{at}[{index}].type"), &what);
@@ -269,37 +259,6 @@ impl Reader<'_> {
     ) -> Result<BackendInput, FieldError> {
         self.unknown(at, &from.other);
         self.filters(at, &from.filters);
-        let group = from.group.as_deref().unwrap_or_default();
-        let kind = from.kind.as_deref().unwrap_or("Service");
-        let weight = from.weight.unwrap_or(1);
-        let weight = u32::try_from(weight).map_err(|_| {
-            FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
-        })?;
-        let is_service = service_kind(group, kind) == Some(Kind::Service);
-        let (target, number) = match from.port {
-            Some(number) if is_service => {
-                let number = port(number)
-                    .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
-                let namespace = from.namespace.as_deref().unwrap_or(namespace);
-                let target = ObjectKey::new(Kind::Service, namespace, from.name.as_str());
-                (Ok(target), number)
-            }
-            None if is_service => {
-                let message = "is needed: its share of requests is answered with 500";
-                self.notes.push(Note::new(format!("{at}.port"), message));
-                (Err(arcstr::literal!("a backend without a port")), 0)
-            }
-            _ => {
-                let message =
-                    format!("{kind} is not supported: its share of requests is answered with 500");
-                self.notes.push(Note::new(format!("{at}.kind"), message));
-                (Err(arcstr::format!("a backend of the kind {kind}")), 0)
-            }
-        };
-        Ok(BackendInput {
-            target,
-            port: number,
-            weight,
-        })
+        BackendInput::read(from, namespace, at, self.notes)
     }
 }

@@ -7,7 +7,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentRefer
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput};
+use super::{Parent, RouteInput, backends::Unresolved};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},
@@ -109,12 +109,15 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
 }
 
 fn resolved(index: &Index, route: &RouteInput) -> Verdict {
-    let errors = route.rules.iter().flat_map(|rule| rule.errors(index));
-    let errors: Vec<(&'static str, ArcStr)> = errors.collect();
-    let Some((reason, _)) = errors.first() else {
+    let errors = route
+        .rules
+        .iter()
+        .flat_map(|rule| rule.errors(index, route));
+    let errors: Vec<Unresolved> = errors.collect();
+    let Some(Unresolved { reason, .. }) = errors.first() else {
         return good("ResolvedRefs", "every backend is found");
     };
-    let texts: Vec<_> = errors.iter().map(|(_, text)| text.as_str()).collect();
+    let texts: Vec<_> = errors.iter().map(|error| error.text.as_str()).collect();
     let what = texts.join("; ");
     let message = format!("{what}; their share of requests is answered with 500");
     bad(reason, message)

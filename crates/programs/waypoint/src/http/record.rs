@@ -147,7 +147,9 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if self.chosen.is_some() && !self.sent.is_complete() {
+        if self.sent.is_late() {
+            self.flags = self.flags | ResponseFlag::UpstreamRequestTimeout;
+        } else if self.chosen.is_some() && !self.sent.is_complete() {
             self.flags = self.flags | ResponseFlag::DownstreamConnectionTermination;
         }
         let session = &self.session;

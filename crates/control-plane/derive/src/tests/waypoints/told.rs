@@ -1,7 +1,10 @@
 //! What waypoints are told of routes and policies, and what stands on the objects.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{HttpBackend, HttpPathMatch, HttpValueMatch};
+use ambit_model::{
+    HeaderChanges, HttpBackend, HttpFilter, HttpPathMatch, HttpRedirect, HttpRewrite,
+    HttpValueMatch, PathChange,
+};
 
 use super::*;
 
@@ -68,6 +71,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
         )),
         port: 81,
         weight: 1,
+        filters: Vec::new(),
     };
     assert_eq!(of(&mesh), [expected]);
     assert_eq!(
@@ -90,7 +94,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
 fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
         headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
-        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
+        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
         {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: URLRewrite}]}]}]";
     let spec = format!("{PARENT}, {rules}");
     let mesh = TestMesh::of(&all(&[
@@ -119,10 +123,10 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
         reasons,
         [
             "spec.rules[1].filters[0]: the filter RequestMirror is not supported",
-            "spec.rules[2].timeouts: is not supported",
+            "spec.rules[2].timeouts.other: is not supported",
             "spec.rules[3].retry: is not supported",
             "spec.rules[4].sessionPersistence: is not supported",
-            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite is not supported",
+            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite of a backend is not supported",
         ]
     );
     assert_eq!(
@@ -234,7 +238,7 @@ fn what_is_no_expression_and_what_is_too_much_is_said() {
 }
 
 #[test]
-fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
+fn a_route_of_another_namespace_is_for_its_own_clients() {
     let spec = format!("{PARENT}, rules: [{{}}]");
     let from_bank = gateway("wp", ", labels: {istio.io/waypoint-for: all}")
         .replace("namespace: shop", "namespace: bank")
@@ -250,21 +254,154 @@ fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
     let mesh = TestMesh::of(&all(&[
         &bound,
         &from_bank,
-        &route("evil", "evil", &spec),
+        &route("far", "client", &spec),
         &route("own", "shop", &spec),
         &route("far", "bank", &spec),
     ]));
     let told = &mesh.waypoint_services[&format!("bank/wp {HOST}")].routes;
-    let names: Vec<_> = told.iter().map(|route| route.name.to_string()).collect();
-    assert_eq!(names, ["HTTPRoute/bank/far", "HTTPRoute/shop/own"]);
+    let names: Vec<_> = told
+        .iter()
+        .map(|route| (route.name.to_string(), route.clients.as_deref()))
+        .collect();
     assert_eq!(
-        parent_conditions(&mesh, "evil", "evil"),
+        names,
         [
-            "Accepted=false NotAllowedByListeners",
-            "ResolvedRefs=true ResolvedRefs",
-            "ResolvedWaypoints=false NoWaypoint"
+            ("HTTPRoute/bank/far".to_owned(), None),
+            ("HTTPRoute/client/far".to_owned(), Some("client")),
+            ("HTTPRoute/shop/own".to_owned(), None)
         ]
     );
+    assert_eq!(
+        parent_conditions(&mesh, "client", "far"),
+        [
+            "Accepted=true Accepted",
+            "ResolvedRefs=true ResolvedRefs",
+            "ResolvedWaypoints=true ResolvedWaypoints"
+        ]
+    );
+}
+
+/// The first rule of a route with these rules, and what stands on the route.
+fn told(rule: &str) -> (ambit_model::HttpRouteRule, String) {
+    let spec = format!("{PARENT}, rules: [{{{rule}}}]");
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]));
+    let accepted = parent_conditions(&mesh, "shop", "r").remove(0);
+    (routes(&mesh)[0].rules[0].clone(), accepted)
+}
+
+#[test]
+fn filters_and_timeouts_are_told() {
+    let (rule, accepted) = told(
+        "matches: [{path: {value: /a}}], timeouts: {request: 1m30s, backendRequest: 0s}, filters: [\
+         {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-A, value: '1'}], remove: [X-B]}}, \
+         {type: URLRewrite, urlRewrite: {hostname: b.example, path: {type: ReplacePrefixMatch, replacePrefixMatch: ''}}}], \
+         backendRefs: [{name: cart, port: 80, filters: [\
+         {type: ResponseHeaderModifier, responseHeaderModifier: {add: [{name: x-c, value: '2'}]}}]}]",
+    );
+    assert_eq!(accepted, "Accepted=true Accepted");
+    assert_eq!(
+        rule.filters,
+        [
+            HttpFilter::RequestHeaders(HeaderChanges {
+                set: vec![("x-a".into(), "1".into())],
+                add: vec![],
+                remove: vec!["x-b".into()],
+            }),
+            HttpFilter::Rewrite(HttpRewrite {
+                hostname: Some("b.example".into()),
+                path: Some(PathChange::Prefix("".into())),
+            }),
+        ]
+    );
+    let of_backend = HttpFilter::ResponseHeaders(HeaderChanges {
+        add: vec![("x-c".into(), "2".into())],
+        ..HeaderChanges::default()
+    });
+    assert_eq!(rule.backends[0].filters, [of_backend]);
+    let request = Some(std::time::Duration::from_secs(90));
+    assert_eq!(rule.timeouts.request, request);
+    assert_eq!(rule.timeouts.backend_request, None);
+    let (rule, _) = told(
+        "filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, path: {type: ReplaceFullPath, replaceFullPath: /x}}}]",
+    );
+    assert_eq!(
+        rule.filters,
+        [HttpFilter::Redirect(HttpRedirect {
+            scheme: Some("https".into()),
+            hostname: None,
+            port: Some(8443),
+            path: Some(PathChange::Full("/x".into())),
+            status: 302,
+        })]
+    );
+}
+
+#[test]
+fn filters_that_cannot_be_are_said_and_serve_nothing() {
+    let redirect = "{type: RequestRedirect, requestRedirect: {hostname: a}}";
+    let rewrite = "{type: URLRewrite, urlRewrite: {hostname: a}}";
+    let prefix = "{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /a}}}";
+    let header = |name: &str| {
+        format!(
+            "{{type: RequestHeaderModifier, requestHeaderModifier: {{set: [{{name: {name}, value: a}}]}}}}"
+        )
+    };
+    let incompatible = "Accepted=false IncompatibleFilters";
+    let unsupported = "Accepted=false UnsupportedValue";
+    for (rule, expected) in [
+        (format!("filters: [{redirect}, {rewrite}]"), incompatible),
+        (format!("filters: [{rewrite}, {rewrite}]"), incompatible),
+        (
+            format!("filters: [{}, {}]", header("a"), header("b")),
+            incompatible,
+        ),
+        (
+            format!("filters: [{redirect}], backendRefs: [{{name: cart, port: 80}}]"),
+            incompatible,
+        ),
+        (
+            format!("matches: [{{path: {{type: Exact, value: /}}}}], filters: [{prefix}]"),
+            incompatible,
+        ),
+        (format!("filters: [{}]", header("Host")), unsupported),
+        (
+            format!("filters: [{}]", header("X-Forwarded-Client-Cert")),
+            unsupported,
+        ),
+        (format!("filters: [{}]", header("'a b'")), unsupported),
+        (
+            "filters: [{type: RequestRedirect, requestRedirect: {statusCode: 200}}]".to_owned(),
+            unsupported,
+        ),
+        (
+            "filters: [{type: ExtensionRef, extensionRef: {}}]".to_owned(),
+            unsupported,
+        ),
+    ] {
+        let (told, accepted) = told(&rule);
+        assert_eq!(accepted, expected, "{rule}");
+        assert!(told.unsupported.is_some(), "{rule}");
+    }
+    // What cannot be read is refused as a whole: nothing of the route is followed.
+    for rule in [
+        "filters: [{type: URLRewrite}]",
+        "filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: a?b}}}]",
+        "filters: [{type: RequestRedirect, requestRedirect: {hostname: 'a/b'}}]",
+        "timeouts: {request: 1.5s}",
+        "timeouts: {request: 1s, backendRequest: 2s}",
+    ] {
+        let (told, _) = told(rule);
+        assert_eq!(
+            told.unsupported.as_deref(),
+            Some("the route cannot be used as it is written"),
+            "{rule}"
+        );
+    }
 }
 
 #[test]

@@ -129,12 +129,12 @@ proptest! {
             let name = HeaderName::from_bytes(format!("h{index}").as_bytes()).unwrap();
             lines.insert(name, "1".parse().unwrap());
         }
-        let table = RouteTable::new(&routes, 80);
+        let table = RouteTable::new(&routes, 80, None);
         let request = RouteRequest { method, path, query: Some(&query), headers: &lines };
         let chosen = match table.choose(&request) {
             Choice::Itself => "itself".to_owned(),
             Choice::NoMatch => "none".to_owned(),
-            Choice::Rule(rule) => format!("{}/{}", rule.route.name, rule.index),
+            Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
         };
         prop_assert_eq!(chosen, naive(&routes, &asked));
     }

@@ -1,7 +1,7 @@
 //! Where the requests of a rule go: services, as they are now.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, gateway};
-use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_model::{ArcStr, HttpFilter, NamespacedHostname};
 
 use super::{RouteInput, service_kind};
 use crate::{
@@ -16,6 +16,7 @@ pub(super) struct BackendInput {
     target: Result<ObjectKey, ArcStr>,
     pub(super) port: u16,
     pub(super) weight: u32,
+    pub(super) filters: Vec<HttpFilter>,
 }
 
 /// A destination that requests cannot go to: their share is answered with 500.
@@ -32,6 +33,7 @@ impl BackendInput {
         from: &gateway::HttpBackendRef,
         namespace: &str,
         at: &str,
+        filters: Vec<HttpFilter>,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
         let group = from.group.as_deref().unwrap_or_default();
@@ -65,6 +67,7 @@ impl BackendInput {
             target,
             port,
             weight,
+            filters,
         })
     }
 

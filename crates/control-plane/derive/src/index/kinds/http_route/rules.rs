@@ -9,7 +9,8 @@ use ambit_k8s_api::{
     gateway::{self, HttpNamedMatch},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpValueMatch,
+    ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
+    HttpValueMatch,
 };
 use regex::RegexBuilder;
 use serde_json::Value;
@@ -27,12 +28,25 @@ use crate::{
 const MOST_RULES: usize = 1024;
 const MOST_MATCHES: usize = 8192;
 
+/// The reason of a condition: the API has it, and this mesh has not.
+const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
+
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RuleInput {
     matches: Vec<HttpRouteMatch>,
+    filters: Vec<HttpFilter>,
     backends: Vec<BackendInput>,
-    unsupported: Option<ArcStr>,
+    timeouts: HttpTimeouts,
+    unsupported: Option<Unsupported>,
+}
+
+/// What of a rule cannot be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Unsupported {
+    /// For a condition.
+    pub(super) reason: &'static str,
+    pub(super) text: ArcStr,
 }
 
 impl RuleInput {
@@ -40,10 +54,13 @@ impl RuleInput {
     pub(super) fn unusable() -> Self {
         Self {
             matches: Vec::new(),
+            filters: Vec::new(),
             backends: Vec::new(),
-            unsupported: Some(arcstr::literal!(
-                "the route cannot be used as it is written"
-            )),
+            timeouts: HttpTimeouts::default(),
+            unsupported: Some(Unsupported {
+                reason: UNSUPPORTED_VALUE,
+                text: arcstr::literal!("the route cannot be used as it is written"),
+            }),
         }
     }
 
@@ -53,8 +70,8 @@ impl RuleInput {
     }
 
     /// What in it is not supported.
-    pub(super) fn unsupported(&self) -> Option<&str> {
-        self.unsupported.as_deref()
+    pub(super) fn unsupported(&self) -> Option<&Unsupported> {
+        self.unsupported.as_ref()
     }
 
     /// Backends that requests cannot go to, with the reason for a condition.
@@ -69,11 +86,14 @@ impl RuleInput {
             service: from.find(index, route).map_err(|error| error.text),
             port: from.port,
             weight: from.weight,
+            filters: from.filters.clone(),
         };
         HttpRouteRule {
             matches: self.matches.clone(),
+            filters: self.filters.clone(),
             backends: self.backends.iter().map(backend).collect(),
-            unsupported: self.unsupported.clone(),
+            timeouts: self.timeouts,
+            unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
         }
     }
 }
@@ -114,21 +134,26 @@ pub(super) fn read(
 }
 
 /// Reads one rule.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     notes: &'a mut Vec<Note>,
     /// The first thing in the rule that is not supported.
-    unsupported: Option<ArcStr>,
+    unsupported: Option<Unsupported>,
 }
 
 impl Reader<'_> {
-    fn unsupported(&mut self, field: String, what: &str) {
-        let reason = || arcstr::format!("{field}: {what}");
-        self.unsupported.get_or_insert_with(reason);
+    pub(super) fn unsupported(&mut self, field: String, what: &str) {
+        self.refuse(UNSUPPORTED_VALUE, field, what);
+    }
+
+    /// The rule is not followed: its requests are answered with an error.
+    pub(super) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
+        let text = arcstr::format!("{field}: {what}");
+        self.unsupported.get_or_insert(Unsupported { reason, text });
         let message = format!("{what}: requests that the rule matches are answered with 500");
         self.notes.push(Note::new(field, message));
     }
 
-    fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+    pub(super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
             self.unsupported(format!("{at}.{name}"), "is not supported");
         }
@@ -141,7 +166,9 @@ impl Reader<'_> {
         at: &str,
     ) -> Result<RuleInput, FieldError> {
         self.unknown(at, &rule.other);
-        self.filters(at, &rule.filters);
+        let filters = self.filters(at, &rule.filters, false)?;
+        self.check_filters(at, rule, &filters);
+        let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
             matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
@@ -153,20 +180,11 @@ impl Reader<'_> {
         }
         Ok(RuleInput {
             matches,
+            filters,
             backends,
+            timeouts,
             unsupported: self.unsupported.take(),
         })
-    }
-
-    fn filters(&mut self, at: &str, filters: &[Value]) {
-        for (index, filter) in filters.iter().enumerate() {
-            let kind = filter.get("type").and_then(Value::as_str);
-            let what = format!(
-                "the filter {} is not supported",
-                kind.unwrap_or("without a type")
-            );
-            self.unsupported(format!("{at}.filters[{index}]"), &what);
-        }
     }
 
     fn one_match(
@@ -258,7 +276,7 @@ impl Reader<'_> {
         at: &str,
     ) -> Result<BackendInput, FieldError> {
         self.unknown(at, &from.other);
-        self.filters(at, &from.filters);
-        BackendInput::read(from, namespace, at, self.notes)
+        let filters = self.filters(at, &from.filters, true)?;
+        BackendInput::read(from, namespace, at, filters, self.notes)
     }
 }

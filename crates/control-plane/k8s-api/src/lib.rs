@@ -11,6 +11,7 @@ pub mod gateway;
 pub mod istio;
 pub mod labels;
 mod object;
+mod release;
 pub mod selector;
 pub mod status;
 
@@ -29,4 +30,5 @@ pub use object::{
     Definition, InvalidObject, Kind, Object, ObjectKey, ObjectType, ReadKeyError, created,
     is_dns_name,
 };
+pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;

@@ -236,12 +236,17 @@ impl Mesh {
 
     /// Captures the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
+        self.watch_at(Place::Fabric, markers)
+    }
+
+    /// Captures what passes through a namespace: a node's with all its pods, or a pod's with its loopback.
+    pub fn watch_at(&self, place: Place, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
             .map(|marker| marker.as_bytes().to_vec())
             .collect();
         self.client
-            .capture(markers)
+            .capture(place, markers)
             .expect("a packet socket in the lab")
     }
 

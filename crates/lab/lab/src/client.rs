@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     io::Read,
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -197,12 +197,23 @@ impl Client {
         ))
     }
 
-    /// Starts to capture the traffic between the nodes.
+    /// A listener inside the lab.
+    ///
+    /// # Errors
+    /// When the address cannot be had.
+    pub fn listen(&self, place: Place, address: SocketAddr) -> Result<TcpListener, ClientError> {
+        Ok(TcpListener::from(
+            self.ask_fd(&Request::Listen { place, address })?,
+        ))
+    }
+
+    /// Starts to capture what passes through a namespace; the fabric's is the traffic between the nodes.
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
-    pub fn capture(&self, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
-        Ok(Capture::start(self.ask_fd(&Request::Capture)?, markers)?)
+    pub fn capture(&self, place: Place, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
+        let socket = self.ask_fd(&Request::Capture { place })?;
+        Ok(Capture::start(socket, markers)?)
     }
 
     /// Kills a daemon's process (SIGKILL); the lab starts it again. `proxy-worker` is the worker process

@@ -6,6 +6,7 @@
 mod expand;
 mod overlay;
 mod pod;
+mod rollout;
 mod schedule;
 mod service;
 mod waypoints;
@@ -40,6 +41,8 @@ pub(crate) struct Cluster {
     views: Vec<ServiceView>,
     added: BTreeMap<ObjectKey, Value>,
     unschedulable: BTreeMap<ObjectKey, String>,
+    /// Pods of an earlier template wait for those that replace them.
+    rolling: bool,
     new_uid: Box<dyn FnMut() -> String + Send>,
 }
 
@@ -96,6 +99,7 @@ impl Cluster {
             views: Vec::new(),
             added: BTreeMap::new(),
             unschedulable: BTreeMap::new(),
+            rolling: false,
             new_uid,
         }
     }
@@ -121,6 +125,9 @@ impl Cluster {
             Event::Observed { uid, observed } => {
                 if let Some(record) = self.by_uid(&uid) {
                     record.observed = observed;
+                }
+                if self.rolling {
+                    self.reconcile(&mut effects);
                 }
             }
             Event::Gone { uid } => {
@@ -176,13 +183,15 @@ impl Cluster {
 
     fn reconcile(&mut self, effects: &mut Vec<Effect>) {
         let mut desired = expand::pods(self.all_objects());
+        let staying = rollout::staying(&self.pods, &desired);
+        self.rolling = !staying.is_empty();
         for (key, record) in &mut self.pods {
             match desired.remove(key) {
                 // Changes that do not restart a running pod: labels, annotations.
                 Some(want) if want.pod.spec == record.plan.pod.spec => {
                     record.plan.pod = want.pod;
                 }
-                _ if record.terminating => {}
+                _ if record.terminating || staying.contains(key) => {}
                 _ => {
                     record.terminating = true;
                     effects.push(Effect::Stop {
@@ -206,7 +215,7 @@ impl Cluster {
                         uid,
                         node,
                         pod: want.pod,
-                        whole: want.whole,
+                        deployment: want.deployment.map(|asking| asking.key),
                     };
                     let record = Record {
                         plan: plan.clone(),

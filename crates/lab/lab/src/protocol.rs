@@ -84,8 +84,10 @@ pub(crate) enum Request {
     Logs { source: LogSource, follow: bool },
     /// Connect from inside a namespace; the reply carries the connection.
     Dial { place: Place, address: SocketAddr },
-    /// A packet socket that sees the frames between the nodes; the reply carries it.
-    Capture,
+    /// Listen inside a namespace; the reply carries the listener.
+    Listen { place: Place, address: SocketAddr },
+    /// A packet socket that sees the frames of a namespace; the reply carries it.
+    Capture { place: Place },
     /// A daemon's process is to be killed (it is restarted): for tests of faults.
     Kill { name: String, node: Option<String> },
     /// Stop a daemon's processes, or continue them: for tests of faults.

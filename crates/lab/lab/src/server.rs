@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 
 use crate::{
-    LogSource,
+    LogSource, Place,
     board::Board,
     capture,
     containers::exit_code,
@@ -85,27 +85,21 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             Err(text) => error(text),
         },
         Request::Dial { place, address } => {
-            let dialled = board.netns(&place).and_then(|netns| {
-                let connected = netns.run(|| TcpStream::connect_timeout(&address, DIAL));
-                connected
-                    .and_then(|connected| connected)
-                    .map_err(|error| format!("cannot connect to {address} from there: {error}"))
-            });
-            match dialled {
+            match inside(board, &place, || TcpStream::connect_timeout(&address, DIAL)) {
                 Ok(connection) => protocol::send(stream, &Reply::Done, &[connection.as_fd()]),
-                Err(text) => error(text),
+                Err(why) => error(format!("cannot connect to {address} from there: {why}")),
             }
         }
-        Request::Capture => {
-            match board
-                .fabric
-                .run(capture::packet_socket)
-                .and_then(|socket| socket)
-            {
-                Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
-                Err(why) => error(format!("cannot open a packet socket: {why}")),
+        Request::Listen { place, address } => {
+            match inside(board, &place, || TcpListener::bind(address)) {
+                Ok(listener) => protocol::send(stream, &Reply::Done, &[listener.as_fd()]),
+                Err(why) => error(format!("cannot listen at {address} there: {why}")),
             }
         }
+        Request::Capture { place } => match inside(board, &place, capture::packet_socket) {
+            Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
+            Err(why) => error(format!("cannot open a packet socket: {why}")),
+        },
         Request::Kill { name, node } => match kill(board, &name, node.as_deref()) {
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
@@ -124,6 +118,20 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             Ok(())
         }
     }
+}
+
+/// Makes a socket in a namespace of the lab.
+fn inside<T>(
+    board: &Board,
+    place: &Place,
+    make: impl FnOnce() -> io::Result<T> + Send,
+) -> Result<T, String>
+where
+    T: Send,
+{
+    let netns = board.netns(place)?;
+    let made = netns.run(make).and_then(|made| made);
+    made.map_err(|error| error.to_string())
 }
 
 fn exec(

@@ -15,7 +15,8 @@ use std::{
 };
 
 use ambit_lab::{
-    Client, FlowKind, FlowReport, IpFamily, LogSource, Options, PodStatus, PrimaryCni, Status,
+    Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus, PrimaryCni,
+    Status,
 };
 
 use crate::{
@@ -303,7 +304,7 @@ impl Demo {
     fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
         let capture = self
             .client
-            .capture(vec![MARKER.into()])
+            .capture(Place::Fabric, vec![MARKER.into()])
             .map_err(labs::client_error)?;
         let mut rows = Vec::new();
         let mut faults = Vec::new();

@@ -3,6 +3,7 @@
 mod admission;
 mod body;
 mod exchange;
+mod failure;
 mod headers;
 mod record;
 mod reply;
@@ -110,7 +111,6 @@ where
         }
     };
     if let Err(error) = ended {
-        let caller = session.caller.address;
-        tracing::debug!(%caller, error = ambit_proxy::report::chain(&error), "a client's HTTP connection ended");
+        failure::report(&session, version, &error);
     }
 }

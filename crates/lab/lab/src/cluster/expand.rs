@@ -8,8 +8,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 /// A pod that should exist.
 pub(super) struct Desired {
     pub(super) pod: Arc<Pod>,
-    /// Not in the manifests itself.
-    pub(super) whole: bool,
+    /// What asks for it, if it is not in the manifests itself.
+    pub(super) deployment: Option<Asking>,
+}
+
+/// A Deployment that asks for pods.
+#[derive(Clone, Debug)]
+pub(super) struct Asking {
+    pub(super) key: ObjectKey,
+    /// The name that its template has given to all its pods' owner.
+    pub(super) replica_set: String,
+    /// Pods of another template go when new ones are ready, not at once.
+    pub(super) rolling: bool,
 }
 
 impl Desired {
@@ -30,7 +40,7 @@ pub(super) fn pods<'a>(
                     key.clone(),
                     Desired {
                         pod: pod.clone(),
-                        whole: false,
+                        deployment: None,
                     },
                 );
             }
@@ -45,7 +55,13 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
     let Some(spec) = &deployment.spec else { return };
     let template = serde_json::to_vec(&spec.template).unwrap_or_default();
     let hash = name_of(fnv(&template), 9);
+    let strategy = spec.strategy.as_ref();
     let replica_set = format!("{}-{hash}", key.name);
+    let asking = Asking {
+        key: key.clone(),
+        replica_set: replica_set.clone(),
+        rolling: strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate"),
+    };
     for index in 0..spec.replicas.unwrap_or(1).clamp(0, 500) {
         let suffix = name_of(fnv(format!("{replica_set}/{index}").as_bytes()), 5);
         let name = format!("{replica_set}-{suffix}");
@@ -76,7 +92,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
             key,
             Desired {
                 pod: Arc::new(pod),
-                whole: true,
+                deployment: Some(asking.clone()),
             },
         );
     }

@@ -96,7 +96,7 @@ pub(super) fn pod(
     terminating: bool,
 ) -> Value {
     // The whole object for a Deployment's pods; else only the fields that the lab owns.
-    let mut value = match plan.whole {
+    let mut value = match plan.deployment.is_some() {
         true => serde_json::to_value(&*plan.pod).unwrap_or_default(),
         false => json!({"metadata": meta(key)}),
     };

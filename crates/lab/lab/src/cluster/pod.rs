@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-use ambit_k8s_api::Pod;
+use ambit_k8s_api::{ObjectKey, Pod};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 /// One incarnation of a pod, bound to its node.
@@ -11,8 +11,8 @@ pub(crate) struct PodPlan {
     pub(crate) uid: String,
     pub(crate) node: String,
     pub(crate) pod: Arc<Pod>,
-    /// The lab made the object (for a Deployment); it is not in the manifests.
-    pub(crate) whole: bool,
+    /// The lab made the object, for this Deployment; it is not in the manifests.
+    pub(crate) deployment: Option<ObjectKey>,
 }
 
 impl PodPlan {

@@ -120,8 +120,39 @@ fn another_template_replaces_pods_and_another_count_does_not() {
     cluster.apply(Event::Manifests(vec![applied(deployment(1, "web"))]));
     let more = cluster.apply(Event::Manifests(vec![applied(deployment(2, "web"))]));
     assert_eq!((started(&more).len(), stopped(&more)), (1, 0));
-    let other = cluster.apply(Event::Manifests(vec![applied(deployment(2, "other"))]));
-    assert_eq!((started(&other).len(), stopped(&other)), (2, 2));
+    let fewer = cluster.apply(Event::Manifests(vec![applied(deployment(1, "web"))]));
+    assert_eq!((started(&fewer).len(), stopped(&fewer)), (0, 1));
+    let mut recreated = deployment(1, "other");
+    recreated["spec"]["strategy"] = json!({"type": "Recreate"});
+    let other = cluster.apply(Event::Manifests(vec![applied(recreated)]));
+    assert_eq!((started(&other).len(), stopped(&other)), (1, 1));
+}
+
+#[test]
+fn a_pod_of_an_earlier_template_goes_when_one_is_ready_in_its_place() {
+    let mut cluster = cluster(1);
+    let first = cluster.apply(Event::Manifests(vec![applied(deployment(2, "web"))]));
+    for plan in started(&first) {
+        let (uid, observed) = (plan.uid.clone(), running("10.244.1.5"));
+        cluster.apply(Event::Observed { uid, observed });
+    }
+    let second = cluster.apply(Event::Manifests(vec![applied(deployment(2, "other"))]));
+    assert_eq!((started(&second).len(), stopped(&second)), (2, 0));
+    for plan in started(&second) {
+        let observed = |observed| Event::Observed {
+            uid: plan.uid.clone(),
+            observed,
+        };
+        let starting = cluster.apply(observed(Observed::default()));
+        assert_eq!(stopped(&starting), 0);
+        let ready = cluster.apply(observed(running("10.244.1.6")));
+        assert_eq!((started(&ready).len(), stopped(&ready)), (0, 1));
+    }
+    // A third template replaces what is there of the second; nothing is left of the first.
+    let third = cluster.apply(Event::Manifests(vec![applied(deployment(2, "third"))]));
+    assert_eq!((started(&third).len(), stopped(&third)), (2, 0));
+    let none = cluster.apply(Event::Manifests(vec![applied(deployment(0, "third"))]));
+    assert_eq!((started(&none).len(), stopped(&none)), (0, 4));
 }
 
 #[test]

@@ -1,0 +1,56 @@
+//! How a Deployment's pods follow its template: new pods start at once beside those of the earlier template, and
+//! one of these goes whenever a new one is ready.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::ObjectKey;
+
+use super::{Record, expand::Desired};
+
+/// The progress of a Deployment.
+struct Progress<'a> {
+    replica_set: &'a str,
+    wanted: usize,
+    ready: usize,
+}
+
+/// The pods that nothing asks for any more and that stay nevertheless, until others are ready in their place.
+pub(super) fn staying(
+    pods: &BTreeMap<ObjectKey, Record>,
+    desired: &BTreeMap<ObjectKey, Desired>,
+) -> BTreeSet<ObjectKey> {
+    let mut rollouts: BTreeMap<&ObjectKey, Progress<'_>> = BTreeMap::new();
+    for (key, want) in desired {
+        let Some(asking) = want.deployment.as_ref().filter(|asking| asking.rolling) else {
+            continue;
+        };
+        let progress = rollouts.entry(&asking.key).or_insert(Progress {
+            replica_set: &asking.replica_set,
+            wanted: 0,
+            ready: 0,
+        });
+        progress.wanted += 1;
+        let is_ready = |record: &Record| !record.terminating && record.observed.is_ready();
+        progress.ready += usize::from(pods.get(key).is_some_and(is_ready));
+    }
+    let mut old: Vec<_> = pods
+        .iter()
+        .filter(|(key, record)| !record.terminating && !desired.contains_key(key))
+        .collect();
+    // Those that serve go last.
+    old.sort_by_key(|(_, record)| !record.observed.is_ready());
+    let mut staying = BTreeSet::new();
+    for (key, record) in old {
+        let rollout = record.plan.deployment.as_ref();
+        let Some(progress) = rollout.and_then(|of| rollouts.get_mut(of)) else {
+            continue;
+        };
+        // Of the same template there are only too many.
+        let earlier = record.plan.owner() != Some(progress.replica_set);
+        if earlier && progress.ready < progress.wanted {
+            progress.ready += 1;
+            staying.insert(key.clone());
+        }
+    }
+    staying
+}

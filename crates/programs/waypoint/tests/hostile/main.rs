@@ -8,5 +8,7 @@
 )]
 
 mod application;
+mod endings;
 mod fixture;
 mod http1;
+mod http2;

@@ -149,9 +149,11 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if self.chosen.is_some() && self.sent.is_broken() {
-            self.flags.insert(ResponseFlag::UpstreamConnectionTermination);
+            self.flags
+                .insert(ResponseFlag::UpstreamConnectionTermination);
         } else if self.status == 0 || self.chosen.is_some() && !self.sent.is_complete() {
-            self.flags.insert(ResponseFlag::DownstreamConnectionTermination);
+            self.flags
+                .insert(ResponseFlag::DownstreamConnectionTermination);
         }
         let session = &self.session;
         let [forwarded_for, user_agent, request_id] = &self.named;

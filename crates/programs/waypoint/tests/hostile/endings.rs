@@ -129,7 +129,11 @@ async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_
         let told = told.clone();
         async move {
             head(&mut stream).await;
-            while stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.is_ok() {}
+            while stream
+                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+                .await
+                .is_ok()
+            {}
             told.notify_one();
         }
     })
@@ -137,7 +141,12 @@ async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_
     let (headers, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;
         let begun = stream.write_all(b"HTTP/1.1 200 OK\r\n").await.is_ok();
-        while begun && stream.write_all(b"X: aaaaaaaaaaaaaaaaaaaaaaa\r\n").await.is_ok() {}
+        while begun
+            && stream
+                .write_all(b"X: aaaaaaaaaaaaaaaaaaaaaaa\r\n")
+                .await
+                .is_ok()
+        {}
     })
     .await;
     let strict = Strict::start().await;
@@ -185,7 +194,10 @@ async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
     wait(&ended).await;
     until("the request is counted", || world.ended(0, "DC") == 1).await;
     let lines = lines_about(client.address);
-    assert!(lines.iter().any(|line| line.contains(" 0 DC ")), "{lines:?}");
+    assert!(
+        lines.iter().any(|line| line.contains(" 0 DC ")),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]

@@ -119,7 +119,11 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
             frame(DATA, 0, 5, b"a"),
             PROTOCOL_ERROR,
         ),
-        once("data for no stream", frame(DATA, 0, 0, b"a"), PROTOCOL_ERROR),
+        once(
+            "data for no stream",
+            frame(DATA, 0, 0, b"a"),
+            PROTOCOL_ERROR,
+        ),
         once(
             "a stream with a server's number",
             frame(HEADERS, END_HEADERS | END_STREAM, 2, request),
@@ -242,7 +246,12 @@ async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
     for one in attacks(CONNECT) {
         let (connection, _) = world.tls().await;
         let heard = attack(connection, CONNECT, &one).await;
-        assert_eq!(heard.goaway, Some(one.ended_with), "{}: {heard:?}", one.what);
+        assert_eq!(
+            heard.goaway,
+            Some(one.ended_with),
+            "{}: {heard:?}",
+            one.what
+        );
         assert_eq!(other.get(VIP, HTTP1).await, 200, "{}", one.what);
     }
     let grown = resident().saturating_sub(before);
@@ -257,7 +266,12 @@ async fn connections_inside_of_tunnels_end_with_the_right_error_and_others_go_on
     for (number, one) in (0..).zip(attacks(GET)) {
         let tunnel = client.tunnel(VIP, HTTP2).await;
         let heard = attack(tunnel, GET, &one).await;
-        assert_eq!(heard.goaway, Some(one.ended_with), "{}: {heard:?}", one.what);
+        assert_eq!(
+            heard.goaway,
+            Some(one.ended_with),
+            "{}: {heard:?}",
+            one.what
+        );
         // By the same connection of tunnels.
         assert_eq!(client.get(VIP, HTTP1).await, 200, "{}", one.what);
         assert_eq!(world.refused("http2"), number + 1, "{}", one.what);
@@ -286,7 +300,10 @@ async fn more_streams_than_allowed_are_refused_one_by_one() {
         (0..300).flat_map(open).collect()
     };
     let refused = |heard: &Heard| {
-        let refused = heard.resets.iter().filter(|(_, code)| *code == REFUSED_STREAM);
+        let refused = heard
+            .resets
+            .iter()
+            .filter(|(_, code)| *code == REFUSED_STREAM);
         refused.count() >= 50
     };
     let (connection, _) = world.tls().await;

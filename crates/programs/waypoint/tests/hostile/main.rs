@@ -8,6 +8,7 @@
 )]
 
 mod application;
+mod counts;
 mod endings;
 mod fixture;
 mod http1;

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     application::{Strict, head, scripted},
-    fixture::{HTTP1, LONG, World, heard, lines_about},
+    fixture::{HTTP1, HTTP2, LONG, World, heard, lines_about},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -248,10 +248,59 @@ async fn tried(
     (before.load(Relaxed), said.statuses())
 }
 
+const BODILESS: &[u8] =
+    b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+
+/// The same by HTTP/2, where the first request is reset for this reason; or, without one, the connection is closed.
+async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
+    let world = World::new().await;
+    let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut endpoints = Vec::new();
+    for _ in 0..2 {
+        let before = before.clone();
+        let endpoint = scripted(move |_, stream| {
+            let before = before.clone();
+            async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    match (before.fetch_add(1, Relaxed), reason) {
+                        (0, Some(reason)) => respond.send_reset(reason),
+                        // It has been processed, as the last one of the connection.
+                        (0, None) => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
+                        _ => {
+                            let ok = http::Response::new(());
+                            let _gone = respond
+                                .send_response(ok, true)
+                                .map(drop::<h2::SendStream<bytes::Bytes>>);
+                        }
+                    }
+                }
+            }
+        });
+        endpoints.push(endpoint.await.0);
+    }
+    world.serve("web", VIP, &endpoints);
+    let said = world.client().await.say(VIP, HTTP2, request).await;
+    (before.load(Relaxed), said.statuses())
+}
+
+#[tokio::test]
+async fn what_http2_says_was_not_processed_is_sent_again_and_nothing_else() {
+    let refused = Some(h2::Reason::REFUSED_STREAM);
+    let failed = Some(h2::Reason::INTERNAL_ERROR);
+    for (what, request, reason, expected) in [
+        ("refused", BODILESS, refused, (2, vec![200])),
+        ("refused with a body", POST, refused, (1, vec![503])),
+        ("failed", BODILESS, failed, (1, vec![503])),
+        ("failed, harmless", GET, failed, (2, vec![200])),
+        ("closed after it", BODILESS, None, (1, vec![503])),
+    ] {
+        assert_eq!(tried_http2(request, reason).await, expected, "{what}");
+    }
+}
+
 #[tokio::test]
 async fn what_may_have_been_done_is_not_done_again() {
-    const BODILESS: &[u8] =
-        b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     const PUT: &[u8] =
         b"PUT / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
     for (request, expected) in [

@@ -2,6 +2,7 @@
 
 mod admission;
 mod body;
+mod broken;
 mod exchange;
 mod failure;
 mod headers;

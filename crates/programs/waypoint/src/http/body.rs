@@ -97,7 +97,8 @@ impl Count {
         }
     }
 
-    fn completed(&self) {
+    /// It went through to its end.
+    pub(crate) fn completed(&self) {
         self.0.lock().is_complete = true;
     }
 }

@@ -109,7 +109,8 @@ async fn answer(
         let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
         return Ok(switched.map(Answer::Own));
     }
-    if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
+    let all = response.headers_mut();
+    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
         let flag = ResponseFlag::UpstreamProtocolError;
         return Err(Reply::new(
             StatusCode::BAD_GATEWAY,
@@ -271,7 +272,10 @@ fn route(
 fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
     let all = request.headers_mut();
     if headers::has_other_encoding(all) {
-        let reply = Reply::refused("only the transfer encoding chunked is supported", "transfer_encoding");
+        let reply = Reply::refused(
+            "only the transfer encoding chunked is supported",
+            "transfer_encoding",
+        );
         return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
     }
     let removed = headers::remove_hop_by_hop(all);

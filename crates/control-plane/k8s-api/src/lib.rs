@@ -16,7 +16,7 @@ pub mod selector;
 pub mod status;
 
 pub use event::{ObjectEvent, Origin};
-pub use gateway::{Gateway, GatewayClass, HTTPRoute};
+pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{

@@ -148,7 +148,9 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if self.chosen.is_some() && self.sent.is_broken() {
+        if self.sent.is_late() {
+            self.flags.insert(ResponseFlag::UpstreamRequestTimeout);
+        } else if self.chosen.is_some() && self.sent.is_broken() {
             self.flags
                 .insert(ResponseFlag::UpstreamConnectionTermination);
         } else if self.status == 0 || self.chosen.is_some() && !self.sent.is_complete() {

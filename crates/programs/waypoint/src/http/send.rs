@@ -7,6 +7,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use ambit_codec::Forwarded;
@@ -126,11 +127,13 @@ impl Destination {
     }
 }
 
-/// Sends a request; returns the answer's head, its body still to come.
+/// Sends a request; returns the answer's head, its body still to come. A try may take `patience`: what has not begun
+/// to answer by then has not failed to be reached, so that nobody else is asked.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
+    patience: Option<Duration>,
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
@@ -157,7 +160,14 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        let outcome = attempt(session, &own, to, version, request).await;
+        let trying = attempt(session, &own, to, version, request);
+        let outcome = match patience {
+            None => trying.await,
+            Some(patience) => match tokio::time::timeout(patience, trying).await {
+                Ok(outcome) => outcome,
+                Err(_) => return Err(Failure::too_late("backend_request_timeout")),
+            },
+        };
         let (again, ended) = match outcome {
             Ok(response) => {
                 let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
@@ -319,6 +329,19 @@ impl Failure {
     fn unavailable(flag: ResponseFlag, details: &str) -> Self {
         Self {
             reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, "no healthy upstream", flag),
+            details: details.to_owned(),
+        }
+    }
+
+    /// A route's timeout is over.
+    pub(super) fn too_late(details: &str) -> Self {
+        let flag = ResponseFlag::UpstreamRequestTimeout;
+        Self {
+            reply: Reply::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "upstream request timeout",
+                flag,
+            ),
             details: details.to_owned(),
         }
     }

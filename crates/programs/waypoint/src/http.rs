@@ -2,6 +2,7 @@
 
 mod admission;
 mod body;
+mod circle;
 mod exchange;
 mod headers;
 mod record;

@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use super::{
     admission::Admission,
     body::Passing,
+    circle::Passed,
     headers,
     record::Record,
     reply::Reply,
@@ -79,6 +80,7 @@ async fn answer(
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
+    let passed = Passed::take(request.headers_mut())?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -96,7 +98,7 @@ async fn answer(
     let body = Passing::body(incoming, received, Some(admission.clone()), ());
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
-    let sent = send::send(session, &destination, version, outgoing).await;
+    let sent = send::send(session, &destination, version, passed, outgoing).await;
     let (mut response, chosen) = sent.map_err(|failure| {
         if record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");

@@ -16,7 +16,7 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::reply::Reply;
+use super::{circle::Passed, reply::Reply};
 use crate::{
     message::{self, Body, Version},
     session::Session,
@@ -130,6 +130,7 @@ pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
+    passed: Passed,
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
@@ -155,6 +156,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
+        passed.tell(request.headers_mut(), to);
         let outcome = attempt(session, &own, to, version, request).await;
         let (again, ended) = match outcome {
             Ok(response) => {

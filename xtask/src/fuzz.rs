@@ -3,7 +3,7 @@
 //! libFuzzer needs only coverage counters, which stable rustc can emit through LLVM flags; so neither
 //! nightly nor cargo-fuzz is required. Corpora are in `fuzz/corpus/<target>`.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,20 +14,29 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing";
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
+/// What builds all targets.
+pub(crate) fn build() -> Command {
+    let mut cargo = shell::cargo(&["build", "--release", "--bins", "--target", TRIPLE]);
+    cargo
+        .current_dir(shell::root().join("fuzz"))
+        .env("CARGO_TARGET_DIR", target_dir())
+        .env("RUSTFLAGS", COVERAGE);
+    cargo
+}
+
+fn target_dir() -> PathBuf {
+    shell::target_dir().join("fuzz")
+}
+
+/// Runs every target for a while.
 pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
     let seconds: u32 = seconds
         .unwrap_or("5")
         .parse()
         .context("fuzz takes a number of seconds")?;
     let fuzz = shell::root().join("fuzz");
-    let target_dir = shell::target_dir().join("fuzz");
-    shell::run(
-        "build the fuzz targets",
-        shell::cargo(&["build", "--release", "--bins", "--target", TRIPLE])
-            .current_dir(&fuzz)
-            .env("CARGO_TARGET_DIR", &target_dir)
-            .env("RUSTFLAGS", COVERAGE),
-    )?;
+    let target_dir = target_dir();
+    shell::run("build the fuzz targets", &mut build())?;
     for entry in fs::read_dir(fuzz.join("fuzz_targets"))? {
         let source = entry?.path();
         let name = source

@@ -107,8 +107,16 @@ const BENCH: &[Need] = &[
         package: "wrk",
     },
     Need {
+        paths: &["/usr/bin/h2load"],
+        package: "nghttp2-client",
+    },
+    Need {
         paths: &["/usr/sbin/nginx"],
         package: "nginx-light",
+    },
+    Need {
+        paths: &["/usr/bin/python3", "/usr/local/bin/python3"],
+        package: "python3-pip",
     },
     Need {
         paths: &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],

@@ -34,6 +34,35 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs a command beside others, at the lowest priority; what it says is shown when it fails.
+pub(crate) fn run_beside(what: &str, command: &mut Command) -> Result<()> {
+    let start = Instant::now();
+    let mut nice = Command::new("nice");
+    nice.arg("-n19").arg(command.get_program());
+    nice.args(command.get_args());
+    if let Some(directory) = command.get_current_dir() {
+        nice.current_dir(directory);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    let output = nice
+        .output()
+        .with_context(|| format!("cannot start: {what}"))?;
+    ensure!(
+        output.status.success(),
+        "{what} failed ({}):\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    eprintln!("==> {what}, beside: {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
 /// Where cargo puts what it builds.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)

@@ -1,8 +1,10 @@
 //! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
 
-use anyhow::Result;
+use std::{process::Command, thread};
 
-use crate::{fuzz, images, plugin, proto, setup, shell, tidy};
+use anyhow::{Result, anyhow};
+
+use crate::{fuzz, images, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of one crate.
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
@@ -32,11 +34,22 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     build_binaries()?;
     images::for_cluster()?;
     shell::run(
+        "build the tests",
+        &mut shell::cargo(&["test", "--workspace", "--no-run", "--quiet"]),
+    )?;
+    // The tests wait more than they compute. The fuzz targets go first, in a directory of their own: cargo
+    // would hold the tests back while the lints have the one they share.
+    let beside = thread::spawn(|| {
+        shell::run_beside("build the fuzz targets", &mut fuzz::build())?;
+        shell::run_beside("lints", &mut lints())
+    });
+    let tests = shell::run(
         "tests",
         &mut shell::cargo(&["test", "--workspace", "--no-fail-fast"]),
-    )?;
-    plugin::build()?;
-    lints()?;
+    );
+    let beside = beside.join().map_err(|_| anyhow!("a thread panicked"));
+    tests?;
+    beside??;
     fuzz::run(None)?;
     eprintln!("==> all checks passed");
     Ok(())
@@ -48,7 +61,7 @@ pub(crate) fn check() -> Result<()> {
         "formatting",
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
-    lints()
+    shell::run("lints", &mut lints())
 }
 
 /// The system tests drive the real binaries, which `cargo test` alone does not build for every
@@ -60,8 +73,13 @@ fn build_binaries() -> Result<()> {
     )
 }
 
-fn lints() -> Result<()> {
-    let mut cargo = shell::cargo(&["clippy", "--workspace", "--all-targets"]);
-    cargo.args(["--", "-D", "warnings"]);
-    shell::run("lints", &mut cargo)
+fn lints() -> Command {
+    shell::cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ])
 }

@@ -110,6 +110,19 @@ pub(crate) const USED: ConditionType = ConditionType {
     needs_standing: false,
 };
 
+/// Whether all that concerns a waypoint has the effect that one might expect.
+pub(crate) const EFFECTIVE: ConditionType = ConditionType {
+    name: "ambit.io/Effective",
+    manager: "ambit-gateway",
+    verdict: |subject| {
+        // Of Gateways that are none of our waypoints nothing is said.
+        subject.standing?.verdict.as_ref()?;
+        used(subject)
+    },
+    reports_problems: false,
+    needs_standing: true,
+};
+
 /// What a condition says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {

@@ -6,6 +6,7 @@ mod addresses;
 mod attachment;
 mod binding;
 mod hosts;
+mod instances;
 mod kind;
 mod kinds;
 mod marks;
@@ -30,6 +31,8 @@ use addresses::Addresses;
 pub use attachment::CONTROLLER;
 pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
+use instances::Instances;
+
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
 #[cfg(test)]
@@ -88,6 +91,7 @@ pub struct Index {
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     served: Served,
+    instances: Instances,
     /// What stands on objects because of others.
     standings: BTreeMap<ObjectKey, Standing>,
     /// Objects of which that changed since they were last asked for.
@@ -122,6 +126,7 @@ impl Index {
             route_backends: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
+            instances: Instances::default(),
             standings: BTreeMap::new(),
             standings_changed: BTreeSet::new(),
             substitutes: BTreeSet::new(),

@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HttpLoad {
     pub(crate) requests_per_second: f64,
-    pub(crate) median: Duration,
-    pub(crate) p99: Duration,
+    /// Not every generator tells them.
+    pub(crate) median: Option<Duration>,
+    pub(crate) p99: Option<Duration>,
     pub(crate) requests: u64,
     pub(crate) errors: u64,
 }
@@ -50,8 +51,8 @@ pub(crate) fn parse_wrk(output: &str) -> Result<HttpLoad> {
         .sum();
     Ok(HttpLoad {
         requests_per_second: line("Requests/sec:")?.parse()?,
-        median: wrk_time(line("50%")?)?,
-        p99: wrk_time(line("99%")?)?,
+        median: Some(wrk_time(line("50%")?)?),
+        p99: Some(wrk_time(line("99%")?)?),
         requests,
         errors,
     })
@@ -71,6 +72,57 @@ fn wrk_time(text: &str) -> Result<Duration> {
         _ => anyhow::bail!("{text:?} is no time wrk prints"),
     };
     Ok(Duration::from_secs_f64(number.parse::<f64>()? * scale))
+}
+
+/// An `h2load` command: one thread, `connections` connections of ten requests at a time.
+pub(crate) fn h2load(connections: u32, seconds: u32, url: &str) -> Vec<String> {
+    let connections = connections.to_string();
+    let seconds = seconds.to_string();
+    [
+        "h2load",
+        "-t1",
+        "-m10",
+        "-c",
+        &connections,
+        "-D",
+        &seconds,
+        url,
+    ]
+    .map(Into::into)
+    .into()
+}
+
+/// Parses the output of `h2load -D`.
+pub(crate) fn parse_h2load(output: &str) -> Result<HttpLoad> {
+    let line = |label: &str| {
+        let mut lines = output.lines();
+        let found = lines.find_map(|line| line.strip_prefix(label));
+        found.with_context(|| format!("no {label:?} in what h2load printed:\n{output}"))
+    };
+    let rate = line("finished in ")?
+        .split(", ")
+        .find_map(|part| part.strip_suffix(" req/s"));
+    // `requests: 10 total, 10 started, 10 done, 10 succeeded, 0 failed, 0 errored, 0 timeout`
+    let counted = |what: &str| -> Result<u64> {
+        let count = line("requests: ")?
+            .split(", ")
+            .find_map(|part| part.strip_suffix(what));
+        let count = count.with_context(|| format!("h2load counted no{what}:\n{output}"))?;
+        Ok(count.parse()?)
+    };
+    // `status codes: 10 2xx, 0 3xx, 0 4xx, 0 5xx`
+    let refused = line("status codes: ")?
+        .split(", ")
+        .filter(|part| !part.ends_with(" 2xx"))
+        .filter_map(|part| part.split(' ').next()?.parse::<u64>().ok())
+        .sum::<u64>();
+    Ok(HttpLoad {
+        requests_per_second: rate.context("h2load printed no rate")?.parse()?,
+        median: None,
+        p99: None,
+        requests: counted(" succeeded")?,
+        errors: counted(" failed")? + refused,
+    })
 }
 
 /// An `iperf3` client command.
@@ -127,10 +179,21 @@ mod tests {
             99%    4.00ms\n  52000 requests in 2.00s, 8.00MB read\n  \
             Socket errors: connect 0, read 3, write 0, timeout 0\nRequests/sec:  26000.50\n";
         let load = parse_wrk(output).unwrap();
-        assert_eq!(load.median, Duration::from_micros(88));
-        assert_eq!(load.p99, Duration::from_millis(4));
+        assert_eq!(load.median, Some(Duration::from_micros(88)));
+        assert_eq!(load.p99, Some(Duration::from_millis(4)));
         assert_eq!((load.requests, load.errors), (52000, 3));
         assert!((load.requests_per_second - 26000.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_report_of_h2load_is_read() {
+        let output = "starting benchmark...\nfinished in 5.00s, 12.40 req/s, 1.31KB/s\n\
+            requests: 70 total, 66 started, 62 done, 60 succeeded, 2 failed, 2 errored, 0 timeout\n\
+            status codes: 60 2xx, 0 3xx, 1 4xx, 2 5xx\n";
+        let load = parse_h2load(output).unwrap();
+        assert_eq!((load.requests, load.errors), (60, 5));
+        assert!((load.requests_per_second - 12.4).abs() < 1e-9);
+        assert!(parse_h2load("nothing").is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Benchmarks: the same traffic without the mesh and through it, in one run, as ratios. Started by
-//! `cargo xtask bench [traffic|memory|control|cluster]`.
+//! `cargo xtask bench [traffic|memory|control|waypoint|cluster]`.
 
 mod cluster;
 mod control;
@@ -9,13 +9,25 @@ mod process;
 mod report;
 mod rig;
 mod traffic;
+mod waypoint;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-fn main() -> anyhow::Result<()> {
+use anyhow::{Context, Result};
+
+/// Names the Envoy that waypoints are compared with.
+const ENVOY: &str = "AMBIT_BENCH_ENVOY";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, envoy, directory] = &*arguments
+        && mode == "envoy-as-waypoint"
+    {
+        return waypoint::stand_in(Path::new(envoy), Path::new(directory));
+    }
     // Images are distinguished from names by their file name extension.
-    let (archives, names): (Vec<_>, Vec<_>) = std::env::args()
-        .skip(1)
+    let (archives, names): (Vec<_>, Vec<_>) = arguments
+        .into_iter()
         .partition(|argument| argument.ends_with(".tar"));
     let only = names.first();
     let wanted = |name: &str| only.is_none_or(|only| only == name);
@@ -29,6 +41,13 @@ fn main() -> anyhow::Result<()> {
     if wanted("control") {
         lines.extend(control::run()?);
     }
+    if wanted("waypoint") {
+        let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
+        waypoint::run(Path::new(&envoy))?;
+        if only.is_some() {
+            return Ok(());
+        }
+    }
     if wanted("cluster") {
         let archives: Vec<PathBuf> = archives.iter().map(PathBuf::from).collect();
         let scenario = names.get(1).map(String::as_str);
@@ -38,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     }
     anyhow::ensure!(
         !lines.is_empty() || !rows.is_empty(),
-        "there is `traffic`, `memory`, `control` and `cluster`"
+        "there is `traffic`, `memory`, `control`, `waypoint` and `cluster`"
     );
     if !rows.is_empty() {
         cluster::print(&rows);

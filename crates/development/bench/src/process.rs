@@ -127,6 +127,32 @@ pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     anyhow::bail!("no process {name} with the id {inside}")
 }
 
+/// The processes of that name that were started with this variable, `NAME=value`.
+pub(crate) fn with_variable(name: &str, variable: &str) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let read = |file: &str| fs::read(entry.path().join(file)).unwrap_or_default();
+        let is_named = String::from_utf8_lossy(&read("comm")).trim() == name;
+        if is_named
+            && read("environ")
+                .split(|byte| *byte == 0)
+                .any(|v| v == variable.as_bytes())
+        {
+            found.push(pid);
+        }
+    }
+    anyhow::ensure!(!found.is_empty(), "no process {name} with {variable}");
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,14 +23,23 @@ pub(crate) struct Rig {
 impl Rig {
     /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
-        let directory = tempfile::tempdir()?;
-        for (name, text) in files {
-            fs::write(directory.path().join(name), text)?;
-        }
         let bin_dir = std::env::current_exe()?
             .parent()
             .context("a program is in a directory")?
             .to_owned();
+        let rig = Self::start(&bin_dir, files)?;
+        rig.until("all pods ready", |status| {
+            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
+        })?;
+        Ok(rig)
+    }
+
+    /// Starts a lab of one node, of the programs in a directory.
+    pub(crate) fn start(bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        for (name, text) in files {
+            fs::write(directory.path().join(name), text)?;
+        }
         let base = tempfile::tempdir()?;
         let options = Options {
             name: "bench".into(),
@@ -39,7 +48,7 @@ impl Rig {
             ip_family: IpFamily::Ipv4,
             node_proxies: BTreeMap::new(),
             ambit: bin_dir.join("ambit"),
-            bin_dir,
+            bin_dir: bin_dir.to_owned(),
             mesh: true,
             primary_cni: PrimaryCni::Lab,
             cni_dir: "/usr/lib/cni".into(),
@@ -47,15 +56,11 @@ impl Rig {
             env: BTreeMap::new(),
         };
         let state = ambit_lab::launch(base.path(), &options)?;
-        let rig = Self {
+        Ok(Self {
             client: Client::new(state),
             manifests: directory,
             _base: base,
-        };
-        rig.until("all pods ready", |status| {
-            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
-        })?;
-        Ok(rig)
+        })
     }
 
     /// Adds or replaces a file of manifests; the lab follows.

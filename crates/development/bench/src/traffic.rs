@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::{
     load::{self, BulkLoad, HttpLoad},
@@ -147,7 +147,10 @@ pub(crate) fn run() -> Result<Vec<Line>> {
             Better::Higher,
         );
     }
-    let median_of_one = compare(&plain, &mesh, |side| Ok(micros(side.http(1, true)?.median)))?;
+    let median_of_one = compare(&plain, &mesh, |side| {
+        let median = side.http(1, true)?.median;
+        Ok(micros(median.context("wrk tells the median")?))
+    })?;
     for (connections, existing) in [(32, 0.245), (1000, 0.245)] {
         let figures = compare(&plain, &mesh, |side| {
             Ok(side.http(connections, true)?.requests_per_second)

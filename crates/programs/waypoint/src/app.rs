@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::NamespacedHostname;
 use ambit_proxy::{
-    Dialer, InFlight, Lifecycle, LocalWorkload, SharedState, Workers,
+    SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{XdsSettings, client_options},
     identities::{self, CertificateSettings},
     state::{NotUnderstoodPolicies, StateConfig},
+    warm_start::{self, WarmCertificates},
 };
 use ambit_rt::{
     DrainMode, Env, Readiness, ReadyTask, Shutdown, drain,
@@ -22,30 +24,56 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{config::Config, published::Published, server, waypoint::Waypoint};
+use crate::{
+    config::Config,
+    listeners,
+    published::Published,
+    server,
+    waypoint::{Surroundings, Waypoint},
+};
 
 /// How long a record that is needed is waited for before the next is asked for.
 const LEARN: Duration = Duration::from_secs(5);
+/// How long connections wait in the sockets' queues for what [`prepare`] waits for. Then they are taken, and told
+/// what is missing.
+const QUEUED: Duration = Duration::from_secs(5);
+
+/// Who started the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartedBy {
+    /// A user, or a test.
+    Anyone,
+    /// A supervisor: standard input is the line to it.
+    Supervisor,
+}
 
 /// Reads the environment and runs until a signal, or `/quitquitquit`, ends it.
 ///
 /// # Errors
 /// When the process cannot start; what fails later is retried and logged.
-pub fn run(env: &Env) -> anyhow::Result<()> {
+pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
+    if by == StartedBy::Supervisor {
+        supervisor::end_with_supervisor(c"ambit-waypoint")
+            .context("cannot follow the supervisor's end")?;
+    }
     let logs = logging::init(env).context("cannot set up logging")?;
     ambit_rt::panics::follow(Ends::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, logs));
+    let result = runtime.block_on(run_with(env, config, logs, by));
     // A blocking task, a DNS lookup for instance, must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
     result
 }
 
-async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<()> {
+async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
+    let (supervisor, mut held) = match by {
+        StartedBy::Supervisor => Supervisor::connect().await?,
+        StartedBy::Anyone => (Supervisor::none(), Handover::default()),
+    };
     let config = Arc::new(config);
     let readiness = Readiness::new();
     let known = readiness.pending("control plane");
@@ -53,15 +81,21 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
-    let http_metrics = HttpMetrics::register(&mut registry);
-    let waypoint = Arc::new(build(env, &config, metrics, http_metrics, known)?);
+    let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
+    // The mesh is asked for anew: the records that are needed are few.
+    let (_mesh, keys) = warm_start::take_over(&mut held, &supervisor, false);
+    let parts = build(env, &config, (metrics, http_metrics), known, keys)?;
+    let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
-    server::serve(&waypoint, &workers).context("cannot listen for tunnels")?;
-    ambit_rt::spawn("own workload", prepare(waypoint.clone(), own));
+    let sockets = listeners::open(&config, &supervisor, held);
+    let sockets = sockets.context("cannot listen for tunnels")?;
+    let (gate_control, gate) = Gate::closed();
+    server::serve(&waypoint, &workers, sockets, &gate);
+    ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
     let admin = Admin {
         title: "Ambit waypoint",
@@ -81,6 +115,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
         wait_for_them: false,
     };
     admin::serve(admin, registry, readiness.clone(), ports, &watcher).await?;
+    supervisor.started();
     tracing::info!(gateway = %config.gateway, workers = workers.count(), "serving");
 
     let cause = shutdown.wait().await;
@@ -88,6 +123,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
     tracing::info!(cause, "ending: new connections are taken a little longer");
     let ending = readiness.pending("ending");
     tokio::time::sleep(config.linger).await;
+    listeners::release(&supervisor);
     waypoint
         .lifecycle
         .finish(Some(config.termination_deadline))
@@ -100,10 +136,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle) -> anyhow::Result<
 fn build(
     env: &Env,
     config: &Arc<Config>,
-    metrics: Arc<Metrics>,
-    http_metrics: HttpMetrics,
+    (metrics, http_metrics): (Arc<Metrics>, Arc<HttpMetrics>),
     known: ReadyTask,
-) -> anyhow::Result<Waypoint> {
+    keys: Option<Arc<WarmCertificates>>,
+) -> anyhow::Result<Surroundings> {
     let (state, demands) = SharedState::on_demand(StateConfig {
         // No workload is local to a waypoint, but its own.
         node: config.node.clone(),
@@ -124,43 +160,25 @@ fn build(
             ttl: config.secret_ttl,
             crl_path: None,
         },
-        None,
+        keys,
     )?;
     let published = Published::default();
     let follower = Follower {
         state: state.clone(),
         published: published.clone(),
         metrics: metrics.clone(),
+        http_metrics: http_metrics.clone(),
         known,
     };
     let options = client_options(env, &xds_settings(config), NotUnderstoodPolicies::Deny)?;
     let client = Client::new(options, follower, Some(demands));
     ambit_rt::spawn_essential("xds", client.run());
-    Ok(Waypoint {
-        local: LocalWorkload::new(
-            state.clone(),
-            config.own.clone(),
-            config.ip.into_iter().collect(),
-        ),
-        dialer: Dialer {
-            identity: config.identity(),
-            certificates,
-            netns: None,
-            mark: None,
-            tuning: config.tuning,
-            http2: config.http2.clone(),
-            node: config.node.clone(),
-            network: config.network.clone(),
-            state: state.clone(),
-        },
-        setups: InFlight::new(config.setup_limits),
-        lifecycle: Lifecycle::default(),
-        metrics,
-        http_metrics,
-        address: config.address(),
-        config: config.clone(),
+    Ok(Surroundings {
         state,
         published,
+        certificates,
+        metrics,
+        http_metrics,
     })
 }
 
@@ -187,17 +205,23 @@ fn xds_settings(config: &Config) -> XdsSettings {
     }
 }
 
-/// Waits for what the first tunnel would wait for.
-async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask) {
+/// Waits for what the first tunnel would wait for, and lets tunnels in.
+async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     let dialer = &waypoint.dialer;
     dialer.certificates.prefetch(&dialer.identity);
-    let both = async {
+    let all = async {
+        waypoint.published.known().await;
         while waypoint.local.known().await.is_none() {
             tracing::info!("waiting for the control plane to publish the waypoint's own pod");
         }
         dialer.certificates.obtained(&dialer.identity).await;
     };
-    both.await;
+    let mut all = std::pin::pin!(all);
+    let in_time = tokio::time::timeout(QUEUED, &mut all).await.is_ok();
+    gate.set(true);
+    if !in_time {
+        all.await;
+    }
     ready.ready();
 }
 
@@ -229,6 +253,7 @@ struct Follower {
     state: SharedState,
     published: Published,
     metrics: Arc<Metrics>,
+    http_metrics: Arc<HttpMetrics>,
     known: ReadyTask,
 }
 
@@ -243,7 +268,9 @@ impl Handler for Follower {
             _ => true,
         });
         if !own.is_empty() {
-            self.published.apply(own);
+            for policy in self.published.apply(own) {
+                self.http_metrics.policy_removed(&policy);
+            }
         }
         self.state.apply(batch);
     }

@@ -1,23 +1,31 @@
 //! The command line: what the process is to be.
 
+use ambit_handover::{Meeting, Program};
 use ambit_proxy::admin;
 use ambit_rt::Env;
+use anyhow::Context as _;
 
-use crate::app;
+use crate::app::{self, StartedBy};
 
 /// What is printed on request.
 const HELP: &str = "ambit-waypoint: the layer 7 proxy of an ambient mesh
 
-Usage: ambit-waypoint [proxy [waypoint] | version | help]
+Usage: ambit-waypoint [--no-supervisor] [proxy [waypoint] | version | help]
 
 Configured by environment variables: those that node proxies read, and GATEWAY_NAME.
+
+  --no-supervisor  run the proxy itself, without the process that holds its sockets and
+                   replaces a proxy that died (also AMBIT_SUPERVISOR=false)
 ";
+
+/// The argument that makes a process the worker.
+const WORKER: &str = "worker";
 
 /// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// In order.
-    Ended,
+    /// With this exit code.
+    Exit(u8),
     /// With something to print.
     Say(String),
 }
@@ -27,12 +35,34 @@ pub enum Outcome {
 /// # Errors
 /// When they make no sense, or the process cannot start.
 pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
-    match arguments {
-        [] | ["proxy"] | ["proxy", "waypoint"] => app::run(env).map(|()| Outcome::Ended),
+    let (alone, rest) = match arguments {
+        ["--no-supervisor", rest @ ..] => (true, rest),
+        rest => (env.flag("AMBIT_SUPERVISOR")? == Some(false), rest),
+    };
+    match rest {
+        [] | ["proxy"] | ["proxy", "waypoint"] if alone => work(env, StartedBy::Anyone),
+        [] | ["proxy"] | ["proxy", "waypoint"] => supervise(env).map(Outcome::Exit),
+        [WORKER] => work(env, StartedBy::Supervisor),
         ["version" | "--version"] => Ok(Outcome::Say(format!("{:#}\n", admin::version()))),
         ["help" | "--help" | "-h"] => Ok(Outcome::Say(HELP.to_owned())),
         other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
     }
+}
+
+/// Runs until the worker has ended for good; returns its exit code. It meets nobody: each replica of a waypoint has
+/// sockets of its own.
+fn supervise(env: &Env) -> anyhow::Result<u8> {
+    let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
+    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    Ok(ambit_handover::run(Program {
+        name: "ambit-waypoint",
+        arguments: vec![WORKER.into()],
+        meeting: Meeting::default(),
+    })?)
+}
+
+fn work(env: &Env, by: StartedBy) -> anyhow::Result<Outcome> {
+    app::run(env, by).map(|()| Outcome::Exit(0))
 }
 
 #[cfg(test)]

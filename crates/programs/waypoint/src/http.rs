@@ -4,6 +4,7 @@ mod admission;
 mod body;
 mod circle;
 mod exchange;
+mod failure;
 mod headers;
 mod record;
 mod reply;
@@ -92,7 +93,6 @@ where
         }
     };
     if let Err(error) = ended {
-        let caller = session.caller.address;
-        tracing::debug!(%caller, error = ambit_proxy::report::chain(&error), "a client's HTTP connection ended");
+        failure::report(&session, version, &error);
     }
 }

@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match command::run(&arguments, &Env::from_process()) {
-        Ok(Outcome::Ended) => ExitCode::SUCCESS,
+        Ok(Outcome::Exit(code)) => ExitCode::from(code),
         Ok(Outcome::Say(text)) => {
             print!("{text}");
             ExitCode::SUCCESS

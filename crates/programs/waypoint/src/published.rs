@@ -78,15 +78,15 @@ const NEEDED: [Resource; 3] = [
 ];
 
 impl Published {
-    /// Applies changes.
-    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) {
-        {
+    /// Applies changes; gives the policies that are no more.
+    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<PolicyKey> {
+        let removed = {
             let mut known = self.0.known.write();
-            for update in updates {
-                known.apply(update);
-            }
-        }
+            let removed = updates.into_iter().filter_map(|update| known.apply(update));
+            removed.collect()
+        };
         self.0.changes.send_modify(|count| *count += 1);
+        removed
     }
 
     /// All records of a type have been received.
@@ -94,6 +94,17 @@ impl Published {
         let mut known = self.0.known.write();
         if !known.complete.contains(&of) {
             known.complete.push(of);
+        }
+        drop(known);
+        self.0.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Until [`Self::is_known`].
+    pub async fn known(&self) {
+        let mut changes = self.watch();
+        while !self.is_known() {
+            // The sender is here.
+            let _changed = changes.changed().await;
         }
     }
 
@@ -138,7 +149,8 @@ impl Published {
 }
 
 impl Known {
-    fn apply(&mut self, update: WaypointUpdate) {
+    /// Applies a change; gives the policy that is no more.
+    fn apply(&mut self, update: WaypointUpdate) -> Option<PolicyKey> {
         match update {
             WaypointUpdate::Gateway(gateway) => self.gateway = Arc::new(*gateway),
             // Its pods are about to be ended; requests under way keep their settings.
@@ -158,11 +170,12 @@ impl Known {
                 Arc::make_mut(&mut self.policies).insert(*policy);
             }
             WaypointUpdate::PolicyGone(record) => {
-                if let Some(key) = self.policy_names.remove(&record) {
-                    Arc::make_mut(&mut self.policies).remove(&key);
-                }
+                let key = self.policy_names.remove(&record)?;
+                Arc::make_mut(&mut self.policies).remove(&key);
+                return Some(key);
             }
         }
+        None
     }
 }
 
@@ -207,7 +220,7 @@ mod tests {
     #[test]
     fn services_come_and_go_with_what_their_routes_need() {
         let published = Published::default();
-        published.apply([service("a", "b")]);
+        assert_eq!(published.apply([service("a", "b")]), []);
         let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
         assert_eq!(names, ["ns/a", "ns/b"]);
         let served = published.service(&NamespacedHostname::new("ns", "a"));
@@ -233,7 +246,8 @@ mod tests {
         published.apply([WaypointUpdate::Policy(record.clone(), Box::new(policy))]);
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().need_http(Scope::Pod));
-        published.apply([WaypointUpdate::PolicyGone(record)]);
+        let removed = published.apply([WaypointUpdate::PolicyGone(record)]);
+        assert_eq!(removed, [PolicyKey::of_record("ns/p")]);
         assert_eq!(published.policies().iter().count(), 0);
     }
 }

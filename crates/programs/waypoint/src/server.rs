@@ -4,10 +4,9 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, server, tls};
-use ambit_model::{AppProtocol, HBONE_PORT, Identity, canonical_socket};
+use ambit_model::{AppProtocol, Identity, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain, tunnel_server};
 use ambit_rt::OpenWork;
-use ambit_sys::socket::{self, ListenSpec, SocketError, Transparent};
 use ambit_telemetry::{Direction, log_denied};
 use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
@@ -57,33 +56,28 @@ struct Client {
     identity: Option<Identity>,
 }
 
-/// Opens the waypoint's listeners, one a worker, and serves them.
-///
-/// # Errors
-/// When the port cannot be had.
-pub(crate) fn serve(waypoint: &Arc<Waypoint>, workers: &Workers) -> Result<(), SocketError> {
-    let spec = ListenSpec {
-        ipv6: waypoint.config.ipv6,
-        reuse_port: true,
-        transparent: Transparent::Off,
-        tuning: waypoint.config.tuning,
-        ..ListenSpec::of_pod(HBONE_PORT, None)
-    };
-    let listeners = (0..workers.count().max(1))
-        .map(|_| socket::listen(None, &spec).map(|listening| listening.listener))
-        .collect::<Result<Vec<_>, _>>()?;
+/// Serves the tunnels that come to the listeners, while the gate is open, until the drain begins.
+pub fn serve(
+    waypoint: &Arc<Waypoint>,
+    workers: &Workers,
+    listeners: Vec<std::net::TcpListener>,
+    gate: &Gate,
+) {
     workers.assign(listeners.into_iter().map(|listener| {
-        let waypoint = waypoint.clone();
+        let (waypoint, gate) = (waypoint.clone(), gate.clone());
         move || {
-            if let Err(error) = serve_on_worker(waypoint, listener) {
+            if let Err(error) = serve_on_worker(waypoint, listener, gate) {
                 tracing::error!(%error, "a worker cannot serve");
             }
         }
     }));
-    Ok(())
 }
 
-fn serve_on_worker(waypoint: Arc<Waypoint>, listener: std::net::TcpListener) -> io::Result<()> {
+fn serve_on_worker(
+    waypoint: Arc<Waypoint>,
+    listener: std::net::TcpListener,
+    mut gate: Gate,
+) -> io::Result<()> {
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard {
         upstreams: Upstreams::new(&waypoint.dialer),
@@ -92,7 +86,6 @@ fn serve_on_worker(waypoint: Arc<Waypoint>, listener: std::net::TcpListener) -> 
     ambit_rt::spawn_essential("listeners", async move {
         let waypoint = &shard.waypoint;
         let mut drain = waypoint.lifecycle.drain_watcher();
-        let mut gate = Gate::default();
         let name = waypoint.local.name();
         let empties_queues = || true;
         listeners

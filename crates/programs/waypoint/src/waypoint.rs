@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ambit_certificates::Certificates;
 use ambit_model::{GatewayAddress, NetworkAddress, Workload};
 use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
@@ -14,7 +15,7 @@ use crate::{config::Config, published::Published, upstream::Upstreams};
 
 /// One waypoint.
 #[derive(Debug)]
-pub(crate) struct Waypoint {
+pub struct Waypoint {
     pub(crate) config: Arc<Config>,
     /// Workloads and services.
     pub(crate) state: SharedState,
@@ -25,9 +26,24 @@ pub(crate) struct Waypoint {
     pub(crate) setups: InFlight,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) http_metrics: HttpMetrics,
+    pub(crate) http_metrics: Arc<HttpMetrics>,
     /// How records name it.
     pub(crate) address: GatewayAddress,
+}
+
+/// What a waypoint knows, and where it tells what it does.
+#[derive(Debug)]
+pub struct Surroundings {
+    /// Workloads and services.
+    pub state: SharedState,
+    /// What the control plane says of this waypoint.
+    pub published: Published,
+    /// Where certificates come from.
+    pub certificates: Certificates,
+    /// Connections.
+    pub metrics: Arc<Metrics>,
+    /// Requests.
+    pub http_metrics: Arc<HttpMetrics>,
 }
 
 /// A waypoint on one worker thread.
@@ -49,6 +65,48 @@ pub(crate) enum NotKnown {
 }
 
 impl Waypoint {
+    /// One that serves nothing yet.
+    pub fn new(config: Arc<Config>, surroundings: Surroundings) -> Self {
+        let Surroundings {
+            state,
+            published,
+            certificates,
+            metrics,
+            http_metrics,
+        } = surroundings;
+        Self {
+            local: LocalWorkload::new(
+                state.clone(),
+                config.own.clone(),
+                config.ip.into_iter().collect(),
+            ),
+            dialer: Dialer {
+                identity: config.identity(),
+                certificates,
+                netns: None,
+                mark: None,
+                tuning: config.tuning,
+                http2: config.http2.clone(),
+                node: config.node.clone(),
+                network: config.network.clone(),
+                state: state.clone(),
+            },
+            setups: InFlight::new(config.setup_limits),
+            lifecycle: Lifecycle::default(),
+            metrics,
+            http_metrics,
+            address: config.address(),
+            config,
+            state,
+            published,
+        }
+    }
+
+    /// What is open, and how it ends.
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.lifecycle
+    }
+
     /// Its own workload.
     pub(crate) async fn own(&self) -> Result<Arc<Workload>, NotKnown> {
         if !self.published.is_known() {

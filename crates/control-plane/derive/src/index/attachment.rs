@@ -238,12 +238,6 @@ impl Index {
         own: &Labels,
         account: Option<&ArcStr>,
     ) -> Option<Attachment> {
-        if own
-            .get(labels::GATEWAY_NAME)
-            .is_some_and(|name| !name.is_empty())
-        {
-            return None;
-        }
         let Some(bound) = self.labelled(namespace, Binding::of(own, namespace)) else {
             return self.taken(namespace, account?);
         };

@@ -92,12 +92,17 @@ impl Index {
         for key in bound {
             self.mark_bound(key);
         }
-        // Its own Service is nobody's, whatever attaches others.
-        self.mark_hosts_of_object(&ObjectKey::new(
-            Kind::Service,
-            namespace.clone(),
-            of.clone(),
-        ));
+        // Its own Service is nobody's, whatever attaches others, and only its own pods are endpoints of it.
+        let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
+        self.mark_hosts_of_object(&service);
+        let selector = self.get::<Service>(&service);
+        let selector = selector.and_then(|service| service.selector.clone());
+        self.mark_selected(namespace, selector.as_ref());
+        self.mark_instances(name);
+        let served: Vec<_> = self.served.services_of(name).collect();
+        for host in served {
+            self.mark_host(host);
+        }
         if self.config.waypoint_attachment == WaypointAttachment::Seed {
             self.mark_namespace(namespace);
             self.mark_hosts_of_namespace(namespace);

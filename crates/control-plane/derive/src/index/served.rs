@@ -78,6 +78,13 @@ impl Served {
         was_last
     }
 
+    /// The hosts of the services that a waypoint serves because of endpoints.
+    pub(super) fn services_of(&self, gateway: &GatewayName) -> impl Iterator<Item = ArcStr> {
+        let all = self.by_service.iter();
+        let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));
+        of_it.map(|(service, _)| service.hostname.clone())
+    }
+
     /// The waypoints of a service's endpoints.
     pub(super) fn waypoints(
         &self,

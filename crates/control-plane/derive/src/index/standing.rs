@@ -59,12 +59,7 @@ impl Index {
     ) -> Standing {
         let verdict = match attachment {
             Some(attachment) => Some(self.attached(attachment)),
-            None => names(of_endpoints).map(|names| Verdict {
-                is_true: true,
-                reason: "WaypointAccepted",
-                message: format!("each endpoint is reached through its own waypoint: {names}"),
-                is_trouble: false,
-            }),
+            None => self.through_endpoints(of_endpoints),
         };
         Standing {
             verdict,
@@ -72,9 +67,27 @@ impl Index {
         }
     }
 
+    /// Of a service each of whose endpoints has a waypoint of its own.
+    fn through_endpoints(&self, waypoints: &BTreeSet<GatewayName>) -> Option<Verdict> {
+        let all = names(waypoints)?;
+        let without = waypoints.iter().filter(|one| !self.is_ready(one));
+        Some(names(without).map_or_else(
+            || Verdict {
+                is_true: true,
+                reason: "WaypointAccepted",
+                message: format!("each endpoint is reached through its own waypoint: {all}"),
+                is_trouble: false,
+            },
+            |names| not_ready(&names),
+        ))
+    }
+
     fn attached(&self, attachment: &Attachment) -> Verdict {
         let GatewayName { namespace, name } = &attachment.gateway;
         let Err(obstacle) = attachment.outcome else {
+            if !self.is_ready(&attachment.gateway) {
+                return not_ready(&attachment.gateway.to_string());
+            }
             return Verdict {
                 is_true: true,
                 reason: "WaypointAccepted",
@@ -124,6 +137,19 @@ impl Index {
             message: format!("{by} {namespace}/{name}: {why}; {consequence}"),
             is_trouble: true,
         }
+    }
+}
+
+/// Of waypoints that are there and have no pod to connect to. Clients find no endpoint, and refuse.
+fn not_ready(names: &str) -> Verdict {
+    Verdict {
+        is_true: false,
+        reason: "NoReadyWaypoint",
+        message: format!(
+            "no pod of the waypoint {names} is ready (scaled to zero, starting or failing); connections through it \
+             are refused until one is"
+        ),
+        is_trouble: true,
     }
 }
 

@@ -40,15 +40,21 @@ fn step() -> impl Strategy<Value = Step> {
                 ("STRICT", _) => format!(", istio.io/use-waypoint: gw{variant}, istio.io/use-waypoint-namespace: a"),
                 _ => format!(", istio.io/use-waypoint: gw{variant}"),
             };
-            let head = |version: &str| {
-                format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}, uid: u{variant}, labels: {{app: {app}, kubernetes.io/service-name: svc{variant}{waypoint}}}}}\n")
+            let head_with = |version: &str, more: &str| {
+                format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}, uid: u{variant}, labels: {{app: {app}, kubernetes.io/service-name: svc{variant}{waypoint}{more}}}}}\n")
             };
+            let head = |version: &str| head_with(version, "");
             let selector = if flag { "selector: {matchLabels: {app: x}}, " } else { "" };
             Step::Apply(match kind {
-                Kind::Pod => head("v1") + &format!(
-                    "spec: {{nodeName: n{variant}, containers: [{{name: c, ports: [{{name: web, containerPort: 8{variant}}}]}}]}}\nstatus: {{phase: {}, podIP: 10.0.{number}.{variant}}}\n",
-                    if flag { "Running" } else { "Failed" }
-                ),
+                Kind::Pod => {
+                    let of_gateway = if number == 0 { format!(", gateway.networking.k8s.io/gateway-name: gw{variant}") } else { String::new() };
+                    let ready = if mode == "STRICT" { ", conditions: [{type: Ready, status: \"True\"}]" } else { "" };
+                    let account = if app == "x" { format!("gw{variant}") } else { "default".to_owned() };
+                    head_with("v1", &of_gateway) + &format!(
+                        "spec: {{nodeName: n{variant}, serviceAccountName: {account}, containers: [{{name: c, ports: [{{name: web, containerPort: 8{variant}}}]}}]}}\nstatus: {{phase: {}, podIP: 10.0.{number}.{variant}{ready}}}\n",
+                        if flag { "Running" } else { "Failed" }
+                    )
+                }
                 Kind::Service => head("v1") + &format!(
                     "spec: {{clusterIP: 10.96.0.{variant}, {} ports: [{{port: 80, targetPort: web}}]}}\n",
                     if flag { format!("selector: {{app: {app}}},") } else { String::new() }
@@ -161,6 +167,12 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
+            let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));
+            let is_error = |problem: &Problem| problem.severity == crate::problem::Severity::Error;
+            // What was said of an object that is refused since is no more.
+            if !found.iter().any(is_error) {
+                prop_assert_eq!(found, expected, "{}", key);
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which waypoint pods and services have, and what waypoints are told.
 
 mod attachment;
+mod instances;
 mod told;
 
 use ambit_model::NamespacedHostname;

@@ -142,11 +142,8 @@ struct Form {
 impl Form {
     fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
         if *request.method() == Method::CONNECT {
-            return Err(Reply::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "CONNECT is not supported",
-                ResponseFlag::DownstreamProtocolError,
-            ));
+            let reply = Reply::refused("CONNECT is not supported", "method");
+            return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
         let mode = session
@@ -275,6 +272,10 @@ fn route(
 /// Removes the headers that are not sent on.
 fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
     let all = request.headers_mut();
+    if headers::has_other_encoding(all) {
+        let reply = Reply::refused("only the transfer encoding chunked is supported", "transfer_encoding");
+        return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
+    }
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_identities(all);

@@ -76,6 +76,13 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd>
     Ok(())
 }
 
+/// Whether a body is encoded for the hop in another way than by chunks: it would be passed on as if it were not.
+pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
+    let mut encodings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    encodings.next().is_some_and(|one| !is_chunked(one)) || encodings.next().is_some()
+}
+
 /// Removes what says who somebody is, and comes from who may not say it.
 pub(crate) fn remove_identities(headers: &mut HeaderMap) {
     for name in IDENTITY {

@@ -45,6 +45,11 @@ impl Reply {
         }
     }
 
+    /// The same, with another status than 400.
+    pub(crate) fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
     /// The response. gRPC clients get theirs as status and message of their own.
     pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
         let Self { status, text, .. } = self;

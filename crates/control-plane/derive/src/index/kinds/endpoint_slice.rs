@@ -71,6 +71,9 @@ pub(super) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
 fn workloads(index: &Index, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
     let objects = index.objects(&key.namespace)?;
     let service = objects.all::<Service>().get(&slice.service)?;
+    if !index.may_serve(&key.namespace, &service.name, None) {
+        return None;
+    }
     let host = NamespacedHostname::new(
         key.namespace.clone(),
         service.hostname(&index.config.cluster_domain),

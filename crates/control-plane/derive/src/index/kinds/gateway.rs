@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     Labels, MeshConfig, PodDirectory,
-    condition::{Part, PartsType, Standing, Verdict},
+    condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
     index::{
         Consent, Index, Serves,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
@@ -44,6 +44,8 @@ pub(crate) struct GatewayInput {
 impl MeshKind for Gateway {
     type Input = GatewayInput;
 
+    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE];
+
     const PARTS: Option<PartsType> = Some(PartsType {
         list: "listeners",
         manager: "ambit-listeners",
@@ -73,11 +75,17 @@ impl MeshKind for Gateway {
     }
 
     fn standing(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
-        let listeners = gateway.listeners.iter();
-        let listeners = listeners.filter(|_| index.is_waypoint(gateway));
+        if !index.is_waypoint(gateway) {
+            return Some(Standing::default());
+        }
         Some(Standing {
-            verdict: None,
-            parts: listeners.map(judge).collect(),
+            verdict: Some(Verdict {
+                is_true: true,
+                reason: "Waypoint",
+                message: String::new(),
+                is_trouble: false,
+            }),
+            parts: gateway.listeners.iter().map(judge).collect(),
         })
     }
 
@@ -97,8 +105,10 @@ impl MeshKind for Gateway {
             trusted_proxies: index.config.trusted_proxies,
             client_identity_header: gateway.client_identity_header,
         });
+        let conflicts = is_waypoint.then(|| index.strangers(&gateway.name));
         Rendered {
             waypoint_gateways: record.into_iter().collect(),
+            conflicts: conflicts.unwrap_or_default(),
             ..Rendered::default()
         }
     }

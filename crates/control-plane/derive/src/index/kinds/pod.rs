@@ -89,6 +89,7 @@ impl MeshKind for Pod {
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
         index.mark_chooser(key, new.is_some());
+        index.follow_instance(change);
         index.mark(key.clone());
     }
 
@@ -300,8 +301,10 @@ fn workload(index: &Index, objects: &Objects, pod: &PodInput) -> Workload {
     let mut workload = without_waypoint(index, objects, pod);
     // Pods in their node's network are never captured: no waypoint takes them by itself.
     let account = Some(&pod.service_account).filter(|_| !pod.host_network);
-    let attachment = index.waypoint_of_workload(&pod.namespace, &pod.labels, account);
-    index.attach(&mut workload, attachment.as_ref());
+    if !index.is_instance(pod) {
+        let attachment = index.waypoint_of_workload(&pod.namespace, &pod.labels, account);
+        index.attach(&mut workload, attachment.as_ref());
+    }
     workload
 }
 
@@ -347,6 +350,7 @@ fn services(index: &Index, objects: &Objects, pod: &PodInput) -> Services {
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &pod.labels))
+            && index.may_serve(&pod.namespace, &service.name, Some(pod))
         {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),
@@ -377,7 +381,8 @@ fn services(index: &Index, objects: &Objects, pod: &PodInput) -> Services {
         let service = objects
             .all::<Service>()
             .get(&slice.service)
-            .filter(|service| service.selector.is_none());
+            .filter(|service| service.selector.is_none())
+            .filter(|service| index.may_serve(&pod.namespace, &service.name, Some(pod)));
         if let (true, Some(service)) = (names_it, service) {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),

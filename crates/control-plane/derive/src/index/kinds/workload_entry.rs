@@ -53,6 +53,9 @@ impl MeshKind for WorkloadEntry {
         };
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
+        for entry in change.both() {
+            index.mark_gateway_of_account(&key.namespace, &entry.endpoint.service_account);
+        }
         index.mark(key.clone());
     }
 
@@ -162,6 +165,7 @@ fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Optio
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &endpoint.labels))
+            && index.may_serve(&key.namespace, &service.name, None)
         {
             let host = service.hostname(&index.config.cluster_domain);
             let name = NamespacedHostname::new(key.namespace.clone(), host);

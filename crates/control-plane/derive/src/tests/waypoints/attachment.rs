@@ -7,7 +7,7 @@ use super::*;
 const WP: &str = "shop/wp.shop.svc.cluster.local";
 const CART_HOST: &str = "shop/cart.shop.svc.cluster.local";
 
-fn waypoint(of: &Workload) -> Option<String> {
+pub(super) fn waypoint(of: &Workload) -> Option<String> {
     let own = of
         .endpoint_waypoint
         .as_ref()
@@ -49,11 +49,11 @@ fn a_gateway_takes_the_pods_and_services_of_its_namespace() {
     assert!(mesh.waypoint_services.is_empty() && mesh.waypoint_gateways.is_empty());
 }
 
-fn labelled(yaml: &str, labels: &str) -> String {
+pub(super) fn labelled(yaml: &str, labels: &str) -> String {
     yaml.replacen("namespace: shop", &format!("namespace: shop, {labels}"), 1)
 }
 
-fn namespace(labels: &str) -> String {
+pub(super) fn namespace(labels: &str) -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{{labels}}}}}\n")
 }
 
@@ -182,8 +182,18 @@ fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name
             ),
             (
                 "a waypoint's own pod",
-                vec![gw("wp", ""), pod_labelled("gateway.networking.k8s.io/gateway-name: wp")],
+                vec![
+                    gw("wp", ""),
+                    pod_labelled("gateway.networking.k8s.io/gateway-name: wp")
+                        .replace("serviceAccountName: cart", "serviceAccountName: wp"),
+                ],
                 "",
+                "wp",
+            ),
+            (
+                "a pod that says it is a waypoint's",
+                vec![gw("wp", ""), pod_labelled("gateway.networking.k8s.io/gateway-name: wp")],
+                "wp",
                 "wp",
             ),
             (

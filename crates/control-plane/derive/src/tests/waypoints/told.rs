@@ -195,7 +195,7 @@ fn attached(namespace: &str, target: &str) -> String {
     )
 }
 
-fn verdict(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> String {
+pub(super) fn verdict(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> String {
     let standing = mesh
         .index
         .standing(&ObjectKey::new(kind, namespace, name))
@@ -276,7 +276,14 @@ fn services_say_which_waypoint_they_have_or_why_none() {
             1,
         )
     };
-    let gw = gateway;
+    let gw = |name: &str, more: &str| {
+        let labels = "{gateway.networking.k8s.io/gateway-name: wp}";
+        let ready = cart(&[("cart-1", "wp-1"), ("{app: cart}", labels)]);
+        all(&[
+            &gateway(name, more),
+            &ready.replace("serviceAccountName: cart", "serviceAccountName: wp"),
+        ])
+    };
     let of =
         |objects: &[&str]| verdict(&TestMesh::of(&all(objects)), Kind::Service, "shop", "cart");
     let mine = bound("istio.io/use-waypoint: wp");

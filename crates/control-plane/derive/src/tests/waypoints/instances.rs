@@ -1,0 +1,224 @@
+//! Which pods are a waypoint: those that say so under its account, no others.
+
+use ambit_k8s_api::Kind;
+
+use super::{told::verdict, *};
+use crate::{
+    condition::{EFFECTIVE, Subject},
+    tests::waypoints::attachment::{labelled, namespace, waypoint},
+};
+
+const OWN_HOST: &str = "shop/wp.shop.svc.cluster.local";
+const LABEL: &str = "gateway.networking.k8s.io/gateway-name: wp";
+
+/// A pod of `shop`, ready, with other labels and another account than `cart-1`.
+fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
+    cart(&[
+        ("name: cart-1", &format!("name: {name}")),
+        ("{app: cart}", &format!("{{{labels}}}")),
+        (
+            "serviceAccountName: cart",
+            &format!("serviceAccountName: {account}"),
+        ),
+        ("10.1.2.3", ip),
+        (
+            "fd00::3",
+            &format!("fd00::{}", ip.rsplit('.').next().unwrap()),
+        ),
+    ])
+}
+
+/// The waypoint's Service, as the controller makes it.
+fn own_service() -> String {
+    labelled(
+        &SERVICE
+            .replace("name: cart", "name: wp")
+            .replace("10.96.0.9", "10.96.0.10")
+            .replace("{app: cart}", &format!("{{{LABEL}}}")),
+        "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
+    )
+}
+
+fn effective(mesh: &TestMesh) -> Option<String> {
+    let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
+    let problems = mesh.index.problems_of(&key);
+    let verdict = (EFFECTIVE.verdict)(&Subject {
+        problems: &problems,
+        in_force: false,
+        is_attached: false,
+        standing: mesh.index.standing(&key),
+    });
+    verdict.map(|verdict| {
+        assert!(!verdict.is_true && verdict.is_trouble);
+        verdict.message
+    })
+}
+
+fn serves(mesh: &TestMesh, pod: &str) -> bool {
+    let own = NamespacedHostname::new("shop", "wp.shop.svc.cluster.local");
+    mesh.pod(pod).services.contains_key(&own)
+}
+
+#[test]
+fn a_label_without_the_account_makes_no_pod_a_waypoint() {
+    let own = pod("wp-1", LABEL, "wp", "10.1.2.9");
+    let evil = pod("evil", LABEL, "evil", "10.1.2.66");
+    let objects = [
+        &own_service(),
+        &own,
+        &evil,
+        // By hand, and from outside.
+        "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: shop}\nspec: {address: 192.0.2.7, serviceAccount: vm, labels: {gateway.networking.k8s.io/gateway-name: wp}}\n",
+    ];
+    let mut mesh = TestMesh::of(&all(&objects));
+    assert!(
+        serves(&mesh, "evil"),
+        "without a Gateway it is a Service like others"
+    );
+    mesh.apply(&gateway("wp", ""));
+    assert!(serves(&mesh, "wp-1") && !serves(&mesh, "evil"));
+    let vm = &mesh.workloads["c1/networking.istio.io/WorkloadEntry/shop/vm"];
+    assert!(vm.services.is_empty());
+    assert_eq!(waypoint(mesh.pod("wp-1")), None);
+    assert_eq!(
+        waypoint(mesh.pod("evil")).as_deref(),
+        Some(OWN_HOST),
+        "it goes through the waypoint as any pod does"
+    );
+    let message = effective(&mesh).unwrap();
+    assert!(
+        message.starts_with("Pod evil carries the label"),
+        "{message}"
+    );
+    // It goes, and nothing is left to say.
+    mesh.delete(Kind::Pod, "shop", "evil");
+    assert_eq!(effective(&mesh), None);
+    mesh.apply(&evil);
+    mesh.delete(Kind::Gateway, "shop", "wp");
+    assert!(serves(&mesh, "evil"));
+    assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
+}
+
+#[test]
+fn endpoints_that_are_written_by_hand_are_none_of_a_waypoints() {
+    let without_selector = own_service().replace(&format!("  selector: {{{LABEL}}}\n"), "");
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, namespace: shop, labels: {kubernetes.io/service-name: wp}}\naddressType: IPv4\nendpoints: [{addresses: [192.0.2.7]}, {addresses: [10.1.2.66], targetRef: {kind: Pod, name: evil, namespace: shop}}]\nports: [{port: 15008}]\n";
+    let evil = pod("evil", "app: evil", "evil", "10.1.2.66");
+    let mut mesh = TestMesh::of(&all(&[&without_selector, slice, &evil]));
+    let by_hand = |mesh: &TestMesh| {
+        mesh.workloads
+            .keys()
+            .any(|uid| uid.contains("EndpointSlice"))
+    };
+    assert!(by_hand(&mesh) && serves(&mesh, "evil"));
+    mesh.apply(&gateway("wp", ""));
+    assert!(!by_hand(&mesh) && !serves(&mesh, "evil"));
+    mesh.delete(Kind::Gateway, "shop", "wp");
+    assert!(by_hand(&mesh) && serves(&mesh, "evil"));
+}
+
+#[test]
+fn what_runs_under_a_waypoints_account_is_named_on_its_gateway() {
+    let mut mesh = TestMesh::of(&all(&[&own_service(), &gateway("wp", "")]));
+    assert_eq!(effective(&mesh), None);
+    let ghost = |number: u8| {
+        let ip = format!("10.1.2.{}", 20 + number);
+        pod(&format!("ghost-{number}"), "app: ghost", "wp", &ip)
+    };
+    mesh.apply(&ghost(1));
+    let message = effective(&mesh).unwrap();
+    assert!(
+        message.starts_with("Pod ghost-1 runs under the waypoint's service account wp"),
+        "{message}"
+    );
+    assert!(!serves(&mesh, "ghost-1"));
+    assert_eq!(waypoint(mesh.pod("ghost-1")).as_deref(), Some(OWN_HOST));
+    let vm = "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: shop}\nspec: {address: 192.0.2.7, serviceAccount: wp}\n";
+    mesh.apply(&all(&[&ghost(2), &ghost(3), vm]));
+    let message = effective(&mesh).unwrap();
+    assert!(
+        message.starts_with("Pod ghost-1, Pod ghost-2, Pod ghost-3 and 1 more runs"),
+        "{message}"
+    );
+    for name in ["ghost-1", "ghost-2", "ghost-3"] {
+        mesh.delete(Kind::Pod, "shop", name);
+    }
+    assert!(effective(&mesh).unwrap().starts_with("WorkloadEntry vm"));
+    mesh.delete(Kind::WorkloadEntry, "shop", "vm");
+    assert_eq!(effective(&mesh), None);
+    // Another namespace's account of that name is another identity.
+    mesh.apply(&ghost(1).replace("namespace: shop", "namespace: bank"));
+    assert_eq!(effective(&mesh), None);
+}
+
+#[test]
+fn a_label_of_no_gateway_takes_no_pod_off_its_waypoint() {
+    let enrolled = namespace("istio.io/use-waypoint: wp");
+    let for_all = gateway("wp", ", labels: {istio.io/waypoint-for: all}");
+    let claims = "gateway.networking.k8s.io/gateway-name: gone";
+    let mut mesh = TestMesh::of(&all(&[
+        &enrolled,
+        &for_all,
+        &pod("a", claims, "a", "10.1.2.3"),
+    ]));
+    assert_eq!(waypoint(mesh.pod("a")).as_deref(), Some(OWN_HOST));
+    // An ingress gateway's pods are called by clients outside, and stay as they are.
+    mesh.apply(&gateway("gone", "").replace("istio-waypoint", "istio"));
+    assert_eq!(waypoint(mesh.pod("a")), None);
+    mesh.delete(Kind::Gateway, "shop", "gone");
+    assert_eq!(waypoint(mesh.pod("a")).as_deref(), Some(OWN_HOST));
+}
+
+#[test]
+fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
+    let own = pod("wp-1", LABEL, "wp", "10.1.2.9");
+    let starting = own.replace("status: \"True\"", "status: \"False\"");
+    let bound = labelled(SERVICE, "labels: {istio.io/use-waypoint: wp}");
+    let of_pods = pod(
+        "cart-1",
+        "app: cart, istio.io/use-waypoint: wp",
+        "cart",
+        "10.1.2.3",
+    );
+    let for_all = gateway("wp", ", labels: {istio.io/waypoint-for: all}");
+    for (what, attachment, service, cart) in [
+        (
+            "the Service's label",
+            WaypointAttachment::Labels,
+            bound.as_str(),
+            CART,
+        ),
+        (
+            "its namespace's Gateway",
+            WaypointAttachment::Seed,
+            SERVICE,
+            CART,
+        ),
+        (
+            "labels of its endpoints",
+            WaypointAttachment::Labels,
+            SERVICE,
+            &of_pods,
+        ),
+    ] {
+        let mut mesh = TestMesh::with(MeshConfig {
+            waypoint_attachment: attachment,
+            ..MeshConfig::default()
+        });
+        let says = |mesh: &TestMesh| verdict(mesh, Kind::Service, "shop", "cart");
+        mesh.apply(&all(&[service, cart, &for_all, &own_service()]));
+        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        mesh.apply(&starting);
+        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        let records = mesh.apply(&own);
+        assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
+        // Only the pod itself is news to proxies.
+        assert_eq!(records, ["c1//Pod/shop/wp-1"], "{what}");
+        // One that only says so does not count.
+        mesh.apply(&pod("evil", LABEL, "evil", "10.1.2.66"));
+        mesh.delete(Kind::Pod, "shop", "wp-1");
+        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        mesh.apply(&own);
+        assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
+    }
+}

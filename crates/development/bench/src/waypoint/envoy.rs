@@ -1,0 +1,113 @@
+//! The same waypoint by Envoy: the program that takes our waypoint's place in a pod. It gets the pod's
+//! certificate as ours does, and becomes Envoy.
+
+mod configuration;
+
+use std::{
+    fs, io,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use ambit_certificates::CertificateRequest;
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_model::Identity;
+use ambit_rt::Env;
+use ambit_tls::TlsSettings;
+use ambit_wire::citadel::{
+    IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
+};
+use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use tonic::Request;
+
+use super::Work;
+
+/// Threads, as many as our waypoint has workers.
+const WORKERS: &str = "2";
+/// The files of one Envoy.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    directory: PathBuf,
+}
+
+impl Files {
+    pub(crate) fn new(directory: &Path) -> Self {
+        Self {
+            directory: directory.to_owned(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Writes the configuration, at which the pod has been waiting.
+    pub(crate) fn configure(&self, work: Work, backend: &str) -> Result<()> {
+        let text = self.configuration(work, backend).to_string();
+        fs::write(self.path("envoy.new"), text)?;
+        Ok(fs::rename(self.path("envoy.new"), self.path("envoy.json"))?)
+    }
+}
+
+/// Gets the pod's certificate, waits for the configuration, and becomes `envoy`. Returns only on failure.
+pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
+    let files = Files::new(directory);
+    ambit_rt::current_thread()?.block_on(certify(&Env::from_process(), &files))?;
+    let configuration = files.path("envoy.json");
+    while !configuration.exists() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let error: io::Error = Command::new(envoy)
+        .args(["--concurrency", WORKERS, "--disable-hot-restart"])
+        .args(["--log-level", "warning", "--config-path"])
+        .arg(configuration)
+        .exec();
+    Err(error).with_context(|| format!("cannot start {}", envoy.display()))
+}
+
+async fn certify(env: &Env, files: &Files) -> Result<()> {
+    let named = |name| env.get(name).with_context(|| format!("{name} is not set"));
+    let identity = Identity::new(
+        named("TRUST_DOMAIN")?,
+        named("POD_NAMESPACE")?,
+        named("SERVICE_ACCOUNT")?,
+    );
+    let ca = channel(&ChannelConfig {
+        address: named("CA_ADDRESS")?.to_owned(),
+        roots: RootCa::from_setting(named("CA_ROOT_CA")?),
+        alternative_name: None,
+        tls: TlsSettings::default(),
+    })?;
+    let token = TokenSource::from_setting(named("AUTH_TOKEN")?);
+    let headers = CallHeaders::from_env(env, "CA_HEADER_", Some(token), "Kubernetes")?;
+    // The control plane may not know of this pod yet.
+    let chain = loop {
+        let wanted = CertificateRequest::new(&identity)?;
+        let key = BASE64_STANDARD.encode(wanted.key.secret_der());
+        let mut request = Request::new(IstioCertificateRequest {
+            csr: wanted.pem,
+            validity_duration: 24 * 3600,
+            metadata: None,
+        });
+        headers.apply(request.metadata_mut()).await?;
+        let mut client = IstioCertificateServiceClient::new(ca.clone());
+        match client.create_certificate(request).await {
+            Ok(answer) => {
+                fs::write(
+                    files.path("key.pem"),
+                    format!("-----BEGIN PRIVATE KEY-----\n{key}\n-----END PRIVATE KEY-----\n"),
+                )?;
+                break answer.into_inner().cert_chain;
+            }
+            Err(status) => eprintln!("no certificate yet: {status}"),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    fs::copy(named("CA_ROOT_CA")?, files.path("root.pem"))?;
+    fs::write(files.path("chain.pem"), chain.concat())?;
+    Ok(())
+}

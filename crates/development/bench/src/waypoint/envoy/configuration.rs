@@ -1,0 +1,249 @@
+//! What Envoy is configured with: tunnels end at one listener, an internal one sees their requests, and another
+//! opens the tunnel to the pod.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "members are set in objects that are made here"
+)]
+
+use serde_json::{Value, json};
+
+use super::{super::Work, Files};
+
+/// Istio's default format.
+const ACCESS_LOG: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
+    %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
+    \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
+    %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \
+    \"%REQ(X-REQUEST-ID)%\" \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER_RAW% \
+    %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% \
+    %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
+
+impl Files {
+    fn tls(&self, peers: &Value) -> Value {
+        json!({
+            "alpn_protocols": ["h2"],
+            "tls_params": {
+                "tls_minimum_protocol_version": "TLSv1_3",
+                "tls_maximum_protocol_version": "TLSv1_3",
+            },
+            "tls_certificates": [{
+                "certificate_chain": {"filename": self.path("chain.pem")},
+                "private_key": {"filename": self.path("key.pem")},
+            }],
+            "validation_context": {
+                "trusted_ca": {"filename": self.path("root.pem")},
+                "match_typed_subject_alt_names": [{"san_type": "URI", "matcher": peers}],
+            },
+        })
+    }
+
+    pub(super) fn configuration(&self, work: Work, backend: &str) -> Value {
+        let tunnels = json!({
+            "name": "tunnels",
+            "address": socket("0.0.0.0", 15008),
+            "filter_chains": [{
+                "filters": [connection_manager("tunnels", json!({
+                    "http2_protocol_options": {"allow_connect": true},
+                    "upgrade_configs": [{"upgrade_type": "CONNECT"}],
+                    "http_filters": [router()],
+                    "route_config": {"virtual_hosts": [{
+                        "name": "tunnels",
+                        "domains": ["*"],
+                        "routes": [{
+                            "match": {"connect_matcher": {}},
+                            "route": {
+                                "cluster": "requests",
+                                "timeout": "0s",
+                                "upgrade_configs":
+                                    [{"upgrade_type": "CONNECT", "connect_config": {}}],
+                            },
+                        }],
+                    }]},
+                }))],
+                "transport_socket": typed("envoy.transport_sockets.tls",
+                    "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext", json!({
+                        "require_client_certificate": true,
+                        "common_tls_context": self.tls(&json!({"prefix": "spiffe://"})),
+                    })),
+            }],
+        });
+        let log = typed(
+            "log",
+            "envoy.extensions.access_loggers.file.v3.FileAccessLog",
+            json!({
+                "path": "/dev/stdout",
+                "log_format": {"text_format_source": {"inline_string": ACCESS_LOG}},
+            }),
+        );
+        let requests = json!({
+            "name": "requests",
+            "internal_listener": {},
+            "filter_chains": [{"filters": [connection_manager("requests", json!({
+                "access_log": [log],
+                "normalize_path": true,
+                "use_remote_address": false,
+                "http_filters": [work.policies(), router()],
+                "route_config": {"virtual_hosts": [{
+                    "name": "requests",
+                    "domains": ["*"],
+                    "routes": work.routes(),
+                }]},
+            }))]}],
+        });
+        let to_tunnel = json!({
+            "name": "tunnel",
+            "internal_listener": {},
+            "filter_chains": [{"filters": [typed("tcp",
+                "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", json!({
+                    "stat_prefix": "tunnel",
+                    "cluster": "hbone",
+                    "tunneling_config": {"hostname": format!("{backend}:8080")},
+                }))]}],
+        });
+        let ready = json!({
+            "name": "ready",
+            "address": socket("0.0.0.0", 15021),
+            "filter_chains": [{"filters": [connection_manager("ready", json!({
+                "http_filters": [router()],
+                "route_config": {"virtual_hosts": [{
+                    "name": "ready",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "direct_response": {"status": 200}}],
+                }]},
+            }))]}],
+        });
+        json!({
+            "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
+                "envoy.extensions.bootstrap.internal_listener.v3.InternalListener", json!({}))],
+            "static_resources": {
+                "listeners": [tunnels, requests, to_tunnel, ready],
+                "clusters": [
+                    internal("requests", "requests"),
+                    backends(),
+                    self.hbone(backend),
+                ],
+            },
+        })
+    }
+
+    /// The pod's node proxy.
+    fn hbone(&self, backend: &str) -> Value {
+        let server = json!({"exact": "spiffe://cluster.local/ns/envoy/sa/server"});
+        let mut cluster = cluster("hbone", &socket(backend, 15008));
+        cluster["typed_extension_protocol_options"] =
+            protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
+        cluster["transport_socket"] = typed(
+            "envoy.transport_sockets.tls",
+            "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+            json!({"common_tls_context": self.tls(&server)}),
+        );
+        cluster
+    }
+}
+
+impl Work {
+    /// As the AuthorizationPolicies say.
+    fn policies(self) -> Value {
+        let policies: serde_json::Map<String, Value> = (0..self.policies)
+            .map(|n| {
+                let path = json!({"url_path": {"path": {"exact": format!("/denied/{n}")}}});
+                let method = json!({"header": {
+                    "name": ":method", "string_match": {"exact": "POST"},
+                }});
+                let policy = json!({
+                    "principals": [{"any": true}],
+                    "permissions": [{"and_rules": {"rules": [path, method]}}],
+                });
+                (format!("policy-{n}"), policy)
+            })
+            .collect();
+        typed(
+            "envoy.filters.http.rbac",
+            "envoy.extensions.filters.http.rbac.v3.RBAC",
+            json!({"rules": {"action": "DENY", "policies": policies}}),
+        )
+    }
+
+    /// As the HTTPRoutes say.
+    fn routes(self) -> Vec<Value> {
+        let to = json!({"cluster": "backend", "timeout": "0s"});
+        let mut routes: Vec<Value> = (0..self.rules)
+            .map(
+                |n| json!({"match": {"path_separated_prefix": format!("/route/{n}")}, "route": to}),
+            )
+            .collect();
+        routes.push(json!({"match": {"prefix": "/"}, "route": to}));
+        routes
+    }
+}
+
+fn typed(name: &str, of: &str, mut fields: Value) -> Value {
+    fields["@type"] = format!("type.googleapis.com/{of}").into();
+    json!({"name": name, "typed_config": fields})
+}
+
+fn socket(address: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": address, "port_value": port}})
+}
+
+fn router() -> Value {
+    let router = "envoy.extensions.filters.http.router.v3.Router";
+    typed("envoy.filters.http.router", router, json!({}))
+}
+
+fn connection_manager(name: &str, mut fields: Value) -> Value {
+    fields["stat_prefix"] = name.into();
+    typed(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        fields,
+    )
+}
+
+fn protocol(options: &Value) -> Value {
+    let mut options = options.clone();
+    options["@type"] =
+        "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions".into();
+    json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options})
+}
+
+fn cluster(name: &str, address: &Value) -> Value {
+    json!({
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+        "circuit_breakers": {"thresholds": [{
+            "max_connections": 1_000_000, "max_requests": 1_000_000, "max_pending_requests": 1_000_000,
+        }]},
+    })
+}
+
+/// One of Envoy's own listeners as an upstream.
+fn internal(name: &str, listener: &str) -> Value {
+    let address = json!({"envoy_internal_address": {"server_listener_name": listener}});
+    let mut cluster = cluster(name, &address);
+    let raw = typed(
+        "envoy.transport_sockets.raw_buffer",
+        "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer",
+        json!({}),
+    );
+    cluster["transport_socket"] = typed(
+        "envoy.transport_sockets.internal_upstream",
+        "envoy.extensions.transport_sockets.internal_upstream.v3.InternalUpstreamTransport",
+        json!({"transport_socket": raw}),
+    );
+    cluster
+}
+
+/// The pod, in the protocol that the request came in.
+fn backends() -> Value {
+    let mut backends = internal("backend", "tunnel");
+    backends["typed_extension_protocol_options"] = protocol(&json!({
+        "use_downstream_protocol_config":
+            {"http_protocol_options": {}, "http2_protocol_options": {}},
+    }));
+    backends
+}

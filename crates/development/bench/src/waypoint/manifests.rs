@@ -1,0 +1,122 @@
+//! The objects of both sides: a client, a server, a Gateway, and what the waypoint has to look at.
+
+use std::{fmt::Write, fs, path::Path};
+
+use anyhow::Result;
+
+use super::{ENVOY, OURS, Work};
+
+/// HTTPRoute allows so many.
+const RULES_PER_ROUTE: usize = 16;
+
+/// As one file.
+pub(super) fn of(scratch: &Path, work: Work) -> Result<String> {
+    fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
+    let mut text = String::new();
+    for side in [OURS, ENVOY] {
+        let nginx = nginx(scratch, side.name)?;
+        write!(
+            text,
+            "apiVersion: v1
+kind: Namespace
+metadata: {{name: {name}, labels: {{istio.io/dataplane-mode: ambient}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: client, namespace: {name}}}
+spec:
+  serviceAccountName: client
+  containers: [{{name: main, image: none, command: [sleep, infinity]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: server, namespace: {name}, labels: {{app: server}}}}
+spec:
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [nginx, -c, {nginx}]
+    readinessProbe: {{tcpSocket: {{port: 8080}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: server, namespace: {name}}}
+spec:
+  selector: {{app: server}}
+  ports:
+  - {{name: http, port: 80, targetPort: 8080}}
+  - {{name: http2, port: 81, targetPort: 8081}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: {name}, namespace: {name}}}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]
+---
+",
+            name = side.name
+        )?;
+        for n in 0..work.policies {
+            text += &policy(side.name, n);
+        }
+        let rules: Vec<usize> = (0..work.rules).collect();
+        for (n, rules) in rules.chunks(RULES_PER_ROUTE).enumerate() {
+            text += &route(side.name, n, rules);
+        }
+    }
+    Ok(text)
+}
+
+fn policy(name: &str, n: usize) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: policy-{n}, namespace: {name}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {name}}}]
+  action: DENY
+  rules: [{{to: [{{operation: {{paths: [/denied/{n}], methods: [POST]}}}}]}}]
+---
+"
+    )
+}
+
+fn route(name: &str, n: usize, rules: &[usize]) -> String {
+    let mut text = format!(
+        "apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: route-{n}, namespace: {name}}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: server}}]
+  rules:
+"
+    );
+    for rule in rules {
+        text += &format!(
+            "  - matches: [{{path: {{type: PathPrefix, value: /route/{rule}}}}}]
+    backendRefs: [{{name: server, port: 80}}]
+"
+        );
+    }
+    text + "---\n"
+}
+
+/// A server of short and of long answers, over HTTP/1.1 and over HTTP/2.
+fn nginx(scratch: &Path, name: &str) -> Result<String> {
+    let path = scratch.join(format!("{name}.conf"));
+    let scratch = scratch.display();
+    let text = format!(
+        "worker_processes 1; daemon off; error_log /dev/null; pid {scratch}/{name}.pid; user root;
+events {{ worker_connections 16384; }}
+http {{ access_log off; keepalive_requests 1000000000; sendfile on; http2_max_concurrent_streams 1024;
+  server {{
+    listen 8080 backlog=4096; listen 8081 http2 backlog=4096;
+    location / {{ return 200 \"hello world\\n\"; }}
+    location = /large {{ root {scratch}; }}
+  }} }}\n"
+    );
+    fs::write(&path, text)?;
+    Ok(path.display().to_string())
+}

@@ -1,0 +1,133 @@
+//! The table: ours, Envoy's, and how many times better.
+
+use std::time::Duration;
+
+use comfy_table::{ContentArrangement, Table};
+
+use super::Figures;
+
+/// One figure of both.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    what: String,
+    unit: &'static str,
+    ours: f64,
+    envoy: f64,
+    /// How many times ours is better.
+    times: f64,
+    /// How many times it should be.
+    wanted: f64,
+}
+
+impl Row {
+    /// Resident memory in megabytes.
+    pub(super) fn memory(what: &str, ours: f64, envoy: f64) -> Self {
+        Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
+    }
+
+    fn smaller(what: &str, unit: &'static str, ours: f64, envoy: f64, wanted: f64) -> Self {
+        eprintln!("  {what}: {ours:.2}, Envoy {envoy:.2} {unit}");
+        Self {
+            what: what.to_owned(),
+            unit,
+            ours,
+            envoy,
+            times: envoy / ours,
+            wanted,
+        }
+    }
+
+    /// The medians of the rounds.
+    pub(super) fn of(what: &str, ours: &[Figures], envoy: &[Figures]) -> Vec<Self> {
+        let both = |figure: &dyn Fn(&Figures) -> Option<f64>| {
+            let side = |figures: &[Figures]| median(figures.iter().filter_map(figure).collect());
+            Some((side(ours)?, side(envoy)?))
+        };
+        let micros = |duration: Duration| duration.as_secs_f64() * 1e6;
+        let mut rows = Vec::new();
+        if let Some((ours, envoy)) = both(&|f| Some(1.0 / f.cpu)) {
+            let what = format!("{what}: requests a CPU second");
+            eprintln!("  {what}: {ours:.0}, Envoy {envoy:.0}");
+            rows.push(Self {
+                what,
+                unit: "req/s",
+                ours,
+                envoy,
+                times: ours / envoy,
+                wanted: 1.5,
+            });
+        }
+        if let Some((ours, envoy)) = both(&|f| Some(f.requests_per_second)) {
+            let what = format!("{what}: requests");
+            eprintln!("  {what}: {ours:.0}, Envoy {envoy:.0} a second");
+            rows.push(Self {
+                what,
+                unit: "req/s",
+                ours,
+                envoy,
+                times: ours / envoy,
+                wanted: 1.0,
+            });
+        }
+        if let Some((ours, envoy)) = both(&|f| f.median.map(micros)) {
+            rows.push(Self::smaller(
+                &format!("{what}: median"),
+                "us",
+                ours,
+                envoy,
+                1.0,
+            ));
+        }
+        if let Some((ours, envoy)) = both(&|f| f.p99.map(micros)) {
+            rows.push(Self::smaller(
+                &format!("{what}: p99"),
+                "us",
+                ours,
+                envoy,
+                1.0,
+            ));
+        }
+        rows
+    }
+}
+
+fn median(mut figures: Vec<f64>) -> Option<f64> {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied()
+}
+
+/// Prints the table.
+#[expect(clippy::print_stdout, reason = "the report is what the program is for")]
+pub(super) fn print(rows: &[Row]) {
+    let mut table = Table::new();
+    table
+        .load_style(comfy_table::presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(160)
+        .set_header([
+            "waypoint",
+            "unit",
+            "ambit",
+            "Envoy",
+            "times better",
+            "to be reached",
+            "",
+        ]);
+    for row in rows {
+        let verdict = if row.times >= row.wanted {
+            "reached"
+        } else {
+            "NOT REACHED"
+        };
+        table.add_row([
+            row.what.clone(),
+            row.unit.to_owned(),
+            format!("{:.1}", row.ours),
+            format!("{:.1}", row.envoy),
+            format!("{:.2}", row.times),
+            format!("{:.1}", row.wanted),
+            verdict.to_owned(),
+        ]);
+    }
+    println!("\n{table}");
+}

@@ -1,0 +1,82 @@
+//! Connections that end because the client does not keep to HTTP. They are counted and logged as requests are, which
+//! they never became.
+
+use std::{
+    error::Error,
+    time::{Duration, SystemTime},
+};
+
+use ambit_proxy::report::chain;
+use ambit_telemetry::http::{
+    HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
+};
+
+use crate::{message::Version, session::Session};
+
+/// What the server answered, if it did, and under which name it is counted.
+struct Violation {
+    status: u16,
+    reason: &'static str,
+}
+
+/// Reports why a connection ended.
+pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) {
+    let caller = session.caller.address;
+    let text = chain(error);
+    tracing::debug!(%caller, error = text, "a client's HTTP connection ended");
+    let Some(Violation { status, reason }) = Violation::of(version, error) else {
+        return;
+    };
+    let waypoint = &session.shard.waypoint;
+    let flags = ResponseFlags::from(ResponseFlag::DownstreamProtocolError);
+    let code = ResponseCode::new(status);
+    let protocol = match version {
+        Version::Http1 => "HTTP/1.1",
+        Version::Http2 => "HTTP/2",
+    };
+    let report = HttpRequestReport {
+        protocol: Some(protocol),
+        response_code: code,
+        flags,
+        code_details: Some(reason),
+        termination_details: Some(&text),
+        ..HttpRequestReport::new(
+            SystemTime::now(),
+            Duration::ZERO,
+            caller,
+            session.target.address(),
+        )
+    };
+    let traffic = session.traffic_labels();
+    let labels = HttpLabels::new(traffic, RequestProtocol::Http, code, flags);
+    waypoint.http_metrics.refused(reason);
+    waypoint.http_metrics.record(&labels, &report);
+    if let Some(format) = waypoint.config.access_log {
+        ambit_rt::logging::write_line(&report.line(format));
+    }
+}
+
+impl Violation {
+    fn of(version: Version, error: &hyper::Error) -> Option<Self> {
+        match version {
+            Version::Http1 if error.is_parse_too_large() => Some(Self {
+                status: 431,
+                reason: "headers_too_large",
+            }),
+            Version::Http1 if error.is_parse() => Some(Self {
+                status: 400,
+                reason: "malformed",
+            }),
+            Version::Http1 => None,
+            Version::Http2 => {
+                let http2 = error.source()?.downcast_ref::<h2::Error>()?;
+                // What the client says itself, and a connection that broke, are no violations.
+                let is_ours = http2.reason().is_some() && !http2.is_remote() && !http2.is_io();
+                is_ours.then_some(Self {
+                    status: 0,
+                    reason: "http2",
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The sockets that tunnels come to, one a worker thread. The supervisor holds them, so that openings wait in their
+//! queues while one worker process has died and the next is not ready yet.
+
+use std::{
+    net::TcpListener,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use ambit_handover::{Handover, Supervisor};
+use ambit_model::HBONE_PORT;
+use ambit_sys::socket::{self, ListenSpec, Listening, SocketError, Transparent};
+
+use crate::config::Config;
+
+/// Under which name the supervisor holds them.
+const HELD: &str = "tunnels";
+
+/// Takes over what the process before this one listened with, all of it since connections may wait in any, or opens
+/// the port; and has them held.
+///
+/// # Errors
+/// When the port cannot be had.
+pub(crate) fn open(
+    config: &Config,
+    supervisor: &Supervisor,
+    held: Handover<OwnedFd>,
+) -> Result<Vec<TcpListener>, SocketError> {
+    let items = held.into_items().filter(|(name, _)| &**name == HELD);
+    let inherited = items.flat_map(|(_, item)| item.descriptors);
+    let inherited = inherited.map(|socket| socket::adopt(socket.into(), &config.tuning));
+    let mut listening = inherited.collect::<Result<Vec<_>, _>>()?;
+    let spec = ListenSpec {
+        ipv6: config.ipv6,
+        reuse_port: true,
+        transparent: Transparent::Off,
+        tuning: config.tuning,
+        ..ListenSpec::of_pod(HBONE_PORT, None)
+    };
+    while listening.len() < config.workers.max(1) {
+        listening.push(socket::listen(None, &spec)?);
+    }
+    let listeners = listening.into_iter().map(|Listening { listener, .. }| listener);
+    let listeners: Vec<_> = listeners.collect();
+    let descriptors: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
+    supervisor.hold(HELD, &[], &descriptors);
+    Ok(listeners)
+}
+
+/// Nobody will accept from them any more: without this, clients would wait in vain rather than be refused.
+pub(crate) fn release(supervisor: &Supervisor) {
+    supervisor.release(HELD);
+}

@@ -1,0 +1,212 @@
+//! Applications: one that takes nothing but well-formed requests, and such as do what the test says.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    sync::mpsc,
+};
+
+use crate::fixture::listener;
+
+/// A request as it came, or why it is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    Whole { head: String, body: Vec<u8> },
+    Malformed(String),
+    /// The connection ended before the request did.
+    Cut,
+}
+
+/// Answers well-formed requests of HTTP/1.1 with `ok`, and tells all it received.
+pub(crate) struct Strict {
+    pub(crate) address: SocketAddr,
+    received: mpsc::UnboundedReceiver<Received>,
+}
+
+impl Strict {
+    pub(crate) async fn start() -> Self {
+        let (tell, received) = mpsc::unbounded_channel();
+        let address = scripted(move |_, stream| {
+            let tell = tell.clone();
+            async move {
+                let mut stream = BufReader::new(stream);
+                loop {
+                    match read(&mut stream).await {
+                        Ok(None) => return,
+                        Ok(Some(whole)) => {
+                            // A test that is over does not listen.
+                            let _over = tell.send(whole);
+                            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+                            if stream.write_all(answer).await.is_err() {
+                                return;
+                            }
+                        }
+                        Err(not_one) => {
+                            let _over = tell.send(not_one);
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+        Self {
+            address: address.await.0,
+            received,
+        }
+    }
+
+    /// What has come since the last call.
+    pub(crate) fn received(&mut self) -> Vec<Received> {
+        std::iter::from_fn(|| self.received.try_recv().ok()).collect()
+    }
+}
+
+/// Runs a script for each connection, which is told how many came before. Gives where it listens, and how many
+/// have come.
+pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
+    script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
+) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (listener, address) = listener().await;
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let script = Arc::new(script);
+    ambit_rt::spawn("application", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (script, before) = (script.clone(), counted.fetch_add(1, Relaxed));
+            ambit_rt::spawn("application connection", async move {
+                script(before, stream).await;
+            });
+        }
+    });
+    (address, count)
+}
+
+/// Reads up to the end of a request's header section.
+pub(crate) async fn head(stream: &mut TcpStream) {
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"\r\n\r\n") {
+        let Ok(byte) = stream.read_u8().await else {
+            return;
+        };
+        seen.push(byte);
+    }
+}
+
+type Stream = BufReader<TcpStream>;
+
+/// The next request by the letter of RFC 9112; nothing at an end between two.
+async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
+    let mut head = String::new();
+    let mut length = None;
+    let mut chunked = false;
+    let mut hosts = 0;
+    loop {
+        let Some(line) = line(stream).await? else {
+            return if head.is_empty() { Ok(None) } else { Err(Received::Cut) };
+        };
+        if line.is_empty() {
+            break;
+        }
+        if head.is_empty() {
+            request_line(&line)?;
+        } else {
+            let (name, value) = line.split_once(": ").ok_or_else(|| bad(&line))?;
+            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+            if name.is_empty() || !name.bytes().all(is_token) {
+                return Err(bad(&line));
+            }
+            match name {
+                "host" => hosts += 1,
+                "content-length" => {
+                    let number = value.parse::<usize>().map_err(|_| bad(&line))?;
+                    if length.replace(number).is_some() {
+                        return Err(bad(&line));
+                    }
+                }
+                "transfer-encoding" if value == "chunked" && !chunked => chunked = true,
+                "transfer-encoding" => return Err(bad(&line)),
+                _ => {}
+            }
+        }
+        head.push_str(&line);
+        head.push('\n');
+    }
+    if hosts != 1 || (chunked && length.is_some()) {
+        return Err(bad(&head));
+    }
+    let body = match length {
+        _ if chunked => chunks(stream).await?,
+        Some(length) => exactly(stream, length).await?,
+        None => Vec::new(),
+    };
+    Ok(Some(Received::Whole { head, body }))
+}
+
+fn bad(what: &str) -> Received {
+    Received::Malformed(what.to_owned())
+}
+
+fn request_line(line: &str) -> Result<(), Received> {
+    let words: Vec<_> = line.split(' ').collect();
+    let [method, target, "HTTP/1.1"] = words[..] else {
+        return Err(bad(line));
+    };
+    let is_path = target.starts_with('/') || target == "*";
+    let is_visible = target.bytes().all(|byte| byte.is_ascii_graphic());
+    if method.is_empty() || !is_path || !is_visible {
+        return Err(bad(line));
+    }
+    Ok(())
+}
+
+/// A line that ends with CRLF and has no other control character; nothing at the end.
+async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
+    let mut bytes = Vec::new();
+    stream
+        .read_until(b'\n', &mut bytes)
+        .await
+        .map_err(|_| Received::Cut)?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    if !bytes.ends_with(b"\n") {
+        return Err(Received::Cut);
+    }
+    let line = bytes.strip_suffix(b"\r\n").ok_or_else(|| bad(&text))?;
+    if line.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+        return Err(bad(&text));
+    }
+    Ok(Some(String::from_utf8_lossy(line).into_owned()))
+}
+
+async fn exactly(stream: &mut Stream, length: usize) -> Result<Vec<u8>, Received> {
+    let mut bytes = vec![0; length];
+    let read = stream.read_exact(&mut bytes).await;
+    read.map(|_| bytes).map_err(|_| Received::Cut)
+}
+
+async fn chunks(stream: &mut Stream) -> Result<Vec<u8>, Received> {
+    let mut body = Vec::new();
+    loop {
+        let size = line(stream).await?.ok_or(Received::Cut)?;
+        let length = usize::from_str_radix(&size, 16).map_err(|_| bad(&size))?;
+        if length == 0 {
+            // Trailers, up to an empty line.
+            while !line(stream).await?.ok_or(Received::Cut)?.is_empty() {}
+            return Ok(body);
+        }
+        body.extend(exactly(stream, length).await?);
+        if exactly(stream, 2).await? != b"\r\n" {
+            return Err(bad(&size));
+        }
+    }
+}

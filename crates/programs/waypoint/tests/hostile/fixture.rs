@@ -1,0 +1,323 @@
+//! A waypoint on a loopback address, what it is told of the mesh, and clients with tunnels to it.
+
+use std::{
+    io::Write,
+    net::SocketAddr,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use ambit_certificates::{Certificates, CertificatesOptions};
+use ambit_handover::Gate;
+use ambit_hbone::{ClientConnection, Settings, TunnelIo, client, tls};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointGateway, WaypointService};
+use ambit_proxy::{
+    SharedState, Workers,
+    state::{StateConfig, Update},
+};
+use ambit_rt::{
+    Env,
+    logging::{self, LogFormat},
+};
+use ambit_telemetry::{Metrics, http::HttpMetrics};
+use ambit_testkit::{FakeCa, Pki, build};
+use ambit_waypoint::{
+    config::Config,
+    published::Published,
+    server,
+    waypoint::{Surroundings, Waypoint},
+};
+use ambit_xds::{Resource, WaypointUpdate};
+use http::{HeaderMap, Uri};
+use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+/// How long anything may take here.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// The ports of every service here, and what they speak.
+pub(crate) const HTTP1: u16 = 80;
+pub(crate) const HTTP2: u16 = 81;
+pub(crate) const UNDECLARED: u16 = 82;
+pub(crate) const TCP: u16 = 83;
+
+/// What all waypoints of this process log.
+static LOG: LazyLock<Log> = LazyLock::new(|| {
+    let log = Log::default();
+    logging::init_with(LogFormat::Text, "info", log.clone()).unwrap();
+    log
+});
+
+#[derive(Clone, Debug, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The lines that name an address so far.
+pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
+    logging::flush(LONG);
+    let log = LOG.0.lock();
+    let text = String::from_utf8_lossy(&log);
+    let name = address.to_string();
+    let lines = text.lines().filter(|line| line.contains(&name));
+    lines.map(str::to_owned).collect()
+}
+
+/// A waypoint and its mesh.
+pub(crate) struct World {
+    pub(crate) pki: Arc<Pki>,
+    pub(crate) state: SharedState,
+    pub(crate) published: Published,
+    pub(crate) http_metrics: Arc<HttpMetrics>,
+    pub(crate) waypoint: Arc<Waypoint>,
+    registry: Registry,
+    address: SocketAddr,
+    _workers: Workers,
+}
+
+impl World {
+    /// A waypoint that knows all that it needs, and serves no service.
+    pub(crate) async fn new() -> Self {
+        LazyLock::force(&LOG);
+        let env = Env::from_pairs([
+            ("POD_NAME", "waypoint"),
+            ("POD_NAMESPACE", "ns"),
+            ("SERVICE_ACCOUNT", "waypoint"),
+            ("GATEWAY_NAME", "waypoint"),
+        ]);
+        let config = Arc::new(Config::from_env(&env).unwrap());
+        let pki = Arc::new(Pki::new());
+        let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
+        let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
+        let state = SharedState::new(StateConfig {
+            trust_domain: config.trust_domain.clone(),
+            ..StateConfig::default()
+        });
+        state.mark_addresses_known();
+        state.mark_policies_known();
+        let published = Published::default();
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry, None));
+        let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
+        let surroundings = Surroundings {
+            state: state.clone(),
+            published: published.clone(),
+            certificates,
+            metrics,
+            http_metrics: http_metrics.clone(),
+        };
+        let waypoint = Arc::new(Waypoint::new(config, surroundings));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let workers = Workers::start(1).unwrap();
+        server::serve(&waypoint, &workers, vec![listener], &Gate::default());
+        let world = Self {
+            pki,
+            state,
+            published,
+            http_metrics,
+            waypoint,
+            registry,
+            address,
+            _workers: workers,
+        };
+        world.workload(build::workload("waypoint", &["127.0.0.1"]));
+        world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway::default())));
+        for of in [
+            Resource::WaypointGateway,
+            Resource::WaypointService,
+            Resource::WaypointPolicy,
+        ] {
+            world.published.complete(of);
+        }
+        world
+    }
+
+    fn workload(&self, workload: ambit_model::Workload) {
+        let update = Update::Workload(Box::new(workload));
+        self.state.apply(&mut vec![update]);
+    }
+
+    /// What the control plane says of the waypoint.
+    pub(crate) fn publish(&self, update: WaypointUpdate) {
+        self.published.apply([update]);
+    }
+
+    /// A service at `vip` with an endpoint for each application. Applications are told apart by their addresses:
+    /// see [`listener`].
+    pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
+        let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
+        let mut service = build::service(name, &[vip], &ports.map(|port| (port, port)));
+        service.app_protocols = [
+            (HTTP1, AppProtocol::Http11),
+            (HTTP2, AppProtocol::Http2),
+            (TCP, AppProtocol::Tcp),
+        ]
+        .into();
+        let hostname = NamespacedHostname::new("ns", service.hostname.clone());
+        self.state
+            .apply(&mut vec![Update::Service(Box::new(service))]);
+        for (index, application) in applications.iter().enumerate() {
+            let ip = application.ip().to_string();
+            let record = build::plain_workload(&format!("{name}-{index}"), &[&ip]);
+            let targets = ports.map(|port| (port, application.port()));
+            self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
+        }
+        self.publish(WaypointUpdate::Service(
+            arcstr::format!("gw/{name}"),
+            Box::new(WaypointService {
+                service: hostname,
+                routes: Vec::new(),
+            }),
+        ));
+    }
+
+    /// A connection of a client to the waypoint, and the client's address.
+    pub(crate) async fn client(&self) -> Client {
+        let (stream, address) = self.tls().await;
+        let (connection, driver) = client::handshake(stream, &Settings::default())
+            .await
+            .unwrap();
+        ambit_rt::spawn("driver", driver.run(|| {}));
+        Client {
+            connection,
+            address,
+        }
+    }
+
+    /// The same, before HTTP/2 begins.
+    pub(crate) async fn tls(&self) -> (tls::TlsStream, SocketAddr) {
+        let of_client = self.pki.cert(&build::identity("ns", "client"));
+        let expected = [build::identity("ns", "waypoint")];
+        let config = of_client.client_config(&expected).unwrap();
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let address = stream.local_addr().unwrap();
+        let stream = tls::connect(stream, config, LONG).await.unwrap();
+        (stream, address)
+    }
+
+    /// What is scraped.
+    pub(crate) fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
+    }
+
+    /// The sum of the samples of a family whose labels contain all of `labels`.
+    pub(crate) fn count(&self, family: &str, labels: &[&str]) -> u64 {
+        let text = self.metrics();
+        let of_family = |line: &&str| {
+            line.strip_prefix(family)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']))
+        };
+        let samples = text.lines().filter(of_family);
+        let samples = samples.filter(|line| labels.iter().all(|label| line.contains(label)));
+        let values = samples.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+        values.sum()
+    }
+
+    /// How many requests have been refused for this reason.
+    pub(crate) fn refused(&self, reason: &str) -> u64 {
+        let label = format!("reason=\"{reason}\"");
+        self.count("ambit_requests_refused_total", &[&label])
+    }
+
+    /// How many requests have ended like this.
+    pub(crate) fn ended(&self, code: u16, flags: &str) -> u64 {
+        let (code, flags) = (
+            format!("response_code=\"{code}\""),
+            format!("response_flags=\"{flags}\""),
+        );
+        self.count("istio_requests_total", &[&code, &flags])
+    }
+}
+
+/// A client's connection.
+pub(crate) struct Client {
+    connection: ClientConnection,
+    pub(crate) address: SocketAddr,
+}
+
+impl Client {
+    /// A tunnel to an address.
+    pub(crate) async fn tunnel(&self, to: &str, port: u16) -> TunnelIo {
+        let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
+        let tunnel = self.connection.tunnel(authority, HeaderMap::new());
+        let (tunnel, _) = timeout(LONG, tunnel).await.unwrap().unwrap();
+        tunnel.into_io()
+    }
+
+    /// What comes back for bytes, up to the end; a reset ends it too.
+    pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> Said {
+        let mut tunnel = self.tunnel(to, port).await;
+        // Whoever is cut off while it speaks still reads why.
+        let _cut = tunnel.write_all(bytes).await;
+        let _cut = tunnel.shutdown().await;
+        heard(tunnel).await
+    }
+
+    /// Asks for `/`, by HTTP/1: the status, 0 without one.
+    pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
+        let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+        let said = self.say(to, port, request).await;
+        said.statuses().first().copied().unwrap_or_default()
+    }
+}
+
+/// Reads up to the end.
+pub(crate) async fn heard(mut tunnel: TunnelIo) -> Said {
+    let mut bytes = Vec::new();
+    let reading = tunnel.read_to_end(&mut bytes);
+    let ended = timeout(LONG, reading).await.expect("no end came").is_ok();
+    Said { bytes, ended }
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) bytes: Vec<u8>,
+    /// In order, rather than by a reset.
+    pub(crate) ended: bool,
+}
+
+impl Said {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    /// The statuses of the answers, of HTTP/1.
+    pub(crate) fn statuses(&self) -> Vec<u16> {
+        let text = self.text();
+        let lines = text.split("HTTP/1.1 ").skip(1);
+        lines.map(|line| line[..3].parse().unwrap()).collect()
+    }
+}
+
+/// A listener of an application, of which each has an address of its own.
+pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
+    static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
+    let last = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 7, last], 0))).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A name for records.
+pub(crate) fn record(name: &str) -> ArcStr {
+    arcstr::format!("gw/policy/{name}")
+}

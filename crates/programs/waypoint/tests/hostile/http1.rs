@@ -1,0 +1,254 @@
+//! Requests of HTTP/1 that are not what they should be.
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use crate::{
+    application::{Received, Strict},
+    fixture::{HTTP1, LONG, World, heard, lines_about},
+};
+
+const VIP: &str = "10.0.0.1";
+/// What precedes headers.
+const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
+
+/// What is to become of some bytes.
+enum Outcome {
+    /// As many well-formed requests, all answered by the application, with these bodies.
+    Served(&'static [&'static str]),
+    /// The waypoint's own answer with this status, counted under this reason.
+    Refused(u16, &'static str),
+    /// The first is served, what follows is refused.
+    ThenRefused(u16, &'static str),
+}
+use Outcome::{Refused, Served, ThenRefused};
+
+#[rustfmt::skip]
+const CASES: &[(&str, &[u8], Outcome)] = &[
+    ("a request", b"GET / HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
+    ("empty lines before it", b"\r\n\r\nGET / HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
+    ("two in a row", b"GET / HTTP/1.1\r\nHost: web\r\n\r\nGET /b HTTP/1.1\r\nHost: web\r\n\r\n", Served(&["", ""])),
+    // Framing: RFC 9112, sections 6 and 7.
+    ("both framings, TE last", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", Served(&["x"])),
+    ("both framings, TE first", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n1\r\nx\r\n0\r\n\r\n", Served(&["x"])),
+    ("a second encoding", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", Refused(501, "transfer_encoding")),
+    ("identity, then chunked", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Refused(501, "transfer_encoding")),
+    ("chunked twice", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Refused(501, "transfer_encoding")),
+    ("chunked, then something", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked, x\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("chunked, then identity", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("an unknown encoding", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("an encoding with a control character", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("an encoding in HTTP/1.0", b"POST / HTTP/1.0\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("a space before the colon", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("a folded encoding", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n", Refused(400, "malformed")),
+    ("the same length twice", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx", Served(&["x"])),
+    ("two lengths", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", Refused(400, "malformed")),
+    ("a list of lengths", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 1, 1\r\n\r\nx", Refused(400, "malformed")),
+    ("a signed length", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: +1\r\n\r\nx", Refused(400, "malformed")),
+    ("a negative length", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: -1\r\n\r\nx", Refused(400, "malformed")),
+    ("a hexadecimal length", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 0x1\r\n\r\nx", Refused(400, "malformed")),
+    ("an empty length", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: \r\n\r\n", Refused(400, "malformed")),
+    ("a length beyond 64 bits", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 18446744073709551617\r\n\r\nx", Refused(400, "malformed")),
+    ("the largest length of 64 bits", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 18446744073709551615\r\n\r\nx", Refused(431, "headers_too_large")),
+    ("a chunk's extension", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n1;a=\"b\"\r\nx\r\n0\r\n\r\n", Served(&["x"])),
+    ("a line feed in an extension", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n1;a\nx\r\n0\r\n\r\n", Refused(400, "body")),
+    ("a chunk of no size", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n\r\n\r\n", Refused(400, "body")),
+    ("a chunk of a negative size", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n", Refused(400, "body")),
+    ("a chunk of a prefixed size", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n0x1\r\nx\r\n0\r\n\r\n", Refused(400, "body")),
+    ("a chunk beyond 64 bits", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n10000000000000001\r\nx\r\n0\r\n\r\n", Refused(400, "body")),
+    ("a chunk longer than it says", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n0\r\n\r\n", Refused(400, "body")),
+    ("a chunk that is cut", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nx", Refused(400, "body")),
+    ("a body that is cut", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nx", Refused(400, "body")),
+    ("a request in a body of HEAD", b"HEAD / HTTP/1.1\r\nHost: web\r\nContent-Length: 35\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: w\r\n\r\n", Served(&["GET /smuggled HTTP/1.1\r\nHost: w\r\n\r\n"])),
+    ("what follows a body", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 1\r\n\r\nxyz\r\n\r\n", ThenRefused(400, "malformed")),
+    // Lines: RFC 9112, sections 2.2, 3 and 5.
+    ("lines that end with LF alone", b"GET / HTTP/1.1\nHost: web\n\n", Served(&[""])),
+    ("a CR in a value", b"GET / HTTP/1.1\r\nHost: web\r\nX: a\rb\r\n\r\n", Refused(400, "malformed")),
+    ("a line that ends with CR alone", b"GET / HTTP/1.1\r\nHost: web\r\nX: a\rY: b\r\n\r\n", Refused(400, "malformed")),
+    ("a NUL in a value", b"GET / HTTP/1.1\r\nHost: web\r\nX: a\0b\r\n\r\n", Refused(400, "malformed")),
+    ("a NUL in a name", b"GET / HTTP/1.1\r\nHost: web\r\nX\0: a\r\n\r\n", Refused(400, "malformed")),
+    ("no name", b"GET / HTTP/1.1\r\nHost: web\r\n: a\r\n\r\n", Refused(400, "malformed")),
+    ("no colon", b"GET / HTTP/1.1\r\nHost: web\r\nX\r\n\r\n", Refused(400, "malformed")),
+    ("a folded line", b"GET / HTTP/1.1\r\nHost: web\r\nX: a\r\n b\r\n\r\n", Refused(400, "malformed")),
+    ("a space before the first header", b"GET / HTTP/1.1\r\n Host: web\r\n\r\n", Refused(400, "malformed")),
+    ("a name that is not ASCII", b"GET / HTTP/1.1\r\nHost: web\r\nX\xc3\xa4: a\r\n\r\n", Refused(400, "malformed")),
+    ("bytes that are no UTF-8 in a value", b"GET / HTTP/1.1\r\nHost: web\r\nX: \xff\xfe\r\n\r\n", Served(&[""])),
+    ("bytes that are no UTF-8 in the path", b"GET /\xff\xfe HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a NUL in the path", b"GET /\0 HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("an escaped NUL in the path", b"GET /%00 HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "path_control_character")),
+    ("two spaces", b"GET  / HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a tab for a space", b"GET\t/ HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a space in the path", b"GET /a b HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("an unknown version", b"GET / HTTP/1.9\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a version in lower case", b"GET / http/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("no version", b"GET /\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("no request at all", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", Refused(400, "malformed")),
+    // Hosts and targets: RFC 9112, section 3.2.
+    ("no host", b"GET / HTTP/1.1\r\n\r\n", Refused(400, "host")),
+    ("two hosts", b"GET / HTTP/1.1\r\nHost: web\r\nHost: web\r\n\r\n", Refused(400, "host")),
+    ("an empty host", b"GET / HTTP/1.1\r\nHost: \r\n\r\n", Served(&[""])),
+    ("a host with a user", b"GET / HTTP/1.1\r\nHost: a@web\r\n\r\n", Refused(400, "host")),
+    ("a host with a path", b"GET / HTTP/1.1\r\nHost: web/admin\r\n\r\n", Refused(400, "host")),
+    ("a host with a space", b"GET / HTTP/1.1\r\nHost: web other\r\n\r\n", Refused(400, "host")),
+    ("a list of hosts", b"GET / HTTP/1.1\r\nHost: web, other\r\n\r\n", Refused(400, "host")),
+    ("a host that is no text", b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n", Refused(400, "host")),
+    ("a whole target", b"GET http://web/a HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
+    ("a whole target of another host", b"GET http://other/a HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
+    ("a whole target with a user", b"GET http://a@web/a HTTP/1.1\r\nHost: a@web\r\n\r\n", Refused(400, "host")),
+    ("a target without a slash", b"GET admin HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
+    // What is judged is what is forwarded: the path without it.
+    ("a fragment", b"GET /a#b HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
+    // Headers of one hop.
+    ("a connection header that takes the host away", b"GET / HTTP/1.1\r\nHost: web\r\nConnection: host\r\n\r\n", Refused(400, "connection_header")),
+    ("a tunnel", b"CONNECT web:80 HTTP/1.1\r\nHost: web\r\n\r\n", Refused(405, "method")),
+];
+
+#[tokio::test]
+async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
+    let world = World::new().await;
+    let mut application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let mut wrong = Vec::new();
+    for (what, bytes, outcome) in CASES {
+        let client = world.client().await;
+        let (refused, reason) = match outcome {
+            Refused(_, reason) | ThenRefused(_, reason) => (world.refused(reason), *reason),
+            Served(_) => (0, ""),
+        };
+        let said = client.say(VIP, HTTP1, bytes).await;
+        let received = application.received();
+        let bodies: Vec<_> = received
+            .iter()
+            .filter_map(|received| match received {
+                Received::Whole { body, .. } => Some(String::from_utf8_lossy(body).into_owned()),
+                _ => None,
+            })
+            .collect();
+        let is_clean = !received
+            .iter()
+            .any(|received| matches!(received, Received::Malformed(_)));
+        let is_counted = || world.refused(reason) == refused + 1;
+        let lines = lines_about(client.address);
+        let logged = |status: u16| {
+            let code = format!(" {status} ");
+            lines.iter().any(|line| line.contains(&code) && line.contains(reason))
+        };
+        let is_right = match outcome {
+            Served(expected) => {
+                said.statuses() == vec![200; expected.len()] && bodies == *expected
+            }
+            Refused(status, _) => {
+                said.statuses() == [*status] && bodies.is_empty() && is_counted() && logged(*status)
+            }
+            ThenRefused(status, _) => {
+                said.statuses() == [200, *status]
+                    && bodies.len() == 1
+                    && is_counted()
+                    && logged(*status)
+            }
+        };
+        if !(is_right && is_clean) {
+            wrong.push(format!(
+                "{what}: {:?}, received {received:?}, refused {:?}, logged {lines:?}",
+                said.text(),
+                world
+                    .metrics()
+                    .lines()
+                    .filter(|line| line.starts_with("ambit_requests_refused_total"))
+                    .collect::<Vec<_>>(),
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn floods_of_headers_and_lines_without_end_are_cut_off() {
+    let world = World::new().await;
+    let mut application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let line = b"X: a\r\n";
+    let many = [BEGIN, &line.repeat(101), b"\r\n"].concat();
+    let long_line = [BEGIN, b"X: ", &vec![b'a'; 1 << 20]].concat();
+    let long_name = [BEGIN, &vec![b'a'; 1 << 20]].concat();
+    let target = [b"GET /", &vec![b'a'; 1 << 20][..]].concat();
+    let floods = [
+        ("too many", many),
+        ("a line without end", long_line),
+        ("a name without end", long_name),
+        ("a target without end", target),
+    ];
+    for (before, (what, bytes)) in (0..).zip(floods) {
+        let client = world.client().await;
+        let mut tunnel = client.tunnel(VIP, HTTP1).await;
+        // Its writer never ends: the waypoint has to.
+        let _cut = timeout(LONG, tunnel.write_all(&bytes)).await.unwrap();
+        let said = heard(tunnel).await;
+        assert_eq!(said.statuses(), [431], "{what}: {said:?}");
+        assert_eq!(world.refused("headers_too_large"), before + 1, "{what}");
+        assert_eq!(world.ended(431, "DPE"), before + 1, "{what}");
+    }
+    let client = world.client().await;
+    let fitting = [BEGIN, &line.repeat(90), b"Connection: close\r\n\r\n"].concat();
+    let said = client.say(VIP, HTTP1, &fitting).await;
+    assert_eq!(said.statuses(), [200], "{said:?}");
+    assert_eq!(application.received().len(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end() {
+    let world = World::new().await;
+    let application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let client = world.client().await;
+    let mut slow = client.tunnel(VIP, HTTP1).await;
+    for byte in [BEGIN, b"Content-Length: 3\r\nConnection: close\r\n\r\nabc"].concat() {
+        slow.write_all(&[byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.get(VIP, HTTP1).await, 200);
+    assert_eq!(heard(slow).await.statuses(), [200]);
+}
+
+#[tokio::test]
+async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
+    let world = World::new().await;
+    let mut application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let client = world.client().await;
+    let mut bytes = Vec::new();
+    for number in 0..50 {
+        let target = if number % 10 == 9 { "/%00" } else { "/" };
+        let request = format!("GET {target} HTTP/1.1\r\nHost: web\r\nX: {number}\r\n\r\n");
+        bytes.extend_from_slice(request.as_bytes());
+    }
+    let said = client.say(VIP, HTTP1, &bytes).await;
+    let statuses = said.statuses();
+    assert_eq!(statuses.len(), 50, "{said:?}");
+    for (number, status) in statuses.into_iter().enumerate() {
+        assert_eq!(status, if number % 10 == 9 { 400 } else { 200 }, "{number}");
+    }
+    assert_eq!(application.received().len(), 45);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_only_itself() {
+    let world = World::new().await;
+    let application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let stalled = world.client().await;
+    let mut tunnel = stalled.tunnel(VIP, HTTP1).await;
+    let requests = [BEGIN, b"\r\n"].concat().repeat(2000);
+    ambit_rt::spawn("stalled", async move {
+        // For as long as it is let.
+        let _cut = tunnel.write_all(&requests).await;
+        let _never = tunnel.read_u8().await;
+        std::future::pending::<()>().await;
+    });
+    for _ in 0..20 {
+        assert_eq!(stalled.get(VIP, HTTP1).await, 200);
+    }
+    assert_eq!(world.client().await.get(VIP, HTTP1).await, 200);
+}

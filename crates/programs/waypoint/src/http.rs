@@ -6,6 +6,7 @@ mod circle;
 mod exchange;
 mod failure;
 mod headers;
+mod last;
 mod record;
 mod reply;
 mod send;
@@ -21,6 +22,7 @@ use crate::{
     message::{Tasks, Version},
     session::Session,
 };
+use last::Last;
 
 /// How long a connection may be without a request, and a request's header section may take.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -41,9 +43,15 @@ where
     let session = Arc::new(session);
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
+    let last = Last::default();
+    let told = last.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let session = requests.clone();
-        async move { Ok::<_, Infallible>(exchange::respond(session, request).await) }
+        let (session, told) = (requests.clone(), told.clone());
+        async move {
+            let mut response = exchange::respond(session, request).await;
+            told.tell(&mut response);
+            Ok::<_, Infallible>(response)
+        }
     });
     let io = TokioIo::new(io);
     let ended = match version {
@@ -60,6 +68,12 @@ where
             tokio::select! {
                 ended = &mut connection => ended,
                 _mode = drain.started() => {
+                    last.begin();
+                    tokio::select! {
+                        ended = &mut connection => return report(&session, version, ended),
+                        () = drain.cut() => return,
+                        () = tokio::time::sleep(last::WAIT) => {}
+                    }
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,
@@ -92,7 +106,11 @@ where
             }
         }
     };
+    report(&session, version, ended);
+}
+
+fn report(session: &Session, version: Version, ended: hyper::Result<()>) {
     if let Err(error) = ended {
-        failure::report(&session, version, &error);
+        failure::report(session, version, &error);
     }
 }

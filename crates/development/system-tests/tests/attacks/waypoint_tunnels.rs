@@ -78,7 +78,9 @@ metadata: {{name: only, namespace: shop}}
 spec:
   targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
   action: ALLOW
-  rules: [{{from: [{{source: {{principals: [{principal}]}}}}]}}]
+  rules:
+  - from: [{{source: {{principals: [{principal}]}}}}]
+    to: [{{operation: {{methods: [GET]}}}}]
 "
         ),
     );

@@ -6,7 +6,6 @@ mod circle;
 mod exchange;
 mod failure;
 mod headers;
-mod last;
 mod record;
 mod reply;
 mod send;
@@ -14,6 +13,7 @@ mod upgrade;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
+use http::{HeaderValue, StatusCode, header::CONNECTION};
 use hyper::{Request, body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,10 +22,12 @@ use crate::{
     message::{Tasks, Version},
     session::Session,
 };
-use last::Last;
 
 /// How long a connection may be without a request, and a request's header section may take.
 const IDLE: Duration = Duration::from_secs(3600);
+/// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has
+/// just sent one cannot tell that nobody reads it, and an answer can tell it that the connection ends.
+const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
 /// Longest header section of a request.
 const MAX_HEADERS: usize = 64 << 10;
 /// Most header lines of a request.
@@ -43,13 +45,16 @@ where
     let session = Arc::new(session);
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
-    let last = Last::default();
-    let told = last.clone();
+    let ending = drain.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (session, told) = (requests.clone(), told.clone());
+        let (session, ending) = (requests.clone(), ending.clone());
         async move {
             let mut response = exchange::respond(session, request).await;
-            told.tell(&mut response);
+            let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
+            if version == Version::Http1 && may_close && ending.mode().is_some() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
             Ok::<_, Infallible>(response)
         }
     });
@@ -68,15 +73,15 @@ where
             tokio::select! {
                 ended = &mut connection => ended,
                 _mode = drain.started() => {
-                    last.begin();
-                    tokio::select! {
-                        ended = &mut connection => return report(&session, version, ended),
-                        () = drain.cut() => return,
-                        () = tokio::time::sleep(last::WAIT) => {}
-                    }
-                    connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,
+                        () = tokio::time::sleep(IDLE_AT_THE_END) => {
+                            connection.as_mut().graceful_shutdown();
+                            tokio::select! {
+                                ended = &mut connection => ended,
+                                () = drain.cut() => Ok(()),
+                            }
+                        }
                         () = drain.cut() => Ok(()),
                     }
                 }
@@ -106,11 +111,7 @@ where
             }
         }
     };
-    report(&session, version, ended);
-}
-
-fn report(session: &Session, version: Version, ended: hyper::Result<()>) {
     if let Err(error) = ended {
-        failure::report(session, version, &error);
+        failure::report(&session, version, &error);
     }
 }

@@ -92,7 +92,6 @@ fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
     mesh.apply("routes", &route("near", "far"));
     until("the route leads through both waypoints", || {
         let answer = mesh.get("shop/client", "http://near.shop/");
-        eprintln!("{answer:?}");
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });
 

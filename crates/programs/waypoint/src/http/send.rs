@@ -65,7 +65,17 @@ impl Destination {
         }
     }
 
-    fn route(
+    async fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let look = || self.known_route(session, own, failed);
+        session.shard.waypoint.completed(look).await
+    }
+
+    fn known_route(
         &self,
         session: &Session,
         own: &Local,
@@ -110,11 +120,11 @@ impl Destination {
         failed: &[ArcStr],
     ) -> Result<Way, UpstreamError> {
         let ipv6 = session.shard.waypoint.config.ipv6;
-        let first = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let first = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
             return Ok(first);
         }
-        let second = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let second = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         let http = &session.shard.upstreams.http;
         let load = |way: &Way| http.load_of(way.endpoint());
         Ok(if load(&second) < load(&first) {

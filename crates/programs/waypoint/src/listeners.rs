@@ -39,7 +39,9 @@ pub(crate) fn open(
     while listening.len() < config.workers.max(1) {
         listening.push(socket::listen(None, &spec)?);
     }
-    let listeners = listening.into_iter().map(|Listening { listener, .. }| listener);
+    let listeners = listening
+        .into_iter()
+        .map(|Listening { listener, .. }| listener);
     let listeners: Vec<_> = listeners.collect();
     let descriptors: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
     supervisor.hold(HELD, &[], &descriptors);

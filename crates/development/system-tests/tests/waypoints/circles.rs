@@ -1,6 +1,6 @@
 //! Whatever leads from waypoint to waypoint comes to an end: at an application, or at a refusal.
 
-use ambit_system_tests::{Mesh, Options, PAIR, GATEWAY, options, until, until_through};
+use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_through};
 
 /// A second waypoint, and a service whose pod and whose requests go through it.
 const SECOND: &str = "

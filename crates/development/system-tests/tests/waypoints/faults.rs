@@ -7,9 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use ambit_system_tests::{
-    Capture, FlowReport, GATEWAY, Heads, Mesh, PAIR, Place, is_whole, until,
-};
+use ambit_system_tests::{Capture, FlowReport, GATEWAY, Heads, Mesh, PAIR, Place, is_whole, until};
 
 /// The port of the application.
 const PORT: u16 = 8081;
@@ -73,7 +71,8 @@ impl Scene {
         let all = pods.into_iter().filter(|pod| {
             pod.namespace == "shop" && pod.name.starts_with("waypoint-") && !pod.ips.is_empty()
         });
-        all.map(|pod| (format!("shop/{}", pod.name), pod.ips[0])).collect()
+        all.map(|pod| (format!("shop/{}", pod.name), pod.ips[0]))
+            .collect()
     }
 
     /// Kills a waypoint's process (SIGKILL), from inside its pod.
@@ -117,7 +116,9 @@ impl Load<'_> {
     /// Waits until so many more were answered.
     fn go_on(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
-        until("requests go on", || self.good.load(Ordering::Relaxed) >= from + more);
+        until("requests go on", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+        });
     }
 }
 
@@ -143,12 +144,16 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     };
     let is_of_waypoint = |ip: &IpAddr| *ip == first.1 || *ip == second.1;
     let called_by_waypoint = |answer: &str| {
-        waypoints.iter().any(|(_, ip)| answer.contains(&format!("called by {ip}\n")))
+        waypoints
+            .iter()
+            .any(|(_, ip)| answer.contains(&format!("called by {ip}\n")))
     };
     for client in ["shop/client", "legacy/client"] {
         for to in [Scene::service(), scene.pod()] {
             until("requests go through a waypoint", || {
-                scene.ask(client, to, "before").is_some_and(|answer| called_by_waypoint(&answer))
+                scene
+                    .ask(client, to, "before")
+                    .is_some_and(|answer| called_by_waypoint(&answer))
             });
         }
     }
@@ -193,16 +198,28 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     assert!(!on_wire.is_empty());
     for report in &on_wire {
         // What comes from outside of the mesh comes as it is, and is led to the waypoint by the pod's proxy.
-        let from_outside = report.client == mesh.ip("legacy/client") && report.server.port() == PORT;
+        let from_outside =
+            report.client == mesh.ip("legacy/client") && report.server.port() == PORT;
         let from_waypoint = is_of_waypoint(&report.client) && report.server.port() == 15008;
         assert!(from_outside || from_waypoint, "{report:?}");
     }
     let in_pod = scene.seen(in_pod);
-    let to_application: Vec<_> = in_pod.iter().filter(|report| is_of_waypoint(&report.client)).collect();
-    assert!(to_application.iter().any(|report| report.server.port() == PORT), "{in_pod:#?}");
+    let to_application: Vec<_> = in_pod
+        .iter()
+        .filter(|report| is_of_waypoint(&report.client))
+        .collect();
+    assert!(
+        to_application
+            .iter()
+            .any(|report| report.server.port() == PORT),
+        "{in_pod:#?}"
+    );
     for report in &in_pod {
         let own = is_of_waypoint(&report.client);
-        assert!(own || report.client == mesh.ip("legacy/client"), "{report:?}");
+        assert!(
+            own || report.client == mesh.ip("legacy/client"),
+            "{report:?}"
+        );
     }
     let heads = scene.heads.all();
     assert!(heads.len() > before);
@@ -225,7 +242,9 @@ fn without_a_gateway_the_same_capture_sees_direct_requests() {
         let answer = scene.ask("shop/client", scene.pod(), "direct");
         let (on_wire, in_pod) = (scene.seen(on_wire), scene.seen(in_pod));
         let saw = |reports: &[FlowReport], port: u16| {
-            reports.iter().any(|report| report.client == client && report.server.port() == port)
+            reports
+                .iter()
+                .any(|report| report.client == client && report.server.port() == port)
         };
         answer.is_some() && saw(&in_pod, PORT) && (saw(&on_wire, 15008) || saw(&in_pod, 15008))
     });

@@ -32,7 +32,9 @@ fn status_of(answer: &str) -> &str {
 
 fn exchange(mesh: &Mesh, address: SocketAddr, request: &str, enough: &str) -> String {
     let mut connection = mesh.dial("shop/client", address).unwrap();
-    connection.raw(request.as_bytes(), |answer| answer.contains(enough)).unwrap()
+    connection
+        .raw(request.as_bytes(), |answer| answer.contains(enough))
+        .unwrap()
 }
 
 #[test]
@@ -66,23 +68,35 @@ fn http_1_in_all_its_forms() {
     // HTTP/1.0, with a host and without: the connection ends with the answer.
     for host in ["", "Host: app\r\n"] {
         let answer = exchange(&mesh, app, &format!("GET / HTTP/1.0\r\n{host}\r\n"), "\0");
-        assert!(status_of(&answer) == "200" && answer.ends_with("whole"), "{answer}");
+        assert!(
+            status_of(&answer) == "200" && answer.ends_with("whole"),
+            "{answer}"
+        );
     }
     // A body that waits to be asked for, and is.
     let mut asked = mesh.dial("shop/client", app).unwrap();
-    let head = b"POST /asked HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
-    let continues = asked.raw(head, |answer| answer.ends_with("\r\n\r\n")).unwrap();
+    let head =
+        b"POST /asked HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    let continues = asked
+        .raw(head, |answer| answer.ends_with("\r\n\r\n"))
+        .unwrap();
     assert_eq!(status_of(&continues), "100");
-    let answer = asked.raw(b"hello", |answer| answer.ends_with("whole")).unwrap();
+    let answer = asked
+        .raw(b"hello", |answer| answer.ends_with("whole"))
+        .unwrap();
     assert_eq!(status_of(&answer), "200");
     // One that the application does not want.
-    let head = "POST /refused HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    let head =
+        "POST /refused HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
     let answer = exchange(&mesh, app, head, " 413 ");
     assert!(answer.contains("HTTP/1.1 413 "), "{answer}");
     // Another protocol.
     let mut socket = mesh.dial("shop/client", app).unwrap();
-    let upgrade = b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
-    let switched = socket.raw(upgrade, |answer| answer.ends_with("\r\n\r\n")).unwrap();
+    let upgrade =
+        b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    let switched = socket
+        .raw(upgrade, |answer| answer.ends_with("\r\n\r\n"))
+        .unwrap();
     assert_eq!(status_of(&switched), "101");
     socket.say("\u{1} a frame").unwrap();
     socket.say("GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -104,7 +118,8 @@ fn what_is_not_http_is_passed_through_whoever_begins() {
     // A client hello of TLS and what follows, byte for byte.
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut tls = mesh.dial("shop/client", echo).unwrap();
-    tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}").unwrap();
+    tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
+        .unwrap();
     tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
 }
 
@@ -113,7 +128,9 @@ fn memory(mesh: &Mesh) -> usize {
     let sum = "for process in /proc/[0-9]*; do case $(readlink $process/exe) in *ambit-waypoint) \
                grep VmRSS $process/status;; esac; done";
     let lines = mesh.run("shop/waypoint", &["sh", "-c", sum]);
-    let sizes = lines.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
+    let sizes = lines
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
     sizes.sum::<usize>() << 10
 }
 
@@ -131,7 +148,10 @@ fn a_slow_reader_costs_only_itself() {
         }
         // Reads nothing of a body until it may.
         let _told = wait.lock().unwrap().recv();
-        let read = std::io::copy(&mut stream.try_clone()?.take(LARGE as u64), &mut std::io::sink())?;
+        let read = std::io::copy(
+            &mut stream.try_clone()?.take(LARGE as u64),
+            &mut std::io::sink(),
+        )?;
         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{read}")
     });
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
@@ -140,14 +160,19 @@ fn a_slow_reader_costs_only_itself() {
     let dial = || mesh.client().dial(place(), app).unwrap();
     // An answer that nobody reads, and a body that nobody reads.
     let mut down = dial();
-    down.write_all(b"GET /down HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n").unwrap();
+    down.write_all(b"GET /down HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n")
+        .unwrap();
     let mut up = dial();
     let mut written = up.try_clone().unwrap();
     let uploading = thread::spawn(move || {
-        let head = format!("POST /up HTTP/1.1\r\nHost: app\r\nContent-Length: {LARGE}\r\nConnection: close\r\n\r\n");
+        let head = format!(
+            "POST /up HTTP/1.1\r\nHost: app\r\nContent-Length: {LARGE}\r\nConnection: close\r\n\r\n"
+        );
         written.write_all(head.as_bytes()).unwrap();
         let piece = vec![b'y'; 1 << 20];
-        (0..LARGE >> 20).try_for_each(|_| written.write_all(&piece)).unwrap();
+        (0..LARGE >> 20)
+            .try_for_each(|_| written.write_all(&piece))
+            .unwrap();
     });
     for _ in 0..20 {
         mesh.get("shop/client", &direct).ok();
@@ -162,7 +187,8 @@ fn a_slow_reader_costs_only_itself() {
     let mut answer = String::new();
     up.read_to_string(&mut answer).unwrap();
     assert!(answer.ends_with(&LARGE.to_string()), "{answer}");
-    down.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    down.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     let read = std::io::copy(&mut down, &mut std::io::sink()).unwrap();
     assert!(read > LARGE as u64, "{read}");
 }
@@ -178,7 +204,9 @@ async fn serve_grpc(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
             let mut trailers = HeaderMap::new();
             trailers.insert("grpc-status", HeaderValue::from_str(&status).unwrap());
             let response = Response::builder().header("content-type", "application/grpc");
-            let mut send = respond.send_response(response.body(()).unwrap(), false).unwrap();
+            let mut send = respond
+                .send_response(response.body(()).unwrap(), false)
+                .unwrap();
             let mut body = request.into_body();
             while let Some(Ok(data)) = body.data().await {
                 body.flow_control().release_capacity(data.len()).unwrap();
@@ -206,7 +234,9 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
         .header("content-type", "application/grpc")
         .header("te", "trailers");
     let mut ready = client.clone().ready().await.unwrap();
-    let (answer, send) = ready.send_request(request.body(()).unwrap(), false).unwrap();
+    let (answer, send) = ready
+        .send_request(request.body(()).unwrap(), false)
+        .unwrap();
     let answer = answer.await.unwrap();
     assert_eq!(answer.status(), 200, "{answer:?}");
     let status = answer.headers().get("grpc-status");
@@ -221,11 +251,16 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
 impl Call {
     /// Sends a message and waits for it to come back.
     async fn say(&mut self, message: &'static [u8]) {
-        self.send.send_data(Bytes::from_static(message), false).unwrap();
+        self.send
+            .send_data(Bytes::from_static(message), false)
+            .unwrap();
         let mut heard = Vec::new();
         while heard.len() < message.len() {
             let data = self.answer.data().await.unwrap().unwrap();
-            self.answer.flow_control().release_capacity(data.len()).unwrap();
+            self.answer
+                .flow_control()
+                .release_capacity(data.len())
+                .unwrap();
             heard.extend_from_slice(&data);
         }
         assert_eq!(heard, message);
@@ -279,5 +314,7 @@ fn grpc_streams_both_ways_and_says_how_it_ended() {
     };
     assert_eq!(ask("/shop.Orders/Ok/0"), (3, "0".to_owned()));
     assert_eq!(ask("/shop.Orders/Missing/5"), (3, "5".to_owned()));
-    until("the policy refuses with a status of gRPC", || ask("/shop.Secrets/All/0") == (0, "7".to_owned()));
+    until("the policy refuses with a status of gRPC", || {
+        ask("/shop.Secrets/All/0") == (0, "7".to_owned())
+    });
 }

@@ -34,7 +34,9 @@ fn gateway(replicas: u32, revision: u32) -> String {
 
 fn names(mesh: &Mesh) -> Vec<String> {
     let pods = mesh.client().status().unwrap().pods;
-    let of_waypoint = pods.into_iter().filter(|pod| pod.namespace == "shop" && pod.name.starts_with("waypoint-"));
+    let of_waypoint = pods
+        .into_iter()
+        .filter(|pod| pod.namespace == "shop" && pod.name.starts_with("waypoint-"));
     of_waypoint.map(|pod| pod.name).collect()
 }
 
@@ -56,14 +58,20 @@ impl Load<'_> {
         };
         let mut kept = None;
         while !self.stop.load(Ordering::Relaxed) {
-            let connection = kept.take().map_or_else(|| self.mesh.dial("shop/client", to), Ok);
+            let connection = kept
+                .take()
+                .map_or_else(|| self.mesh.dial("shop/client", to), Ok);
             let answered = connection.and_then(|mut connection| {
                 let answer = connection.raw(request.as_bytes(), is_whole)?;
                 Ok((connection, answer))
             });
             match answered {
-                Ok((connection, answer)) if answer.starts_with("HTTP/1.1 200") && is_whole(&answer) => {
-                    let closes = answer.to_ascii_lowercase().contains("\r\nconnection: close");
+                Ok((connection, answer))
+                    if answer.starts_with("HTTP/1.1 200") && is_whole(&answer) =>
+                {
+                    let closes = answer
+                        .to_ascii_lowercase()
+                        .contains("\r\nconnection: close");
                     kept = Some(connection).filter(|_| keeps && !closes);
                     self.good.fetch_add(1, Ordering::Relaxed);
                 }
@@ -74,13 +82,18 @@ impl Load<'_> {
     }
 
     fn failed(&self, keeps: bool, why: &str) {
-        self.failures.lock().unwrap().push(format!("kept {keeps}: {why:?}"));
+        self.failures
+            .lock()
+            .unwrap()
+            .push(format!("kept {keeps}: {why:?}"));
     }
 
     /// Waits until so many more were answered.
     fn go_on(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
-        until("requests go on", || self.good.load(Ordering::Relaxed) >= from + more);
+        until("requests go on", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+        });
     }
 }
 
@@ -95,7 +108,8 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn a_rollout_and_a_scale_down_fail_no_request() {
-    let manifests = |replicas, revision| format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision));
+    let manifests =
+        |replicas, revision| format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision));
     let mesh = Mesh::up(&manifests(2, 1));
     let first = names(&mesh);
     assert_eq!(first.len(), 2);
@@ -116,7 +130,12 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     };
     std::thread::scope(|scope| {
         let _stop = Stop(&load.stop);
-        for (to, keeps) in [(service, true), (direct, true), (service, false), (direct, false)] {
+        for (to, keeps) in [
+            (service, true),
+            (direct, true),
+            (service, false),
+            (direct, false),
+        ] {
             let load = &load;
             scope.spawn(move || load.run(to, keeps));
         }
@@ -133,5 +152,10 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     });
     let failures = load.failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{failures:#?}");
-    until_through(&mesh, &mesh.ip("shop/waypoint").to_string(), "shop/client", &format!("http://{direct}/"));
+    until_through(
+        &mesh,
+        &mesh.ip("shop/waypoint").to_string(),
+        "shop/client",
+        &format!("http://{direct}/"),
+    );
 }

@@ -273,7 +273,10 @@ fn route(
 fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
     let all = request.headers_mut();
     if headers::has_other_encoding(all) {
-        let reply = Reply::refused("only the transfer encoding chunked is supported", "transfer_encoding");
+        let reply = Reply::refused(
+            "only the transfer encoding chunked is supported",
+            "transfer_encoding",
+        );
         return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
     }
     let removed = headers::remove_hop_by_hop(all);

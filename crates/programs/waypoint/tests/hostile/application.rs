@@ -19,7 +19,10 @@ use crate::fixture::listener;
 /// A request as it came, or why it is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    Whole { head: String, body: Vec<u8> },
+    Whole {
+        head: String,
+        body: Vec<u8>,
+    },
     Malformed(String),
     /// The connection ended before the request did.
     Cut,
@@ -110,7 +113,11 @@ async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
     let mut hosts = 0;
     loop {
         let Some(line) = line(stream).await? else {
-            return if head.is_empty() { Ok(None) } else { Err(Received::Cut) };
+            return if head.is_empty() {
+                Ok(None)
+            } else {
+                Err(Received::Cut)
+            };
         };
         if line.is_empty() {
             break;
@@ -119,7 +126,8 @@ async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
             request_line(&line)?;
         } else {
             let (name, value) = line.split_once(": ").ok_or_else(|| bad(&line))?;
-            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+            let is_token =
+                |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
             if name.is_empty() || !name.bytes().all(is_token) {
                 return Err(bad(&line));
             }
@@ -182,7 +190,10 @@ async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
         return Err(Received::Cut);
     }
     let line = bytes.strip_suffix(b"\r\n").ok_or_else(|| bad(&text))?;
-    if line.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+    if line
+        .iter()
+        .any(|byte| byte.is_ascii_control() && *byte != b'\t')
+    {
         return Err(bad(&text));
     }
     Ok(Some(String::from_utf8_lossy(line).into_owned()))

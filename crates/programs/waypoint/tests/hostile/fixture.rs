@@ -137,7 +137,9 @@ impl World {
             _workers: workers,
         };
         world.workload(build::workload("waypoint", &["127.0.0.1"]));
-        world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway::default())));
+        world.publish(WaypointUpdate::Gateway(
+            Box::new(WaypointGateway::default()),
+        ));
         for of in [
             Resource::WaypointGateway,
             Resource::WaypointService,
@@ -312,7 +314,9 @@ impl Said {
 pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
     let last = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 7, last], 0))).await.unwrap();
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 7, last], 0)))
+        .await
+        .unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }

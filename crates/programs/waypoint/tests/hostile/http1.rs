@@ -133,12 +133,12 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
         let lines = lines_about(client.address);
         let logged = |status: u16| {
             let code = format!(" {status} ");
-            lines.iter().any(|line| line.contains(&code) && line.contains(reason))
+            lines
+                .iter()
+                .any(|line| line.contains(&code) && line.contains(reason))
         };
         let is_right = match outcome {
-            Served(expected) => {
-                said.statuses() == vec![200; expected.len()] && bodies == *expected
-            }
+            Served(expected) => said.statuses() == vec![200; expected.len()] && bodies == *expected,
             Refused(status, _) => {
                 said.statuses() == [*status] && bodies.is_empty() && is_counted() && logged(*status)
             }

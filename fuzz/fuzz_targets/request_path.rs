@@ -102,5 +102,5 @@ fn routes(path_match: HttpPathMatch, path: &str) -> bool {
         query: None,
         headers: &HeaderMap::new(),
     };
-    matches!(RouteTable::new(&[route], 80).choose(&request), Choice::Rule(_))
+    matches!(RouteTable::new(&[route], 80, None).choose(&request), Choice::Rule(..))
 }

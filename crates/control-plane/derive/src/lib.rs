@@ -51,6 +51,18 @@ pub struct MeshConfig {
     pub path_normalization: PathNormalization,
     /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
     pub trusted_proxies: u32,
+    /// Whether routes need a grant to lead to services of other namespaces.
+    pub reference_grants: ReferenceGrants,
+}
+
+/// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReferenceGrants {
+    /// They do, as the Gateway API has it.
+    #[default]
+    Required,
+    /// They do not, as in Istio.
+    Ignored,
 }
 
 /// What attaches pods and services to waypoints.
@@ -86,6 +98,7 @@ impl Default for MeshConfig {
             waypoint_missing: WaypointMissing::default(),
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
+            reference_grants: ReferenceGrants::default(),
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod apply;
 pub mod chart;
 pub mod cluster;
 pub mod diagnose;
+pub mod gateway_api;
 mod images;
 pub mod inventory;
 pub mod object;

@@ -33,6 +33,11 @@ custom_resource! {
     HTTPRoute, HttpRouteSpec, "gateway.networking.k8s.io", "httproutes", NamespaceResourceScope
 }
 
+custom_resource! {
+    /// Who of other namespaces may refer to what is in its own.
+    ReferenceGrant, ReferenceGrantSpec, "gateway.networking.k8s.io", "referencegrants", NamespaceResourceScope
+}
+
 /// See [`Gateway`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -162,9 +167,117 @@ pub struct HttpRouteRule {
     /// Any one suffices; without any, all requests match.
     pub matches: Vec<HttpRouteMatch>,
     /// What is done with requests and answers.
-    pub filters: Vec<Value>,
+    pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
+    /// How long requests may take.
+    pub timeouts: Option<HttpRouteTimeouts>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteTimeouts {
+    /// All of a request.
+    pub request: Option<String>,
+    /// One try.
+    pub backend_request: Option<String>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// Something that is done with requests or answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteFilter {
+    /// Which of the fields below it is.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `RequestHeaderModifier`.
+    pub request_header_modifier: Option<HttpHeaderFilter>,
+    /// `ResponseHeaderModifier`.
+    pub response_header_modifier: Option<HttpHeaderFilter>,
+    /// `RequestRedirect`.
+    pub request_redirect: Option<HttpRequestRedirect>,
+    /// `URLRewrite`.
+    pub url_rewrite: Option<HttpUrlRewrite>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// Changes of headers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpHeaderFilter {
+    /// In place of all lines of the name.
+    pub set: Vec<HttpHeader>,
+    /// A line more.
+    pub add: Vec<HttpHeader>,
+    /// All lines of the name.
+    pub remove: Vec<String>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// A header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpHeader {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// Another address that a request is answered with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRequestRedirect {
+    /// `http` or `https`.
+    pub scheme: Option<String>,
+    /// The host.
+    pub hostname: Option<String>,
+    /// The path.
+    pub path: Option<HttpPathModifier>,
+    /// The port.
+    pub port: Option<i32>,
+    /// 302 if left out.
+    pub status_code: Option<i32>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// Another host or path that a request is sent with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpUrlRewrite {
+    /// The host.
+    pub hostname: Option<String>,
+    /// The path.
+    pub path: Option<HttpPathModifier>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// Another path.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpPathModifier {
+    /// `ReplaceFullPath` or `ReplacePrefixMatch`.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// With `ReplaceFullPath`.
+    pub replace_full_path: Option<String>,
+    /// With `ReplacePrefixMatch`.
+    pub replace_prefix_match: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -228,8 +341,42 @@ pub struct HttpBackendRef {
     /// Its share; 1 if left out.
     pub weight: Option<i32>,
     /// What is done with requests that go here.
-    pub filters: Vec<Value>,
+    pub filters: Vec<HttpRouteFilter>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
+}
+
+/// See [`ReferenceGrant`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantSpec {
+    /// Who may refer.
+    pub from: Vec<ReferenceGrantFrom>,
+    /// To what.
+    pub to: Vec<ReferenceGrantTo>,
+}
+
+/// See [`ReferenceGrantSpec::from`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantFrom {
+    /// API group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+/// See [`ReferenceGrantSpec::to`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReferenceGrantTo {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Name; all of the kind if left out.
+    pub name: Option<String>,
 }

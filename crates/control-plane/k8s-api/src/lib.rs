@@ -11,11 +11,12 @@ pub mod gateway;
 pub mod istio;
 pub mod labels;
 mod object;
+mod release;
 pub mod selector;
 pub mod status;
 
 pub use event::{ObjectEvent, Origin};
-pub use gateway::{Gateway, GatewayClass, HTTPRoute};
+pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{
@@ -29,4 +30,5 @@ pub use object::{
     Definition, InvalidObject, Kind, Object, ObjectKey, ObjectType, ReadKeyError, created,
     is_dns_name,
 };
+pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;

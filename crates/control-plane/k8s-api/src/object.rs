@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::{
     AuthorizationPolicy, Deployment, EndpointSlice, Gateway, GatewayClass, HTTPRoute, Namespace,
-    Node, PeerAuthentication, Pod, Service, ServiceAccount, ServiceEntry, Status, WorkloadEntry,
+    Node, PeerAuthentication, Pod, ReferenceGrant, Service, ServiceAccount, ServiceEntry, Status,
+    WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -33,6 +34,7 @@ macro_rules! for_each_kind {
             WorkloadEntry, true, Custom, "A workload outside Kubernetes.";
             GatewayClass, false, Custom, "Who takes care of gateways.";
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
+            ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";

@@ -4,24 +4,24 @@
 //! kind (exact, prefix, regular expression) and length, then the method, the number of headers, the number of
 //! parameters; then the older route, its name, and the order in it.
 
-use std::cmp::Reverse;
+mod filters;
+
+use std::{cmp::Reverse, sync::Arc};
 
 use ambit_model::{
-    ArcStr, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpValueMatch,
-    RouteName,
+    ArcStr, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
+    HttpValueMatch, MAX_EXPRESSION, RouteName,
 };
 use http::{HeaderMap, HeaderName};
 use rand::{Rng, RngCore};
 use regex::{Regex, RegexBuilder};
 
 use crate::path::canonical_escapes;
+pub use filters::{Filters, MatchedPath, Redirect, RedirectError, changed};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
-
-/// Memory that one regular expression may take, in bytes.
-const REGEX_SIZE: usize = 1 << 18;
 
 /// What a request is routed by.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ pub struct RouteRequest<'a> {
 pub struct RouteTable {
     /// The most specific first.
     entries: Vec<Entry>,
-    rules: Vec<Rule>,
+    rules: Vec<Arc<Rule>>,
     has_routes: bool,
 }
 
@@ -52,10 +52,23 @@ pub struct Rule {
     pub route: RouteName,
     /// Its place there.
     pub index: usize,
-    backends: Vec<HttpBackend>,
+    backends: Vec<Backend>,
     total: u64,
+    /// What is done with its requests.
+    pub filters: Filters,
+    /// How long they may take.
+    pub timeouts: HttpTimeouts,
     /// Why requests that match cannot be served.
     pub unsupported: Option<ArcStr>,
+}
+
+/// A destination of a rule.
+#[derive(Debug)]
+pub struct Backend {
+    /// The service, and its share.
+    pub to: HttpBackend,
+    /// What is done with the requests that go there.
+    pub filters: Filters,
 }
 
 /// What a table says of a request.
@@ -63,8 +76,8 @@ pub struct Rule {
 pub enum Choice<'a> {
     /// There are no routes: the service leads to itself.
     Itself,
-    /// The rule that matches.
-    Rule(&'a Rule),
+    /// The rule that matches, and how many bytes of the path its match took as prefix.
+    Rule(&'a Arc<Rule>, usize),
     /// There are routes, and none matches: 404.
     NoMatch,
 }
@@ -97,11 +110,13 @@ enum Value {
 }
 
 impl RouteTable {
-    /// The table of a port, of routes that are in the order of age and name.
-    pub fn new(routes: &[HttpRoute], port: u16) -> Self {
+    /// The table of a port for clients of a namespace, or for everybody, of routes that are in the order of age and
+    /// name.
+    pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
-        let of_port = |route: &&HttpRoute| route.ports.is_empty() || route.ports.contains(&port);
-        for route in routes.iter().filter(of_port) {
+        let is_in =
+            |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
+        for route in routes.iter().filter(is_in) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
                 table.add(route, index, rule);
@@ -120,15 +135,15 @@ impl RouteTable {
             &rule.matches
         };
         let whole = self.rules.len();
-        self.rules.push(Rule::new(route, index, rule));
+        self.rules.push(Arc::new(Rule::new(route, index, rule)));
         for of in matches {
             let mut entry = Entry::new(of, whole);
             if entry.broken {
                 entry.rule = self.rules.len();
-                self.rules.push(Rule {
+                self.rules.push(Arc::new(Rule {
                     unsupported: Some(BROKEN),
                     ..Rule::new(route, index, rule)
-                });
+                }));
             }
             self.entries.push(entry);
         }
@@ -145,31 +160,54 @@ impl RouteTable {
             return Choice::Itself;
         }
         let entry = self.entries.iter().find(|entry| entry.matches(request));
-        let rule = entry.and_then(|entry| self.rules.get(entry.rule));
-        rule.map_or(Choice::NoMatch, Choice::Rule)
+        let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
+        rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
     }
+}
+
+/// Whether a route is for a port.
+pub fn concerns(route: &HttpRoute, port: u16) -> bool {
+    route.ports.is_empty() || route.ports.contains(&port)
 }
 
 impl Rule {
     fn new(route: &HttpRoute, index: usize, rule: &HttpRouteRule) -> Self {
-        let backends = rule.backends.clone();
+        let mut unsupported = rule.unsupported.clone();
+        let mut filters = |of| {
+            Filters::new(of).unwrap_or_else(|why| {
+                unsupported.get_or_insert(why);
+                Filters::default()
+            })
+        };
+        let backends = rule.backends.iter().map(|to| Backend {
+            to: to.clone(),
+            filters: filters(&to.filters),
+        });
+        let backends: Vec<_> = backends.collect();
         Self {
             route: route.name.clone(),
             index,
-            total: backends.iter().map(|one| u64::from(one.weight)).sum(),
+            total: backends.iter().map(|one| u64::from(one.to.weight)).sum(),
             backends,
-            unsupported: rule.unsupported.clone(),
+            filters: filters(&rule.filters),
+            timeouts: rule.timeouts,
+            unsupported,
         }
     }
 
-    /// A backend for one request, by weight; `None` if there is none.
-    pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&HttpBackend> {
+    /// Its backends, in their order.
+    pub fn backends(&self) -> &[Backend] {
+        &self.backends
+    }
+
+    /// A backend for one request, by weight, with its place; `None` if there is none.
+    pub fn backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
         if self.total == 0 {
             return None;
         }
         let mut drawn = rng.random_range(0..self.total);
-        self.backends.iter().find(|backend| {
-            let weight = u64::from(backend.weight);
+        self.backends.iter().enumerate().find(|(_, backend)| {
+            let weight = u64::from(backend.to.weight);
             let is_drawn = drawn < weight;
             drawn = drawn.saturating_sub(weight);
             is_drawn
@@ -214,6 +252,13 @@ impl Entry {
             query,
             rule,
             broken: broken || unknown,
+        }
+    }
+
+    fn prefix(&self) -> usize {
+        match &self.path {
+            Path::Prefix(prefix) => prefix.len(),
+            Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
         }
     }
 
@@ -275,10 +320,14 @@ fn canonical(path: &str) -> ArcStr {
 
 /// A pattern that matches whole texts; in linear time, whatever the text.
 fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
-    let built = RegexBuilder::new(&format!("^(?:{pattern})$"))
-        .size_limit(REGEX_SIZE)
-        .dfa_size_limit(REGEX_SIZE)
-        .build();
+    let build = |pattern: &str| {
+        RegexBuilder::new(pattern)
+            .size_limit(MAX_EXPRESSION)
+            .dfa_size_limit(MAX_EXPRESSION)
+            .build()
+    };
+    // By itself first: `a)|(b` is none, and would be one with what is added.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
     *broken |= built.is_err();
     built.ok()
 }

@@ -245,6 +245,23 @@ impl Mesh {
         Ok(Conversation(stream))
     }
 
+    /// The first address of a service, by the beginning of its host name, with a port.
+    pub fn service(&self, host: &str, port: u16) -> SocketAddr {
+        let dump = self.proxy_dump("node-1");
+        let services = dump["services"].as_array().into_iter().flatten();
+        let named = |service: &&serde_json::Value| {
+            let name = service["hostname"].as_str();
+            name.is_some_and(|name| name.starts_with(host))
+        };
+        let mut vips = services
+            .filter(named)
+            .filter_map(|one| one["vips"][0].as_str());
+        let ip = vips
+            .next()
+            .and_then(|vip| vip.trim_start_matches('/').parse().ok());
+        SocketAddr::new(ip.unwrap_or_else(|| panic!("no service {host}")), port)
+    }
+
     /// Captures the wire between the nodes, looking for texts that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
         self.watch_at(Place::Fabric, markers)

@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf, time::Duration};
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
     cluster::{Cluster, ClusterError},
-    platform,
+    gateway_api, platform,
     remove::{self, Removal},
     render::{self, Release},
     values::Overrides,
@@ -161,6 +161,8 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         format!(" on {platform}")
     };
     progress(&format!("Kubernetes {version}{named}"));
+    let gateway_api = gateway_api::describe(&cluster).await;
+    progress(&gateway_api.map_err(|error| failed(error.into()))?);
     let options = Options {
         wait: args.wait.then_some(args.timeout),
         force: args.force_conflicts,

@@ -7,6 +7,7 @@ mod get;
 mod http1;
 mod load;
 mod probe_server;
+mod reflect;
 mod resolve;
 mod serve;
 mod signals;
@@ -34,6 +35,12 @@ pub(crate) enum Tool {
         /// Do not print a line for every request
         #[arg(long)]
         quiet: bool,
+    },
+    /// Serve HTTP: every answer is the head of its request; what is asked below /silent is never answered
+    Reflect {
+        /// Port
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
     },
     /// Send back every byte, on every connection
     Echo {
@@ -85,6 +92,7 @@ pub(crate) fn run(tool: &Tool) -> ExitCode {
             echo,
             quiet,
         } => serve::http(*port, name, text, *echo, *quiet),
+        Tool::Reflect { port } => reflect::http(*port),
         Tool::Echo { port } => serve::echo(*port),
         Tool::Get {
             url,

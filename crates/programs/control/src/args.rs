@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use ambit_derive::{WaypointAttachment, WaypointMissing};
+use ambit_derive::{ReferenceGrants, WaypointAttachment, WaypointMissing};
 use ambit_model::PathNormalization;
 use clap::{Parser, ValueEnum};
 
@@ -121,6 +121,19 @@ pub struct Args {
     /// How many proxies in front of the mesh add to x-forwarded-for and are trusted.
     #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
     pub trusted_proxies: u32,
+    /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
+    pub reference_grants: Grants,
+}
+
+/// See [`Args::reference_grants`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Grants {
+    /// They do.
+    #[default]
+    Required,
+    /// They do not, as in Istio.
+    Ignored,
 }
 
 /// See [`Args::waypoint_attachment`].
@@ -173,6 +186,15 @@ impl From<Missing> for WaypointMissing {
         match from {
             Missing::Refuse => Self::Refuse,
             Missing::Allow => Self::Allow,
+        }
+    }
+}
+
+impl From<Grants> for ReferenceGrants {
+    fn from(from: Grants) -> Self {
+        match from {
+            Grants::Required => Self::Required,
+            Grants::Ignored => Self::Ignored,
         }
     }
 }

@@ -288,6 +288,7 @@ fn mesh_config(args: &Args) -> MeshConfig {
         waypoint_missing: args.waypoint_missing.into(),
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
+        reference_grants: args.reference_grants.into(),
     }
 }
 

@@ -11,8 +11,8 @@
 //! | ServiceEntry, WorkloadEntry that are not used as they are | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
 //! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CrossNamespaceWaypointForbidden` |
 //! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
-//! | HTTPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `NotAllowedByListeners`, `UnsupportedValue` |
-//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind` |
+//! | HTTPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue` |
+//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
 
 pub mod addresses;

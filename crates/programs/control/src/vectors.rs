@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use ambit_derive::{MeshConfig, WaypointAttachment, WaypointMissing};
+use ambit_derive::{MeshConfig, ReferenceGrants, WaypointAttachment, WaypointMissing};
 use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
 use ambit_testkit::ApiServer;
@@ -180,6 +180,7 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
         MeshConfig {
             waypoint_attachment: WaypointAttachment::Labels,
             waypoint_missing: WaypointMissing::Allow,
+            reference_grants: ReferenceGrants::Ignored,
             ..MeshConfig::default()
         },
         Some(reports),

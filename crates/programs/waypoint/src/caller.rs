@@ -36,6 +36,12 @@ pub(crate) enum CallerError {
 }
 
 impl Caller {
+    /// The namespace that it has proven to be of.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        let identity = self.identity.as_ref();
+        identity.map(|identity| identity.namespace.as_str())
+    }
+
     /// The caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
     pub(crate) fn of(
         headers: &HeaderMap,

@@ -2,6 +2,7 @@
 
 mod admission;
 mod body;
+mod broken;
 mod circle;
 mod exchange;
 mod failure;

@@ -3,7 +3,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use ambit_l7::{authz::Policies, route::RouteTable};
+use ambit_l7::{
+    authz::Policies,
+    route::{RouteTable, concerns},
+};
 use ambit_model::{
     ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
 };
@@ -17,8 +20,8 @@ pub struct Served {
     /// Its name.
     pub name: NamespacedHostname,
     routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for.
-    tables: Mutex<HashMap<u16, Arc<RouteTable>>>,
+    /// Of the ports that were asked for, by the namespace of the clients that they are for.
+    tables: Mutex<HashMap<(u16, Option<ArcStr>), Arc<RouteTable>>>,
 }
 
 impl Served {
@@ -30,12 +33,18 @@ impl Served {
         }
     }
 
-    /// The routes of a port.
-    pub fn routes(&self, port: u16) -> Arc<RouteTable> {
+    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
+    /// everybody.
+    pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
+        let is_own = |route: &&HttpRoute| {
+            client.is_some() && route.clients.as_deref() == client && concerns(route, port)
+        };
+        let own = self.routes.iter().find(is_own);
+        let clients = own.and_then(|route| route.clients.clone());
         let mut tables = self.tables.lock();
-        let table = tables.entry(port);
+        let table = tables.entry((port, clients.clone()));
         table
-            .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port)))
+            .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port, clients.as_deref())))
             .clone()
     }
 
@@ -191,6 +200,7 @@ mod tests {
                 service: Ok(NamespacedHostname::new("ns", backend)),
                 port: 80,
                 weight: 1,
+                filters: Vec::new(),
             }],
             ..Default::default()
         };
@@ -224,7 +234,7 @@ mod tests {
         let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
         assert_eq!(names, ["ns/a", "ns/b"]);
         let served = published.service(&NamespacedHostname::new("ns", "a"));
-        assert!(served.unwrap().routes(80).has_routes());
+        assert!(served.unwrap().routes(80, None).has_routes());
         assert!(
             published
                 .service(&NamespacedHostname::new("ns", "b"))
@@ -232,6 +242,41 @@ mod tests {
         );
         published.apply([WaypointUpdate::ServiceGone("gw/w/ns/a".into())]);
         assert!(published.needed().is_empty());
+    }
+
+    #[test]
+    fn a_clients_namespace_has_its_own_routes_on_the_ports_that_they_are_for() {
+        let route = |name: &str, clients: Option<&str>, ports: &[u16]| HttpRoute {
+            name: ambit_model::RouteName {
+                name: name.into(),
+                ..Default::default()
+            },
+            ports: ports.to_vec(),
+            clients: clients.map(ArcStr::from),
+            rules: vec![ambit_model::HttpRouteRule::default()],
+        };
+        let served = Served::new(WaypointService {
+            service: NamespacedHostname::new("ns", "a"),
+            routes: vec![route("all", None, &[]), route("own", Some("bank"), &[80])],
+        });
+        let of = |port, client| {
+            let headers = http::HeaderMap::new();
+            let table = served.routes(port, client);
+            let request = ambit_l7::route::RouteRequest {
+                method: "GET",
+                path: "/",
+                query: None,
+                headers: &headers,
+            };
+            match table.choose(&request) {
+                ambit_l7::route::Choice::Rule(rule, _) => rule.route.name.to_string(),
+                other => format!("{other:?}"),
+            }
+        };
+        assert_eq!(of(80, Some("bank")), "own");
+        assert_eq!(of(81, Some("bank")), "all");
+        assert_eq!(of(80, Some("shop")), "all");
+        assert_eq!(of(80, None), "all");
     }
 
     #[test]

@@ -193,12 +193,12 @@ enum Kind {
 
 impl Kind {
     fn of(session: &Session) -> Self {
+        let client = session.caller.namespace();
+        let is_http = || session.target.must_be_http(&session.shard.waypoint, client);
         match session.target.app_protocol() {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
             AppProtocol::Tls | AppProtocol::Tcp => Self::Tcp,
-            AppProtocol::Unknown if session.target.must_be_http(&session.shard.waypoint) => {
-                Self::Http
-            }
+            AppProtocol::Unknown if is_http() => Self::Http,
             AppProtocol::Unknown => Self::Unknown,
         }
     }

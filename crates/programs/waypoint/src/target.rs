@@ -154,12 +154,12 @@ impl Target {
         }
     }
 
-    /// Whether it must be HTTP, so that routes and policies can be applied.
-    pub(crate) fn must_be_http(&self, waypoint: &Waypoint) -> bool {
+    /// Whether it must be HTTP, so that routes and policies can be applied to a client of a namespace.
+    pub(crate) fn must_be_http(&self, waypoint: &Waypoint, client: Option<&str>) -> bool {
         let has_routes = match self {
             Self::Service {
                 served, address, ..
-            } => served.routes(address.port()).has_routes(),
+            } => served.routes(address.port(), client).has_routes(),
             Self::Pod { .. } => false,
         };
         has_routes || waypoint.published.policies().need_http(self.scope())

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod http_policy;
+mod http_route;
 mod identity;
 mod names;
 mod path_template;
@@ -19,6 +20,11 @@ pub use arcstr::ArcStr;
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
     HttpValue, PathPattern,
+};
+pub use http_route::{
+    HeaderChanges, HttpBackend, HttpFilter, HttpPathMatch, HttpRedirect, HttpRewrite, HttpRoute,
+    HttpRouteMatch, HttpRouteRule, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange,
+    RouteName, is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{
@@ -38,10 +44,7 @@ pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,
     Visibility, WeightedWaypoint,
 };
-pub use waypoint::{
-    GatewayName, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpValueMatch, PathNormalization, RouteName, WaypointGateway, WaypointService,
-};
+pub use waypoint::{GatewayName, PathNormalization, WaypointGateway, WaypointService};
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,
     Workload, WorkloadKind, WorkloadStatus,

@@ -11,6 +11,7 @@ mod node;
 mod others;
 mod peer_authentication;
 mod pod;
+mod reference_grant;
 mod service;
 mod service_entry;
 mod workload_entry;
@@ -20,8 +21,8 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
     AuthorizationPolicy, Deployment, EndpointSlice, Gateway, GatewayClass, HTTPRoute, Kind,
-    Namespace, Node, Object, ObjectKey, PeerAuthentication, Pod, Service, ServiceAccount,
-    ServiceEntry, WorkloadEntry,
+    Namespace, Node, Object, ObjectKey, PeerAuthentication, Pod, ReferenceGrant, Service,
+    ServiceAccount, ServiceEntry, WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

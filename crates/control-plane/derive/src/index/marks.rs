@@ -69,9 +69,15 @@ impl Index {
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
         let policies = self.policy_targets.of(key).cloned();
         let routes = self.route_parents.of(key).cloned();
-        let others = self.route_backends.of(key).cloned();
-        let all = policies.chain(routes).chain(others);
+        let all = policies.chain(routes);
         self.stale.extend(all.map(Maker::Object));
+        self.mark_leading_to(key);
+    }
+
+    /// The routes that lead to a Service, and what they make of their services.
+    pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
+        let routes = self.route_backends.of(key).cloned();
+        self.stale.extend(routes.map(Maker::Object));
         self.mark_routes_to(key);
     }
 

@@ -38,6 +38,11 @@ impl<N: Eq + Hash> References<N> {
         }
     }
 
+    /// All that is named.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &N> {
+        self.0.keys()
+    }
+
     /// The objects that name it.
     pub(crate) fn of(&self, name: &N) -> impl Iterator<Item = &ObjectKey> {
         self.0.get(name).into_iter().flatten()

@@ -30,6 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::Gateway, "gw")),
         Just((Kind::GatewayClass, "class")),
         Just((Kind::HTTPRoute, "route")),
+        Just((Kind::ReferenceGrant, "grant")),
         Just((Kind::Namespace, "ns")),
     ];
     let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
@@ -88,7 +89,11 @@ fn step() -> impl Strategy<Value = Step> {
                 Kind::HTTPRoute => {
                     let (group, kind) = if flag { ("\"\"", "Service") } else { ("networking.istio.io", "ServiceEntry") };
                     let prefix = if flag { "svc" } else { "se" };
-                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: route{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {kind}, name: {prefix}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, port: 80}}]}}]}}\n")
+                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: route{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {kind}, name: {prefix}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, namespace: a, port: 80}}]}}]}}\n")
+                }
+                Kind::ReferenceGrant => {
+                    let name = if flag { format!(", name: svc{variant}") } else { String::new() };
+                    format!("apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {{name: grant{number}, namespace: {namespace}}}\nspec: {{from: [{{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: b}}], to: [{{group: '', kind: Service{name}}}]}}\n")
                 }
                 Kind::AuthorizationPolicy if mode == "PERMISSIVE" => {
                     let target = match variant {

@@ -1,5 +1,7 @@
 //! Which rule a request takes.
 
+mod precedence;
+
 use ambit_model::{HttpRouteMatch, NamespacedHostname};
 use http::HeaderMap;
 
@@ -20,7 +22,7 @@ fn rule(matches: Vec<HttpRouteMatch>) -> HttpRouteRule {
     HttpRouteRule {
         matches,
         backends: vec![backend("b", 1)],
-        unsupported: None,
+        ..HttpRouteRule::default()
     }
 }
 
@@ -29,6 +31,7 @@ fn backend(name: &str, weight: u32) -> HttpBackend {
         service: Ok(NamespacedHostname::new("ns", name)),
         port: 80,
         weight,
+        filters: Vec::new(),
     }
 }
 
@@ -41,6 +44,7 @@ fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
         },
         ports: ports.to_vec(),
         rules,
+        clients: None,
     }
 }
 
@@ -62,22 +66,25 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
     match table.choose(&request) {
         Choice::Itself => "itself".to_owned(),
         Choice::NoMatch => "none".to_owned(),
-        Choice::Rule(rule) if rule.unsupported.is_some() => "unsupported".to_owned(),
-        Choice::Rule(rule) => format!("{}/{}", rule.route.name, rule.index),
+        Choice::Rule(rule, _) if rule.unsupported.is_some() => "unsupported".to_owned(),
+        Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
     }
 }
 
 #[test]
 fn without_routes_a_service_leads_to_itself_and_with_them_not() {
-    assert_eq!(chosen(&RouteTable::new(&[], 80), "/", &[]), "itself");
+    assert_eq!(chosen(&RouteTable::new(&[], 80, None), "/", &[]), "itself");
     let other_port = [route("a", &[81], vec![rule(vec![])])];
     assert_eq!(
-        chosen(&RouteTable::new(&other_port, 80), "/", &[]),
+        chosen(&RouteTable::new(&other_port, 80, None), "/", &[]),
         "itself"
     );
-    assert_eq!(chosen(&RouteTable::new(&other_port, 81), "/", &[]), "a/0");
+    assert_eq!(
+        chosen(&RouteTable::new(&other_port, 81, None), "/", &[]),
+        "a/0"
+    );
     let some = [route("a", &[], vec![rule(vec![prefix("/a")])])];
-    assert_eq!(chosen(&RouteTable::new(&some, 80), "/b", &[]), "none");
+    assert_eq!(chosen(&RouteTable::new(&some, 80, None), "/b", &[]), "none");
 }
 
 #[test]
@@ -125,7 +132,7 @@ fn the_most_specific_match_wins_wherever_it_stands() {
             ],
         ),
     ];
-    let table = RouteTable::new(&routes, 80);
+    let table = RouteTable::new(&routes, 80, None);
     assert_eq!(chosen(&table, "/p/long", &[]), "new/2");
     assert_eq!(chosen(&table, "/p/long/er", &[]), "new/1");
     assert_eq!(
@@ -153,13 +160,16 @@ fn equally_specific_ones_go_by_age_and_order() {
         ),
         route("new", &[], vec![rule(vec![])]),
     ];
-    assert_eq!(chosen(&RouteTable::new(&routes, 80), "/x", &[]), "old/0");
+    assert_eq!(
+        chosen(&RouteTable::new(&routes, 80, None), "/x", &[]),
+        "old/0"
+    );
 }
 
 #[test]
 fn prefixes_match_whole_segments() {
     let routes = [route("a", &[], vec![rule(vec![prefix("/abc/")])])];
-    let table = RouteTable::new(&routes, 80);
+    let table = RouteTable::new(&routes, 80, None);
     for (target, expected) in [
         ("/abc", "a/0"),
         ("/abc/", "a/0"),
@@ -177,7 +187,7 @@ fn parameters_are_decoded_and_the_first_counts() {
         query_params: vec![("a b".into(), HttpValueMatch::Exact("1&2".into()))],
         ..HttpRouteMatch::default()
     };
-    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80);
+    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80, None);
     assert_eq!(chosen(&table, "/?x=1&a%20b=1%262", &[]), "a/0");
     assert_eq!(chosen(&table, "/?a+b=1%262&a+b=3", &[]), "a/0");
     assert_eq!(chosen(&table, "/?a+b=3&a+b=1%262", &[]), "none");
@@ -185,10 +195,17 @@ fn parameters_are_decoded_and_the_first_counts() {
 
 #[test]
 fn what_a_broken_expression_might_match_is_not_served() {
-    let of = path(HttpPathMatch::Regex("(".into()));
-    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of, prefix("/ok")])])], 80);
-    assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
-    assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+    // The second would be one with what makes it match whole paths.
+    for pattern in ["(", "a)|(b"] {
+        let of = path(HttpPathMatch::Regex(pattern.into()));
+        let table = RouteTable::new(
+            &[route("a", &[], vec![rule(vec![of, prefix("/ok")])])],
+            80,
+            None,
+        );
+        assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
+        assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+    }
 }
 
 #[test]
@@ -197,7 +214,7 @@ fn expressions_match_whole_values() {
         headers: vec![("x-v".into(), HttpValueMatch::Regex("a|b".into()))],
         ..HttpRouteMatch::default()
     };
-    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80);
+    let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80, None);
     assert_eq!(chosen(&table, "/", &[("x-v", "b")]), "a/0");
     assert_eq!(chosen(&table, "/", &[("x-v", "ab")]), "none");
 }
@@ -207,7 +224,7 @@ fn backends_share_by_weight_and_none_has_nothing() {
     let mut rng = rand::rng();
     let mut of = rule(vec![]);
     of.backends = vec![backend("zero", 0), backend("one", 1), backend("three", 3)];
-    let table = RouteTable::new(&[route("a", &[], vec![of])], 80);
+    let table = RouteTable::new(&[route("a", &[], vec![of])], 80, None);
     let headers = HeaderMap::new();
     let request = RouteRequest {
         method: "GET",
@@ -215,7 +232,7 @@ fn backends_share_by_weight_and_none_has_nothing() {
         query: None,
         headers: &headers,
     };
-    let Choice::Rule(rule) = table.choose(&request) else {
+    let Choice::Rule(rule, _) = table.choose(&request) else {
         panic!("no rule");
     };
     let mut three = 0;
@@ -223,6 +240,8 @@ fn backends_share_by_weight_and_none_has_nothing() {
         match rule
             .backend(&mut rng)
             .unwrap()
+            .1
+            .to
             .service
             .as_ref()
             .unwrap()
@@ -237,6 +256,29 @@ fn backends_share_by_weight_and_none_has_nothing() {
     assert!((2700..3300).contains(&three), "{three}");
     let mut nothing = super::Rule::new(&route("a", &[], vec![]), 0, &HttpRouteRule::default());
     assert!(nothing.backend(&mut rng).is_none());
-    nothing.backends = vec![backend("zero", 0)];
+    nothing.backends = vec![Backend {
+        to: backend("zero", 0),
+        filters: Filters::default(),
+    }];
     assert!(nothing.backend(&mut rng).is_none());
+}
+
+#[test]
+fn clients_with_routes_of_their_own_have_no_others() {
+    let mut own = route("own", &[], vec![rule(vec![prefix("/own")])]);
+    own.clients = Some("bank".into());
+    let routes = [own, route("all", &[], vec![rule(vec![])])];
+    let of = |clients| RouteTable::new(&routes, 80, clients);
+    assert_eq!(chosen(&of(Some("bank")), "/own", &[]), "own/0");
+    assert_eq!(chosen(&of(Some("bank")), "/x", &[]), "none");
+    assert_eq!(chosen(&of(None), "/own", &[]), "all/0");
+}
+
+#[test]
+fn a_rule_with_filters_that_contradict_each_other_serves_nothing() {
+    let mut of = rule(vec![]);
+    let changes = ambit_model::HttpFilter::RequestHeaders(ambit_model::HeaderChanges::default());
+    of.filters = vec![changes.clone(), changes];
+    let table = RouteTable::new(&[route("a", &[], vec![of])], 80, None);
+    assert_eq!(chosen(&table, "/", &[]), "unsupported");
 }

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_k8s_api::{BUNDLE_VERSION, InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
 use ambit_kube_kit::watch::{Watch, WatchEvent};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::watcher};
@@ -15,8 +15,6 @@ use super::{Update, Updates, key, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
 const VERSIONS: &[&str] = &["v1", "v1beta1"];
-/// Annotation of the Gateway API's definitions: the release that they are of.
-const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 /// First and longest pause between looks for a definition; after news of one it is short again,
 /// because the server takes a moment to serve it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));

@@ -11,6 +11,7 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
 
 use super::admission::Admission;
 use crate::message::{Body, BodyError};
@@ -27,6 +28,7 @@ struct Counted {
     grpc_status: Option<u32>,
     is_complete: bool,
     is_broken: bool,
+    is_late: bool,
 }
 
 /// Counts the messages of a gRPC stream: each has five bytes before it, of which four are its length.
@@ -72,6 +74,11 @@ impl Count {
         self.0.lock().is_broken
     }
 
+    /// Whether its time was over before its end.
+    pub(crate) fn is_late(&self) -> bool {
+        self.0.lock().is_late
+    }
+
     /// Bytes that are no part of a body that passes through.
     pub(crate) fn add(&self, bytes: usize) {
         self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -97,7 +104,8 @@ impl Count {
         }
     }
 
-    fn completed(&self) {
+    /// It went through to its end.
+    pub(crate) fn completed(&self) {
         self.0.lock().is_complete = true;
     }
 }
@@ -125,6 +133,11 @@ impl Messages {
     }
 }
 
+/// A route's timeout is over before the end of a body.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the time that the route allows is over")]
+struct TooLate;
+
 pin_project_lite::pin_project! {
     /// A body that is passed on.
     pub(crate) struct Passing<K> {
@@ -132,17 +145,19 @@ pin_project_lite::pin_project! {
         inner: Incoming,
         count: Count,
         admission: Option<Admission>,
+        deadline: Option<Pin<Box<Sleep>>>,
         // Dropped with the body.
         _keep: K,
     }
 }
 
 impl<K: Send + 'static> Passing<K> {
-    /// It goes on as long as policies admit it. `keep` is dropped when it has been read, or is given up.
+    /// It goes on as long as policies admit it, and until the deadline. `keep` is dropped when it has been read, or is given up.
     pub(super) fn body(
         inner: Incoming,
         count: Count,
         admission: Option<Admission>,
+        deadline: Option<Instant>,
         keep: K,
     ) -> Body {
         if inner.is_end_stream() {
@@ -152,6 +167,7 @@ impl<K: Send + 'static> Passing<K> {
             inner,
             count,
             admission,
+            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             _keep: keep,
         };
         passing.boxed_unsync()
@@ -167,6 +183,12 @@ impl<K> HttpBody for Passing<K> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut this = self.project();
+        if let Some(deadline) = this.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            this.count.0.lock().is_late = true;
+            return Poll::Ready(Some(Err(TooLate.into())));
+        }
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {

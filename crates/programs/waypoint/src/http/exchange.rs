@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use ambit_l7::{
     path,
-    route::{Choice, RouteRequest},
+    route::{self, Backend, Choice, MatchedPath, RouteRequest, Rule},
 };
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname};
+use ambit_model::{AppProtocol, HttpTimeouts, NamespacedHostname};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
-    HeaderValue, Method, Request, Response, StatusCode, Uri,
-    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST},
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, LOCATION},
     uri::PathAndQuery,
 };
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::{
     admission::Admission,
@@ -22,11 +23,11 @@ use super::{
     headers,
     record::Record,
     reply::Reply,
-    send::{self, Destination},
+    send::{self, Destination, Failure},
     upgrade::{self, Leftover},
 };
 use crate::{
-    message::{Body, Version},
+    message::{self, Body, Version},
     session::Session,
     target::Target,
 };
@@ -48,9 +49,9 @@ pub(super) async fn respond(
     let (parts, body) = response.into_parts();
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming, admission) => {
+        Answer::Passed(incoming, admission, deadline) => {
             let sent = record.sent.clone();
-            Passing::body(incoming, sent, Some(admission), record)
+            Passing::body(incoming, sent, Some(admission), deadline, record)
         }
     };
     Response::from_parts(parts, body)
@@ -60,8 +61,8 @@ pub(super) async fn respond(
 pub(super) enum Answer {
     /// Our own.
     Own(Body),
-    /// The application's, as long as policies admit it.
-    Passed(Incoming, Admission),
+    /// The application's, as long as policies admit it, and until a deadline.
+    Passed(Incoming, Admission, Option<Instant>),
 }
 
 fn is_grpc<B>(request: &Request<B>) -> bool {
@@ -75,7 +76,8 @@ async fn answer(
     leftover: &mut Leftover,
     record: &mut Record,
 ) -> Result<Response<Answer>, Reply> {
-    let form = Form::of(session, &request)?;
+    let began = Instant::now();
+    let mut form = Form::of(session, &request)?;
     record.formed(&form.host, &form.target);
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
@@ -85,7 +87,15 @@ async fn answer(
         upgrade.ask(request.headers_mut());
     }
     let admission = judge(session, &request, &form, record)?;
-    let destination = route(session, &request, &form, record)?;
+    let routed = route(session, &request, &form, record)?;
+    let taken = match routed {
+        Routed::On(taken) => taken,
+        Routed::Elsewhere(response) => return Ok(response.map(Answer::Own)),
+    };
+    // Only now: what was judged and routed is what came.
+    taken.change(session, request.headers_mut(), &mut form)?;
+    let destination = &taken.destination;
+    let deadline = taken.timeouts().request.map(|most| began + most);
     let version = match (&upgrade, destination.app_protocol(session)) {
         (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
         (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
@@ -95,10 +105,18 @@ async fn answer(
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();
-    let body = Passing::body(incoming, received, Some(admission.clone()), ());
+    let body = Passing::body(incoming, received, Some(admission.clone()), None, ());
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
-    let sent = send::send(session, &destination, version, passed, outgoing).await;
+    let patience = taken.timeouts().backend_request;
+    let sending = send::send(session, destination, version, (passed, patience), outgoing);
+    let sent = match deadline {
+        None => sending.await,
+        Some(at) => match tokio::time::timeout_at(at, sending).await {
+            Ok(sent) => sent,
+            Err(_) => Err(Failure::too_late("request_timeout")),
+        },
+    };
     let (mut response, chosen) = sent.map_err(|failure| {
         if record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");
@@ -111,7 +129,8 @@ async fn answer(
         let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
         return Ok(switched.map(Answer::Own));
     }
-    if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
+    let all = response.headers_mut();
+    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
         let flag = ResponseFlag::UpstreamProtocolError;
         return Err(Reply::new(
             StatusCode::BAD_GATEWAY,
@@ -119,7 +138,8 @@ async fn answer(
             flag,
         ));
     }
-    Ok(response.map(|incoming| Answer::Passed(incoming, admission)))
+    taken.change_answer(response.headers_mut());
+    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
 }
 
 fn version_of(version: http::Version) -> Version {
@@ -140,6 +160,15 @@ struct Form {
 }
 
 impl Form {
+    /// Of whose path a rule's match took `prefix` bytes.
+    fn matched(&self, prefix: usize) -> MatchedPath<'_> {
+        MatchedPath {
+            path: &self.path,
+            query: self.target.query(),
+            prefix,
+        }
+    }
+
     fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
         if *request.method() == Method::CONNECT {
             let reply = Reply::refused("CONNECT is not supported", "method");
@@ -207,18 +236,111 @@ fn judge(
     admission.ok_or_else(Reply::denied)
 }
 
+/// What the routes of a service make of a request.
+enum Routed {
+    /// It is sent.
+    On(Taken),
+    /// It is answered with another address.
+    Elsewhere(Response<Body>),
+}
+
+/// Where a request is sent, and what is done with it on the way.
+#[derive(Debug)]
+struct Taken {
+    destination: Destination,
+    /// None: the service leads to itself.
+    rule: Option<Chosen>,
+}
+
+/// What was chosen of a rule.
+#[derive(Debug)]
+struct Chosen {
+    rule: Arc<Rule>,
+    /// Which of its backends.
+    backend: usize,
+    /// Bytes of the path that the match took as prefix.
+    prefix: usize,
+}
+
+impl Chosen {
+    fn backend(&self) -> Option<&Backend> {
+        self.rule.backends().get(self.backend)
+    }
+}
+
+impl Taken {
+    fn itself() -> Self {
+        Self {
+            destination: Destination::Target,
+            rule: None,
+        }
+    }
+
+    fn timeouts(&self) -> HttpTimeouts {
+        let rule = self.rule.as_ref();
+        rule.map(|chosen| chosen.rule.timeouts).unwrap_or_default()
+    }
+
+    /// Changes the request as the rule has it, and then as the backend has it.
+    fn change(
+        &self,
+        session: &Session,
+        headers: &mut HeaderMap,
+        form: &mut Form,
+    ) -> Result<(), Reply> {
+        let Some(chosen) = &self.rule else {
+            return Ok(());
+        };
+        chosen.rule.filters.change_request(headers);
+        if let Some(backend) = chosen.backend() {
+            backend.filters.change_request(headers);
+        }
+        let Some(rewrite) = &chosen.rule.filters.rewrite else {
+            return Ok(());
+        };
+        if let Some(host) = &rewrite.hostname {
+            host.as_str().clone_into(&mut form.host);
+        }
+        if rewrite.path.is_some() {
+            let published = &session.shard.waypoint.published;
+            let mode = published.gateway().path_normalization;
+            let asked = form.matched(chosen.prefix);
+            let target = route::changed(rewrite.path.as_ref(), asked, mode);
+            let target = target.map_err(|error| unroutable(&error.to_string()))?;
+            let target = PathAndQuery::try_from(target);
+            form.target = target.map_err(|error| unroutable(&error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Changes the answer in the same order.
+    fn change_answer(&self, headers: &mut HeaderMap) {
+        let Some(chosen) = &self.rule else { return };
+        chosen.rule.filters.change_response(headers);
+        if let Some(backend) = chosen.backend() {
+            backend.filters.change_response(headers);
+        }
+    }
+}
+
+/// A request that its rule leads nowhere.
+fn unroutable(text: &str) -> Reply {
+    let status = StatusCode::INTERNAL_SERVER_ERROR;
+    Reply::new(status, text, ResponseFlag::NoCluster)
+}
+
 /// Where a request goes, by the routes of its service.
 fn route(
     session: &Session,
     request: &Request<Incoming>,
     form: &Form,
     record: &mut Record,
-) -> Result<Destination, Reply> {
+) -> Result<Routed, Reply> {
     let Target::Service {
         served, address, ..
     } = &session.target
     else {
-        return Ok(Destination::Target);
+        return Ok(Routed::On(Taken::itself()));
     };
     // As it is now: the tunnel may be older than the routes.
     let now = session.shard.waypoint.published.service(&served.name);
@@ -230,43 +352,56 @@ fn route(
             ResponseFlag::NoRoute,
         ));
     };
-    let table = served.routes(address.port());
+    let table = served.routes(address.port(), session.caller.namespace());
     let choice = table.choose(&RouteRequest {
         method: request.method().as_str(),
         path: &form.path,
         query: form.target.query(),
         headers: request.headers(),
     });
-    let rule = match choice {
-        Choice::Itself => return Ok(Destination::Target),
+    let (rule, prefix) = match choice {
+        Choice::Itself => return Ok(Routed::On(Taken::itself())),
         Choice::NoMatch => {
             return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
         }
-        Choice::Rule(rule) => rule,
+        Choice::Rule(rule, prefix) => (rule, prefix),
     };
     record.route = Some(rule.route.to_string());
-    let failed = |why: Option<&ArcStr>| {
-        let text = why.map_or("no backend", |why| why.as_str());
-        Reply::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            text,
-            ResponseFlag::NoCluster,
-        )
+    if let Some(why) = &rule.unsupported {
+        return Err(unroutable(why));
+    }
+    if let Some(redirect) = &rule.filters.redirect {
+        let mode = session
+            .shard
+            .waypoint
+            .published
+            .gateway()
+            .path_normalization;
+        let to = redirect.location(&form.host, address.port(), form.matched(prefix), mode);
+        let location = to.map_err(|error| unroutable(&error.to_string()))?;
+        let location = HeaderValue::from_str(&location);
+        let location = location.map_err(|error| unroutable(&error.to_string()))?;
+        let mut response = Response::new(message::text(""));
+        *response.status_mut() = redirect.status;
+        response.headers_mut().insert(LOCATION, location);
+        rule.filters.change_response(response.headers_mut());
+        return Ok(Routed::Elsewhere(response));
+    }
+    let drawn = rule.backend(&mut rand::rng());
+    let (backend, to) = drawn.ok_or_else(|| unroutable("no backend"))?;
+    let destination = match &to.to.service {
+        Ok(name) if *name == served.name && to.to.port == address.port() => Destination::Target,
+        Ok(name) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
+        Err(why) => return Err(unroutable(why)),
     };
-    if rule.unsupported.is_some() {
-        return Err(failed(rule.unsupported.as_ref()));
-    }
-    let backend = rule.backend(&mut rand::rng()).ok_or_else(|| failed(None))?;
-    match &backend.service {
-        Ok(name) if *name == served.name && backend.port == address.port() => {
-            Ok(Destination::Target)
-        }
-        Ok(name) => Ok(Destination::Backend(
-            NamespacedHostname::clone(name),
-            backend.port,
-        )),
-        Err(why) => Err(failed(Some(why))),
-    }
+    Ok(Routed::On(Taken {
+        destination,
+        rule: Some(Chosen {
+            rule: rule.clone(),
+            backend,
+            prefix,
+        }),
+    }))
 }
 
 /// Removes the headers that are not sent on.

@@ -1,11 +1,13 @@
 //! Sending a request to an endpoint, and to another if that one cannot take it.
 //!
 //! What may have reached an application is sent again only if that changes nothing: a request without a body
-//! whose method is idempotent (RFC 9110, section 9.2.2).
+//! whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed (RFC 9113, section
+//! 8.7).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use ambit_codec::Forwarded;
@@ -16,7 +18,7 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::{circle::Passed, reply::Reply};
+use super::{broken::Broken, circle::Passed, reply::Reply};
 use crate::{
     message::{self, Body, Version},
     session::Session,
@@ -135,16 +137,17 @@ impl Destination {
     }
 }
 
-/// Sends a request; returns the answer's head, its body still to come.
+/// Sends a request; returns the answer's head, its body still to come. A try may take `patience`: what has not begun
+/// to answer by then has not failed to be reached, so that nobody else is asked.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    passed: Passed,
+    (passed, patience): (Passed, Option<Duration>),
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
-        return Err(Failure::of(
+        return Err(Failure::unavailable(
             ResponseFlag::NoHealthyUpstream,
             "no_own_workload",
         ));
@@ -152,6 +155,7 @@ pub(super) async fn send(
     let replay = Replay::of(&request);
     let mut request = request;
     let mut failed: Vec<ArcStr> = Vec::new();
+    let mut retries = 0;
     let mut way = destination.way(session, &own, &failed).await;
     loop {
         let to = match &way {
@@ -167,27 +171,38 @@ pub(super) async fn send(
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         passed.tell(request.headers_mut(), to);
-        let outcome = attempt(session, &own, to, version, request).await;
+        let trying = attempt(session, &own, to, version, request);
+        let outcome = match patience {
+            None => trying.await,
+            Some(patience) => match tokio::time::timeout(patience, trying).await {
+                Ok(outcome) => outcome,
+                Err(_) => return Err(Failure::too_late("backend_request_timeout")),
+            },
+        };
         let (again, ended) = match outcome {
             Ok(response) => {
                 let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
                 let replay = replay.as_ref().filter(|_| is_refusal);
-                (replay.map(Replay::request), Ok((response, chosen)))
+                (
+                    replay.and_then(|replay| replay.request(false)),
+                    Ok((response, chosen)),
+                )
             }
-            Err(Attempt {
-                error,
-                unsent,
-                flag,
-            }) => {
+            Err(Attempt { broken, unsent }) => {
                 let endpoint = chosen.endpoint;
-                tracing::debug!(%endpoint, error = chain(&*error), "an endpoint did not answer a request");
-                let again = unsent.or_else(|| replay.as_ref().map(Replay::request));
-                (again, Err(Failure::of(flag, chain(&*error))))
+                tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
+                let replay = replay.as_ref();
+                let again =
+                    unsent.or_else(|| replay.and_then(|one| one.request(broken.is_untouched)));
+                (again, Err(Failure::of(broken)))
             }
         };
-        let Some(next) = again.filter(|_| failed.len() <= RETRIES) else {
+        let Some(next) = again else {
             return ended;
         };
+        if retries == RETRIES {
+            return ended.map_err(Failure::after_retries);
+        }
         // Never to the same again: it would be asked to do what it has just failed to do.
         way = destination.way(session, &own, &failed).await;
         if way.is_err()
@@ -198,16 +213,16 @@ pub(super) async fn send(
         {
             return ended;
         }
+        retries += 1;
         request = next;
     }
 }
 
 /// A try that failed.
 struct Attempt {
-    error: Box<dyn std::error::Error + Send + Sync>,
+    broken: Broken,
     /// The request, if nothing of it was sent.
     unsent: Option<Request<Body>>,
-    flag: ResponseFlag,
 }
 
 async fn attempt(
@@ -219,13 +234,17 @@ async fn attempt(
 ) -> Result<Response<Incoming>, Attempt> {
     let key = HttpKey::new(way, version);
     let pool = &session.shard.upstreams.http;
+    let sent = |error| Attempt {
+        broken: Broken::of(&error),
+        unsent: None,
+    };
     // A connection that waited may have been closed by its endpoint in the meantime.
     while let Some(kept) = pool.take(&key) {
         match kept.send(pool, request).await {
             Ok(response) => return Ok(response),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => request = unsent,
-                None => return Err(Attempt::sent(error.into_error())),
+                None => return Err(sent(error.into_error())),
             },
         }
     }
@@ -233,9 +252,8 @@ async fn attempt(
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
-                error,
+                broken: Broken::unreached(chain(&*error)),
                 unsent: Some(request),
-                flag: ResponseFlag::UpstreamConnectionFailure,
             });
         }
     };
@@ -243,7 +261,7 @@ async fn attempt(
         let unsent = error.take_message();
         Attempt {
             unsent,
-            ..Attempt::sent(error.into_error())
+            ..sent(error.into_error())
         }
     })
 }
@@ -266,22 +284,16 @@ async fn open(
     Ok(upstreams.http.begin(key, stream).await?)
 }
 
-impl Attempt {
-    fn sent(error: hyper::Error) -> Self {
-        Self {
-            error: error.into(),
-            unsent: None,
-            flag: ResponseFlag::UpstreamConnectionTermination,
-        }
-    }
-}
-
 /// A request that may be sent again.
 #[derive(Debug)]
-struct Replay(http::request::Parts);
+struct Replay {
+    parts: http::request::Parts,
+    /// Whether sending it twice is like sending it once.
+    is_idempotent: bool,
+}
 
 impl Replay {
-    /// If it has no body, and sending it twice is like sending it once.
+    /// If it has no body.
     fn of(request: &Request<Body>) -> Option<Self> {
         let is_idempotent = matches!(
             *request.method(),
@@ -292,7 +304,7 @@ impl Replay {
                 | Method::DELETE
                 | Method::TRACE
         );
-        if !is_idempotent || !request.body().is_end_stream() {
+        if !request.body().is_end_stream() {
             return None;
         }
         let (mut parts, ()) = Request::new(()).into_parts();
@@ -300,32 +312,58 @@ impl Replay {
         parts.uri = request.uri().clone();
         parts.version = request.version();
         parts.headers = request.headers().clone();
-        Some(Self(parts))
+        Some(Self {
+            parts,
+            is_idempotent,
+        })
     }
 
-    fn request(&self) -> Request<Body> {
-        Request::from_parts(self.0.clone(), message::text(""))
+    /// The request again, if the endpoint has not touched it, or would only do what it has done already.
+    fn request(&self, is_untouched: bool) -> Option<Request<Body>> {
+        let is_safe = is_untouched || self.is_idempotent;
+        is_safe.then(|| Request::from_parts(self.parts.clone(), message::text("")))
     }
 }
 
 impl Failure {
-    fn of(flag: ResponseFlag, details: impl Into<String>) -> Self {
-        let text = "upstream connect error or disconnect/reset before headers";
+    fn of(broken: Broken) -> Self {
+        let Broken {
+            status, flag, text, ..
+        } = broken;
+        let said = "upstream connect error or disconnect/reset before headers";
         Self {
-            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, flag),
-            details: details.into(),
+            reply: Reply::new(status, said, flag),
+            details: text,
+        }
+    }
+
+    fn unavailable(flag: ResponseFlag, details: &str) -> Self {
+        Self {
+            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, "no healthy upstream", flag),
+            details: details.to_owned(),
+        }
+    }
+
+    /// A route's timeout is over.
+    pub(super) fn too_late(details: &str) -> Self {
+        let flag = ResponseFlag::UpstreamRequestTimeout;
+        Self {
+            reply: Reply::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                "upstream request timeout",
+                flag,
+            ),
+            details: details.to_owned(),
         }
     }
 
     fn no_endpoint(error: &UpstreamError) -> Self {
-        let text = "no healthy upstream";
-        Self {
-            reply: Reply::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                text,
-                ResponseFlag::NoHealthyUpstream,
-            ),
-            details: chain(error),
-        }
+        Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(error))
+    }
+
+    /// As often as requests are sent again.
+    fn after_retries(mut self) -> Self {
+        self.reply.flags.insert(ResponseFlag::RetryLimitExceeded);
+        self
     }
 }

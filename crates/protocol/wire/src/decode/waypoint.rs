@@ -3,6 +3,8 @@
 //! As in other policies nothing may be ignored: a field that this build does not know refuses the record, and a
 //! policy has a substitute that denies everything it is attached to.
 
+use std::time::Duration;
+
 use ambit_model::{self as model, GatewayName, PolicyKey};
 use prost::Message;
 
@@ -180,11 +182,19 @@ fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
         },
         ports: ports("http_route.ports", from.ports)?,
         rules: all(from.rules, route_rule)?,
+        clients: optional(from.clients),
     })
 }
 
 fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeError> {
+    let timeouts = from.timeouts.unwrap_or_default();
+    let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
     Ok(model::HttpRouteRule {
+        filters: all(from.filters, filter)?,
+        timeouts: model::HttpTimeouts {
+            request: timeout(timeouts.request),
+            backend_request: timeout(timeouts.backend_request),
+        },
         matches: all(from.matches, route_match)?,
         backends: all(from.backends, backend)?,
         unsupported: optional(from.unsupported),
@@ -234,7 +244,57 @@ fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
         service,
         port: port("http_backend.port", from.port)?,
         weight: from.weight,
+        filters: all(from.filters, filter)?,
     })
+}
+
+fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, DecodeError> {
+    use wire::http_filter::Kind;
+    Ok(match from.kind {
+        Some(Kind::RequestHeaders(changes)) => {
+            model::HttpFilter::RequestHeaders(header_changes(changes))
+        }
+        Some(Kind::ResponseHeaders(changes)) => {
+            model::HttpFilter::ResponseHeaders(header_changes(changes))
+        }
+        Some(Kind::Redirect(redirect)) => model::HttpFilter::Redirect(model::HttpRedirect {
+            scheme: optional(redirect.scheme),
+            hostname: optional(redirect.hostname),
+            port: match redirect.port {
+                0 => None,
+                number => Some(port("http_redirect.port", number)?),
+            },
+            path: redirect.path.map(path_change).transpose()?,
+            status: u16::try_from(redirect.status)
+                .map_err(|_| DecodeError::missing("http_redirect.status"))?,
+        }),
+        Some(Kind::Rewrite(rewrite)) => model::HttpFilter::Rewrite(model::HttpRewrite {
+            hostname: optional(rewrite.hostname),
+            path: rewrite.path.map(path_change).transpose()?,
+        }),
+        None => return Err(DecodeError::missing("http_filter.kind")),
+    })
+}
+
+fn header_changes(from: wire::HeaderChanges) -> model::HeaderChanges {
+    let headers = |of: Vec<wire::HttpHeader>| {
+        let all = of.into_iter();
+        all.map(|one| (one.name.into(), one.value.into())).collect()
+    };
+    model::HeaderChanges {
+        set: headers(from.set),
+        add: headers(from.add),
+        remove: from.remove.into_iter().map(Into::into).collect(),
+    }
+}
+
+fn path_change(from: wire::PathChange) -> Result<model::PathChange, DecodeError> {
+    use wire::path_change::Kind;
+    match from.kind {
+        Some(Kind::Full(path)) => Ok(model::PathChange::Full(path.into())),
+        Some(Kind::Prefix(path)) => Ok(model::PathChange::Prefix(path.into())),
+        None => Err(DecodeError::missing("path_change.kind")),
+    }
 }
 
 // === policies ===

@@ -1,5 +1,7 @@
 //! What waypoints are told besides WDS: see `proto/waypoint.proto`.
 
+use std::time::Duration;
+
 use ambit_model as model;
 use ipnet::IpNet;
 
@@ -55,6 +57,7 @@ impl From<&model::HttpRoute> for wire::HttpRoute {
             }),
             ports: from.ports.iter().copied().map(u32::from).collect(),
             rules: all(&from.rules),
+            clients: optional(from.clients.as_ref()),
         }
     }
 }
@@ -65,7 +68,68 @@ impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
             matches: all(&from.matches),
             backends: all(&from.backends),
             unsupported: optional(from.unsupported.as_ref()),
+            filters: all(&from.filters),
+            timeouts: Some(wire::HttpTimeouts {
+                request: milliseconds(from.timeouts.request),
+                backend_request: milliseconds(from.timeouts.backend_request),
+            }),
         }
+    }
+}
+
+/// Rounded up: what is there is not zero, which is none.
+fn milliseconds(of: Option<Duration>) -> u64 {
+    let whole = |of: Duration| of.as_nanos().div_ceil(1_000_000);
+    of.map_or(0, |of| u64::try_from(whole(of)).unwrap_or(u64::MAX))
+}
+
+impl From<&model::HttpFilter> for wire::HttpFilter {
+    fn from(from: &model::HttpFilter) -> Self {
+        use wire::http_filter::Kind;
+        let kind = match from {
+            model::HttpFilter::RequestHeaders(changes) => Kind::RequestHeaders(changes.into()),
+            model::HttpFilter::ResponseHeaders(changes) => Kind::ResponseHeaders(changes.into()),
+            model::HttpFilter::Redirect(redirect) => Kind::Redirect(wire::HttpRedirect {
+                scheme: optional(redirect.scheme.as_ref()),
+                hostname: optional(redirect.hostname.as_ref()),
+                port: redirect.port.map(u32::from).unwrap_or_default(),
+                path: redirect.path.as_ref().map(Into::into),
+                status: redirect.status.into(),
+            }),
+            model::HttpFilter::Rewrite(rewrite) => Kind::Rewrite(wire::HttpRewrite {
+                hostname: optional(rewrite.hostname.as_ref()),
+                path: rewrite.path.as_ref().map(Into::into),
+            }),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<&model::HeaderChanges> for wire::HeaderChanges {
+    fn from(from: &model::HeaderChanges) -> Self {
+        let headers = |of: &[(model::ArcStr, model::ArcStr)]| {
+            let one = |(name, value): &(model::ArcStr, model::ArcStr)| wire::HttpHeader {
+                name: name.to_string(),
+                value: value.to_string(),
+            };
+            of.iter().map(one).collect()
+        };
+        Self {
+            set: headers(&from.set),
+            add: headers(&from.add),
+            remove: from.remove.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl From<&model::PathChange> for wire::PathChange {
+    fn from(from: &model::PathChange) -> Self {
+        use wire::path_change::Kind;
+        let kind = match from {
+            model::PathChange::Full(path) => Kind::Full(path.to_string()),
+            model::PathChange::Prefix(path) => Kind::Prefix(path.to_string()),
+        };
+        Self { kind: Some(kind) }
     }
 }
 
@@ -111,6 +175,7 @@ impl From<&model::HttpBackend> for wire::HttpBackend {
             destination: Some(destination),
             port: from.port.into(),
             weight: from.weight,
+            filters: all(&from.filters),
         }
     }
 }

@@ -70,6 +70,9 @@ pub struct HttpRoute {
     pub ports: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "3")]
     pub rules: ::prost::alloc::vec::Vec<HttpRouteRule>,
+    /// Not empty: for clients of this namespace alone, in place of routes for everybody.
+    #[prost(string, tag = "4")]
+    pub clients: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRouteRule {
@@ -81,6 +84,10 @@ pub struct HttpRouteRule {
     /// Not empty: what is not supported. Requests that match are answered with 500.
     #[prost(string, tag = "3")]
     pub unsupported: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "4")]
+    pub filters: ::prost::alloc::vec::Vec<HttpFilter>,
+    #[prost(message, optional, tag = "5")]
+    pub timeouts: ::core::option::Option<HttpTimeouts>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRouteMatch {
@@ -127,12 +134,14 @@ pub mod http_named_match {
         Regex(::prost::alloc::string::String),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpBackend {
     #[prost(uint32, tag = "3")]
     pub port: u32,
     #[prost(uint32, tag = "4")]
     pub weight: u32,
+    #[prost(message, repeated, tag = "5")]
+    pub filters: ::prost::alloc::vec::Vec<HttpFilter>,
     #[prost(oneof = "http_backend::Destination", tags = "1, 2")]
     pub destination: ::core::option::Option<http_backend::Destination>,
 }
@@ -146,6 +155,86 @@ pub mod http_backend {
         #[prost(string, tag = "2")]
         Error(::prost::alloc::string::String),
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpFilter {
+    #[prost(oneof = "http_filter::Kind", tags = "1, 2, 3, 4")]
+    pub kind: ::core::option::Option<http_filter::Kind>,
+}
+/// Nested message and enum types in `HttpFilter`.
+pub mod http_filter {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        RequestHeaders(super::HeaderChanges),
+        #[prost(message, tag = "2")]
+        ResponseHeaders(super::HeaderChanges),
+        #[prost(message, tag = "3")]
+        Redirect(super::HttpRedirect),
+        #[prost(message, tag = "4")]
+        Rewrite(super::HttpRewrite),
+    }
+}
+/// Names in lower case.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HeaderChanges {
+    #[prost(message, repeated, tag = "1")]
+    pub set: ::prost::alloc::vec::Vec<HttpHeader>,
+    #[prost(message, repeated, tag = "2")]
+    pub add: ::prost::alloc::vec::Vec<HttpHeader>,
+    #[prost(string, repeated, tag = "3")]
+    pub remove: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpHeader {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PathChange {
+    #[prost(oneof = "path_change::Kind", tags = "1, 2")]
+    pub kind: ::core::option::Option<path_change::Kind>,
+}
+/// Nested message and enum types in `PathChange`.
+pub mod path_change {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(string, tag = "1")]
+        Full(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Prefix(::prost::alloc::string::String),
+    }
+}
+/// What is empty or zero stays as it is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpRedirect {
+    #[prost(string, tag = "1")]
+    pub scheme: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub hostname: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(message, optional, tag = "4")]
+    pub path: ::core::option::Option<PathChange>,
+    #[prost(uint32, tag = "5")]
+    pub status: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpRewrite {
+    #[prost(string, tag = "1")]
+    pub hostname: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub path: ::core::option::Option<PathChange>,
+}
+/// Milliseconds; zero is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpTimeouts {
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    #[prost(uint64, tag = "2")]
+    pub backend_request: u64,
 }
 /// A policy of layer 7. Rules OR; of a rule: any source, any operation, all conditions. Fields of a source or
 /// operation AND; values of a field OR; a not\_ field matches when none of its values does.

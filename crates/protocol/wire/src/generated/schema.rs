@@ -12,6 +12,7 @@ pub(crate) static AMBIT_V1_HTTPROUTE: Message = Message {
         (1, Some(&AMBIT_V1_ROUTENAME)),
         (2, None),
         (3, Some(&AMBIT_V1_HTTPROUTERULE)),
+        (4, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPROUTERULE: Message = Message {
@@ -20,6 +21,63 @@ pub(crate) static AMBIT_V1_HTTPROUTERULE: Message = Message {
         (1, Some(&AMBIT_V1_HTTPROUTEMATCH)),
         (2, Some(&AMBIT_V1_HTTPBACKEND)),
         (3, None),
+        (4, Some(&AMBIT_V1_HTTPFILTER)),
+        (5, Some(&AMBIT_V1_HTTPTIMEOUTS)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPTIMEOUTS: Message = Message {
+    name: "ambit.v1.HttpTimeouts",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPFILTER: Message = Message {
+    name: "ambit.v1.HttpFilter",
+    fields: &[
+        (1, Some(&AMBIT_V1_HEADERCHANGES)),
+        (2, Some(&AMBIT_V1_HEADERCHANGES)),
+        (3, Some(&AMBIT_V1_HTTPREDIRECT)),
+        (4, Some(&AMBIT_V1_HTTPREWRITE)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPREWRITE: Message = Message {
+    name: "ambit.v1.HttpRewrite",
+    fields: &[
+        (1, None),
+        (2, Some(&AMBIT_V1_PATHCHANGE)),
+    ],
+};
+pub(crate) static AMBIT_V1_PATHCHANGE: Message = Message {
+    name: "ambit.v1.PathChange",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPREDIRECT: Message = Message {
+    name: "ambit.v1.HttpRedirect",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&AMBIT_V1_PATHCHANGE)),
+        (5, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HEADERCHANGES: Message = Message {
+    name: "ambit.v1.HeaderChanges",
+    fields: &[
+        (1, Some(&AMBIT_V1_HTTPHEADER)),
+        (2, Some(&AMBIT_V1_HTTPHEADER)),
+        (3, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPHEADER: Message = Message {
+    name: "ambit.v1.HttpHeader",
+    fields: &[
+        (1, None),
+        (2, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPBACKEND: Message = Message {
@@ -29,6 +87,7 @@ pub(crate) static AMBIT_V1_HTTPBACKEND: Message = Message {
         (2, None),
         (3, None),
         (4, None),
+        (5, Some(&AMBIT_V1_HTTPFILTER)),
     ],
 };
 pub(crate) static ISTIO_WORKLOAD_NAMESPACEDHOSTNAME: Message = Message {

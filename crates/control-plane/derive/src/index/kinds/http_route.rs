@@ -1,5 +1,8 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
+mod backends;
+mod durations;
+mod filters;
 mod rules;
 mod standing;
 
@@ -35,6 +38,7 @@ pub(crate) struct Parent {
 /// A route as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RouteInput {
+    kind: Kind,
     name: RouteName,
     created: String,
     pub(crate) parents: Vec<Parent>,
@@ -111,8 +115,15 @@ impl MeshKind for HTTPRoute {
 }
 
 impl RouteInput {
+    /// Whether a waypoint follows the route for all clients of a service: those of others than the service's and the
+    /// waypoint's own namespaces are for clients of theirs.
+    fn is_for_all(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
+        let own = &self.name.namespace;
+        *own == target.namespace || *own == gateway.namespace
+    }
+
     /// The route as it concerns a service.
-    fn of(&self, index: &Index, target: &ObjectKey) -> HttpRoute {
+    fn of(&self, index: &Index, target: &ObjectKey, gateway: &GatewayName) -> HttpRoute {
         let parents = self
             .parents
             .iter()
@@ -130,7 +141,12 @@ impl RouteInput {
         HttpRoute {
             name: self.name.clone(),
             ports,
-            rules: self.rules.iter().map(|rule| rule.resolved(index)).collect(),
+            clients: (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone()),
+            rules: self
+                .rules
+                .iter()
+                .map(|rule| rule.resolved(index, self))
+                .collect(),
         }
     }
 }
@@ -155,7 +171,7 @@ fn parents(
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(rules::port).transpose();
+        let port = reference.port.map(backends::port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;
@@ -172,6 +188,7 @@ fn parents(
 fn route(from: &HTTPRoute, parents: Vec<Parent>, rules: Vec<RuleInput>) -> RouteInput {
     let metadata = &from.metadata;
     RouteInput {
+        kind: Kind::HTTPRoute,
         name: RouteName {
             kind: Kind::HTTPRoute.as_str().into(),
             namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
@@ -184,19 +201,17 @@ fn route(from: &HTTPRoute, parents: Vec<Parent>, rules: Vec<RuleInput>) -> Route
 }
 
 impl Index {
-    /// The routes that a waypoint follows for a service: those of the service's namespace and of its own,
-    /// oldest first and then by name.
+    /// The routes that a waypoint follows for a service, oldest first and then by name.
     pub(crate) fn routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
         let routes = self.route_parents.of(target);
-        let may_speak = |route: &&ObjectKey| {
-            route.namespace == target.namespace || route.namespace == gateway.namespace
-        };
-        let routes = routes.filter(may_speak);
         let mut routes: Vec<_> = routes
             .filter_map(|key| self.get::<HTTPRoute>(key))
             .collect();
         routes.sort_by_key(|route| (&route.created, &route.name.namespace, &route.name.name));
-        routes.iter().map(|route| route.of(self, target)).collect()
+        routes
+            .iter()
+            .map(|route| route.of(self, target, gateway))
+            .collect()
     }
 
     /// Routes have these Services as backends: what waypoints are told of the routes' services changes with

@@ -1,7 +1,10 @@
 //! What waypoints are told of routes and policies, and what stands on the objects.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{HttpBackend, HttpPathMatch, HttpValueMatch};
+use ambit_model::{
+    HeaderChanges, HttpBackend, HttpFilter, HttpPathMatch, HttpRedirect, HttpRewrite,
+    HttpValueMatch, PathChange,
+};
 
 use super::*;
 
@@ -68,6 +71,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
         )),
         port: 81,
         weight: 1,
+        filters: Vec::new(),
     };
     assert_eq!(of(&mesh), [expected]);
     assert_eq!(
@@ -90,7 +94,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
 fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
         headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
-        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
+        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
         {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: URLRewrite}]}]}]";
     let spec = format!("{PARENT}, {rules}");
     let mesh = TestMesh::of(&all(&[
@@ -119,10 +123,10 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
         reasons,
         [
             "spec.rules[1].filters[0]: the filter RequestMirror is not supported",
-            "spec.rules[2].timeouts: is not supported",
+            "spec.rules[2].timeouts.other: is not supported",
             "spec.rules[3].retry: is not supported",
             "spec.rules[4].sessionPersistence: is not supported",
-            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite is not supported",
+            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite of a backend is not supported",
         ]
     );
     assert_eq!(
@@ -131,8 +135,110 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     );
 }
 
+fn grant(namespace: &str, from: &str, to: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {{name: g, namespace: {namespace}}}\nspec: {{from: [{from}], to: [{to}]}}\n"
+    )
+}
+
 #[test]
-fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
+fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
+    let spec =
+        format!("{PARENT}, rules: [{{backendRefs: [{{name: till, namespace: bank, port: 81}}]}}]");
+    let till = backend("till", 81).replace("namespace: shop", "namespace: bank");
+    let manifests = all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &till,
+        &route("r", "shop", &spec),
+    ]);
+    let resolved = |mesh: &TestMesh| parent_conditions(mesh, "shop", "r")[1].clone();
+    let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
+    let mut mesh = TestMesh::of(&manifests);
+    let forbidden = "ResolvedRefs=false RefNotPermitted";
+    assert_eq!(resolved(&mesh), forbidden);
+    assert!(routes(&mesh)[0].rules[0].backends[0].service.is_err());
+    for (from, to, suffices) in [
+        (from, "{group: '', kind: Service}", true),
+        (from, "{group: '', kind: Service, name: till}", true),
+        (from, "{group: '', kind: Service, name: other}", false),
+        (from, "{group: '', kind: Secret}", false),
+        (
+            "{group: gateway.networking.k8s.io, kind: GRPCRoute, namespace: shop}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+        (
+            "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: evil}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+        (
+            "{group: '', kind: HTTPRoute, namespace: shop}",
+            "{group: '', kind: Service}",
+            false,
+        ),
+    ] {
+        mesh.apply(&grant("bank", from, to));
+        assert_eq!(resolved(&mesh) != forbidden, suffices, "{from} {to}");
+        assert_eq!(
+            routes(&mesh)[0].rules[0].backends[0].service.is_ok(),
+            suffices,
+            "{from} {to}"
+        );
+        mesh.delete(Kind::ReferenceGrant, "bank", "g");
+        assert_eq!(resolved(&mesh), forbidden);
+    }
+    mesh.apply(&grant("shop", from, "{group: '', kind: Service}"));
+    assert_eq!(resolved(&mesh), forbidden, "a grant of the route's side");
+    let mut ignored = TestMesh::with(MeshConfig {
+        reference_grants: ReferenceGrants::Ignored,
+        ..MeshConfig::default()
+    });
+    ignored.apply(&manifests);
+    assert_eq!(resolved(&ignored), "ResolvedRefs=true ResolvedRefs");
+}
+
+#[test]
+fn what_is_no_expression_and_what_is_too_much_is_said() {
+    let of = |rules: &str| {
+        let spec = format!("{PARENT}, rules: [{rules}]");
+        TestMesh::of(&all(&[
+            SERVICE,
+            CART,
+            &gateway("wp", ""),
+            &route("r", "shop", &spec),
+        ]))
+    };
+    for pattern in ["(", "a)|(b", "(?=a)", r"\1", "((a{100}){100}){100}"] {
+        let pattern = format!("'{pattern}'");
+        for rule in [
+            format!("{{matches: [{{path: {{type: RegularExpression, value: {pattern}}}}}]}}"),
+            format!(
+                "{{matches: [{{headers: [{{name: x, type: RegularExpression, value: {pattern}}}]}}]}}"
+            ),
+        ] {
+            let mesh = of(&rule);
+            assert!(routes(&mesh)[0].rules[0].unsupported.is_some(), "{rule}");
+            let accepted = &parent_conditions(&mesh, "shop", "r")[0];
+            assert_eq!(accepted, "Accepted=false UnsupportedValue", "{rule}");
+        }
+    }
+    // As a million would be: nothing of it is taken, and requests are answered with an error.
+    let many = vec!["{path: {value: /a}}"; 9000].join(", ");
+    let mesh = of(&format!("{{matches: [{many}]}}"));
+    assert!(
+        mesh.problems()[0].contains("too many"),
+        "{:?}",
+        mesh.problems()
+    );
+    assert!(routes(&mesh)[0].rules[0].unsupported.is_some());
+    assert!(routes(&mesh)[0].rules[0].matches.is_empty());
+}
+
+#[test]
+fn a_route_of_another_namespace_is_for_its_own_clients() {
     let spec = format!("{PARENT}, rules: [{{}}]");
     let from_bank = gateway("wp", ", labels: {istio.io/waypoint-for: all}")
         .replace("namespace: shop", "namespace: bank")
@@ -148,21 +254,154 @@ fn a_route_of_another_namespace_is_nobodys_but_the_waypoints() {
     let mesh = TestMesh::of(&all(&[
         &bound,
         &from_bank,
-        &route("evil", "evil", &spec),
+        &route("far", "client", &spec),
         &route("own", "shop", &spec),
         &route("far", "bank", &spec),
     ]));
     let told = &mesh.waypoint_services[&format!("bank/wp {HOST}")].routes;
-    let names: Vec<_> = told.iter().map(|route| route.name.to_string()).collect();
-    assert_eq!(names, ["HTTPRoute/bank/far", "HTTPRoute/shop/own"]);
+    let names: Vec<_> = told
+        .iter()
+        .map(|route| (route.name.to_string(), route.clients.as_deref()))
+        .collect();
     assert_eq!(
-        parent_conditions(&mesh, "evil", "evil"),
+        names,
         [
-            "Accepted=false NotAllowedByListeners",
-            "ResolvedRefs=true ResolvedRefs",
-            "ResolvedWaypoints=false NoWaypoint"
+            ("HTTPRoute/bank/far".to_owned(), None),
+            ("HTTPRoute/client/far".to_owned(), Some("client")),
+            ("HTTPRoute/shop/own".to_owned(), None)
         ]
     );
+    assert_eq!(
+        parent_conditions(&mesh, "client", "far"),
+        [
+            "Accepted=true Accepted",
+            "ResolvedRefs=true ResolvedRefs",
+            "ResolvedWaypoints=true ResolvedWaypoints"
+        ]
+    );
+}
+
+/// The first rule of a route with these rules, and what stands on the route.
+fn told(rule: &str) -> (ambit_model::HttpRouteRule, String) {
+    let spec = format!("{PARENT}, rules: [{{{rule}}}]");
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]));
+    let accepted = parent_conditions(&mesh, "shop", "r").remove(0);
+    (routes(&mesh)[0].rules[0].clone(), accepted)
+}
+
+#[test]
+fn filters_and_timeouts_are_told() {
+    let (rule, accepted) = told(
+        "matches: [{path: {value: /a}}], timeouts: {request: 1m30s, backendRequest: 0s}, filters: [\
+         {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-A, value: '1'}], remove: [X-B]}}, \
+         {type: URLRewrite, urlRewrite: {hostname: b.example, path: {type: ReplacePrefixMatch, replacePrefixMatch: ''}}}], \
+         backendRefs: [{name: cart, port: 80, filters: [\
+         {type: ResponseHeaderModifier, responseHeaderModifier: {add: [{name: x-c, value: '2'}]}}]}]",
+    );
+    assert_eq!(accepted, "Accepted=true Accepted");
+    assert_eq!(
+        rule.filters,
+        [
+            HttpFilter::RequestHeaders(HeaderChanges {
+                set: vec![("x-a".into(), "1".into())],
+                add: vec![],
+                remove: vec!["x-b".into()],
+            }),
+            HttpFilter::Rewrite(HttpRewrite {
+                hostname: Some("b.example".into()),
+                path: Some(PathChange::Prefix("".into())),
+            }),
+        ]
+    );
+    let of_backend = HttpFilter::ResponseHeaders(HeaderChanges {
+        add: vec![("x-c".into(), "2".into())],
+        ..HeaderChanges::default()
+    });
+    assert_eq!(rule.backends[0].filters, [of_backend]);
+    let request = Some(std::time::Duration::from_secs(90));
+    assert_eq!(rule.timeouts.request, request);
+    assert_eq!(rule.timeouts.backend_request, None);
+    let (rule, _) = told(
+        "filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, path: {type: ReplaceFullPath, replaceFullPath: /x}}}]",
+    );
+    assert_eq!(
+        rule.filters,
+        [HttpFilter::Redirect(HttpRedirect {
+            scheme: Some("https".into()),
+            hostname: None,
+            port: Some(8443),
+            path: Some(PathChange::Full("/x".into())),
+            status: 302,
+        })]
+    );
+}
+
+#[test]
+fn filters_that_cannot_be_are_said_and_serve_nothing() {
+    let redirect = "{type: RequestRedirect, requestRedirect: {hostname: a}}";
+    let rewrite = "{type: URLRewrite, urlRewrite: {hostname: a}}";
+    let prefix = "{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /a}}}";
+    let header = |name: &str| {
+        format!(
+            "{{type: RequestHeaderModifier, requestHeaderModifier: {{set: [{{name: {name}, value: a}}]}}}}"
+        )
+    };
+    let incompatible = "Accepted=false IncompatibleFilters";
+    let unsupported = "Accepted=false UnsupportedValue";
+    for (rule, expected) in [
+        (format!("filters: [{redirect}, {rewrite}]"), incompatible),
+        (format!("filters: [{rewrite}, {rewrite}]"), incompatible),
+        (
+            format!("filters: [{}, {}]", header("a"), header("b")),
+            incompatible,
+        ),
+        (
+            format!("filters: [{redirect}], backendRefs: [{{name: cart, port: 80}}]"),
+            incompatible,
+        ),
+        (
+            format!("matches: [{{path: {{type: Exact, value: /}}}}], filters: [{prefix}]"),
+            incompatible,
+        ),
+        (format!("filters: [{}]", header("Host")), unsupported),
+        (
+            format!("filters: [{}]", header("X-Forwarded-Client-Cert")),
+            unsupported,
+        ),
+        (format!("filters: [{}]", header("'a b'")), unsupported),
+        (
+            "filters: [{type: RequestRedirect, requestRedirect: {statusCode: 200}}]".to_owned(),
+            unsupported,
+        ),
+        (
+            "filters: [{type: ExtensionRef, extensionRef: {}}]".to_owned(),
+            unsupported,
+        ),
+    ] {
+        let (told, accepted) = told(&rule);
+        assert_eq!(accepted, expected, "{rule}");
+        assert!(told.unsupported.is_some(), "{rule}");
+    }
+    // What cannot be read is refused as a whole: nothing of the route is followed.
+    for rule in [
+        "filters: [{type: URLRewrite}]",
+        "filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: a?b}}}]",
+        "filters: [{type: RequestRedirect, requestRedirect: {hostname: 'a/b'}}]",
+        "timeouts: {request: 1.5s}",
+        "timeouts: {request: 1s, backendRequest: 2s}",
+    ] {
+        let (told, _) = told(rule);
+        assert_eq!(
+            told.unsupported.as_deref(),
+            Some("the route cannot be used as it is written"),
+            "{rule}"
+        );
+    }
 }
 
 #[test]

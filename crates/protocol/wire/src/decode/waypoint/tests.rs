@@ -1,9 +1,10 @@
 //! Encoded and decoded, and broken.
 
 use ambit_model::{
-    HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpOperation, HttpPathMatch,
-    HttpPolicy, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource, HttpValue,
-    HttpValueMatch, NamespacedHostname, PathNormalization, PathPattern, PolicyKey, RouteName,
+    HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpFilter,
+    HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRewrite, HttpRoute, HttpRouteMatch,
+    HttpRouteRule, HttpRule, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch,
+    NamespacedHostname, PathChange, PathNormalization, PathPattern, PolicyKey, RouteName,
     ServiceAccountMatch, StringMatch, WaypointGateway, WaypointService,
 };
 
@@ -99,15 +100,43 @@ fn services_and_settings_read_back_what_was_written() {
                         service: Ok(NamespacedHostname::new("shop", "echo-v1")),
                         port: 80,
                         weight: 3,
+                        filters: vec![HttpFilter::ResponseHeaders(HeaderChanges {
+                            add: vec![("x-a".into(), "1".into())],
+                            ..HeaderChanges::default()
+                        })],
                     },
                     HttpBackend {
                         service: Err("no such service".into()),
                         port: 81,
                         weight: 0,
+                        filters: vec![],
                     },
                 ],
+                filters: vec![
+                    HttpFilter::RequestHeaders(HeaderChanges {
+                        set: vec![("x-s".into(), "".into())],
+                        add: vec![],
+                        remove: vec!["x-r".into()],
+                    }),
+                    HttpFilter::Redirect(HttpRedirect {
+                        scheme: Some("https".into()),
+                        hostname: None,
+                        port: Some(8443),
+                        path: Some(PathChange::Full("/f".into())),
+                        status: 307,
+                    }),
+                    HttpFilter::Rewrite(HttpRewrite {
+                        hostname: Some("h".into()),
+                        path: Some(PathChange::Prefix("".into())),
+                    }),
+                ],
+                timeouts: HttpTimeouts {
+                    request: Some(Duration::from_millis(1500)),
+                    backend_request: None,
+                },
                 unsupported: Some("filters".into()),
             }],
+            clients: Some("bank".into()),
         }],
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();

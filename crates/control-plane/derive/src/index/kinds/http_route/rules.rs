@@ -5,35 +5,48 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{
-    Kind, ObjectKey, Service,
+    ObjectKey,
     gateway::{self, HttpNamedMatch},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpValueMatch,
-    NamespacedHostname,
+    ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
+    HttpValueMatch,
 };
+use regex::RegexBuilder;
 use serde_json::Value;
 
-use super::service_kind;
+use super::{
+    RouteInput,
+    backends::{BackendInput, Unresolved},
+};
 use crate::{
     index::Index,
     problem::{FieldError, Note},
 };
 
+/// Most rules of a route, and most matches of all of them together.
+const MOST_RULES: usize = 1024;
+const MOST_MATCHES: usize = 8192;
+
+/// The reason of a condition: the API has it, and this mesh has not.
+const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
+
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RuleInput {
     matches: Vec<HttpRouteMatch>,
+    filters: Vec<HttpFilter>,
     backends: Vec<BackendInput>,
-    unsupported: Option<ArcStr>,
+    timeouts: HttpTimeouts,
+    unsupported: Option<Unsupported>,
 }
 
+/// What of a rule cannot be done.
 #[derive(Clone, Debug, PartialEq)]
-struct BackendInput {
-    /// The object; an error if it cannot be used.
-    target: Result<ObjectKey, ArcStr>,
-    port: u16,
-    weight: u32,
+pub(super) struct Unsupported {
+    /// For a condition.
+    pub(super) reason: &'static str,
+    pub(super) text: ArcStr,
 }
 
 impl RuleInput {
@@ -41,76 +54,48 @@ impl RuleInput {
     pub(super) fn unusable() -> Self {
         Self {
             matches: Vec::new(),
+            filters: Vec::new(),
             backends: Vec::new(),
-            unsupported: Some(arcstr::literal!(
-                "the route cannot be used as it is written"
-            )),
+            timeouts: HttpTimeouts::default(),
+            unsupported: Some(Unsupported {
+                reason: UNSUPPORTED_VALUE,
+                text: arcstr::literal!("the route cannot be used as it is written"),
+            }),
         }
     }
 
     /// The objects that requests go to.
     pub(super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.backends
-            .iter()
-            .filter_map(|backend| backend.target.as_ref().ok())
+        self.backends.iter().filter_map(BackendInput::target)
     }
 
     /// What in it is not supported.
-    pub(super) fn unsupported(&self) -> Option<&str> {
-        self.unsupported.as_deref()
+    pub(super) fn unsupported(&self) -> Option<&Unsupported> {
+        self.unsupported.as_ref()
     }
 
     /// Backends that requests cannot go to, with the reason for a condition.
-    pub(super) fn errors(&self, index: &Index) -> Vec<(&'static str, ArcStr)> {
-        let error = |backend: &BackendInput| match &backend.target {
-            Err(why) => Some(("InvalidKind", why.clone())),
-            Ok(target) => {
-                let why = find(index, target, backend.port).err()?;
-                Some(("BackendNotFound", why))
-            }
-        };
-        self.backends.iter().filter_map(error).collect()
+    pub(super) fn errors(&self, index: &Index, route: &RouteInput) -> Vec<Unresolved> {
+        let found = self.backends.iter().map(|one| one.find(index, route));
+        found.filter_map(Result::err).collect()
     }
 
     /// With its backends as they are now.
-    pub(super) fn resolved(&self, index: &Index) -> HttpRouteRule {
+    pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
         let backend = |from: &BackendInput| HttpBackend {
-            service: from
-                .target
-                .clone()
-                .and_then(|target| find(index, &target, from.port)),
+            service: from.find(index, route).map_err(|error| error.text),
             port: from.port,
             weight: from.weight,
+            filters: from.filters.clone(),
         };
         HttpRouteRule {
             matches: self.matches.clone(),
+            filters: self.filters.clone(),
             backends: self.backends.iter().map(backend).collect(),
-            unsupported: self.unsupported.clone(),
+            timeouts: self.timeouts,
+            unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
         }
     }
-}
-
-/// The service that a backend is.
-fn find(index: &Index, target: &ObjectKey, port: u16) -> Result<NamespacedHostname, ArcStr> {
-    let service = index.get::<Service>(target);
-    let service = service.ok_or_else(|| arcstr::format!("there is no {target}"))?;
-    if !service
-        .ports
-        .iter()
-        .any(|one| one.is_tcp && one.port == port)
-    {
-        return Err(arcstr::format!("{target} has no port {port}"));
-    }
-    let host = service.hostname(&index.config.cluster_domain);
-    Ok(NamespacedHostname::new(target.namespace.clone(), host))
-}
-
-/// A number as a port.
-pub(super) fn port(number: i32) -> Result<u16, String> {
-    u16::try_from(number)
-        .ok()
-        .filter(|port| *port != 0)
-        .ok_or_else(|| format!("{number} is not a port, 1 to 65535"))
 }
 
 /// The rules of a route; what is not supported is noted.
@@ -132,6 +117,14 @@ pub(super) fn read(
     } else {
         spec.rules.as_slice()
     };
+    let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
+    if rules.len() > MOST_RULES || matches > MOST_MATCHES {
+        let message = format!(
+            "{} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}",
+            rules.len()
+        );
+        return Err(FieldError::new("spec.rules", message));
+    }
     let mut read = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         reader.unsupported.clone_from(&of_all);
@@ -141,21 +134,26 @@ pub(super) fn read(
 }
 
 /// Reads one rule.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     notes: &'a mut Vec<Note>,
     /// The first thing in the rule that is not supported.
-    unsupported: Option<ArcStr>,
+    unsupported: Option<Unsupported>,
 }
 
 impl Reader<'_> {
-    fn unsupported(&mut self, field: String, what: &str) {
-        let reason = || arcstr::format!("{field}: {what}");
-        self.unsupported.get_or_insert_with(reason);
+    pub(super) fn unsupported(&mut self, field: String, what: &str) {
+        self.refuse(UNSUPPORTED_VALUE, field, what);
+    }
+
+    /// The rule is not followed: its requests are answered with an error.
+    pub(super) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
+        let text = arcstr::format!("{field}: {what}");
+        self.unsupported.get_or_insert(Unsupported { reason, text });
         let message = format!("{what}: requests that the rule matches are answered with 500");
         self.notes.push(Note::new(field, message));
     }
 
-    fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+    pub(super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
             self.unsupported(format!("{at}.{name}"), "is not supported");
         }
@@ -168,7 +166,9 @@ impl Reader<'_> {
         at: &str,
     ) -> Result<RuleInput, FieldError> {
         self.unknown(at, &rule.other);
-        self.filters(at, &rule.filters);
+        let filters = self.filters(at, &rule.filters, false)?;
+        self.check_filters(at, rule, &filters);
+        let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
             matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
@@ -180,20 +180,11 @@ impl Reader<'_> {
         }
         Ok(RuleInput {
             matches,
+            filters,
             backends,
+            timeouts,
             unsupported: self.unsupported.take(),
         })
-    }
-
-    fn filters(&mut self, at: &str, filters: &[Value]) {
-        for (index, filter) in filters.iter().enumerate() {
-            let kind = filter.get("type").and_then(Value::as_str);
-            let what = format!(
-                "the filter {} is not supported",
-                kind.unwrap_or("without a type")
-            );
-            self.unsupported(format!("{at}.filters[{index}]"), &what);
-        }
     }
 
     fn one_match(
@@ -236,7 +227,10 @@ impl Reader<'_> {
                 let prefix = if trimmed.is_empty() { "/" } else { trimmed };
                 Some(HttpPathMatch::Prefix(prefix.into()))
             }
-            "RegularExpression" => Some(HttpPathMatch::Regex(value.into())),
+            "RegularExpression" => {
+                self.expression(&format!("{at}.value"), value);
+                Some(HttpPathMatch::Regex(value.into()))
+            }
             other => {
                 self.unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
                 None
@@ -244,12 +238,26 @@ impl Reader<'_> {
         })
     }
 
+    /// Waypoints match in linear time and bounded memory, or not at all.
+    fn expression(&mut self, field: &str, pattern: &str) {
+        let built = RegexBuilder::new(pattern)
+            .size_limit(ambit_model::MAX_EXPRESSION)
+            .build();
+        if built.is_err() {
+            let what = "no regular expression of RE2's syntax, or too large";
+            self.unsupported(field.to_owned(), what);
+        }
+    }
+
     fn named(&mut self, from: &[HttpNamedMatch], at: &str) -> Vec<(ArcStr, HttpValueMatch)> {
         let mut read = Vec::new();
         for (index, one) in from.iter().enumerate() {
             let value = match one.type_.as_deref() {
                 None | Some("Exact") => HttpValueMatch::Exact(one.value.as_str().into()),
-                Some("RegularExpression") => HttpValueMatch::Regex(one.value.as_str().into()),
+                Some("RegularExpression") => {
+                    self.expression(&format!("{at}[{index}].value"), &one.value);
+                    HttpValueMatch::Regex(one.value.as_str().into())
+                }
                 Some(other) => {
                     let what = format!("{other:?} is not supported");
                     self.unsupported(format!("{at}[{index}].type"), &what);
@@ -268,38 +276,7 @@ impl Reader<'_> {
         at: &str,
     ) -> Result<BackendInput, FieldError> {
         self.unknown(at, &from.other);
-        self.filters(at, &from.filters);
-        let group = from.group.as_deref().unwrap_or_default();
-        let kind = from.kind.as_deref().unwrap_or("Service");
-        let weight = from.weight.unwrap_or(1);
-        let weight = u32::try_from(weight).map_err(|_| {
-            FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
-        })?;
-        let is_service = service_kind(group, kind) == Some(Kind::Service);
-        let (target, number) = match from.port {
-            Some(number) if is_service => {
-                let number = port(number)
-                    .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
-                let namespace = from.namespace.as_deref().unwrap_or(namespace);
-                let target = ObjectKey::new(Kind::Service, namespace, from.name.as_str());
-                (Ok(target), number)
-            }
-            None if is_service => {
-                let message = "is needed: its share of requests is answered with 500";
-                self.notes.push(Note::new(format!("{at}.port"), message));
-                (Err(arcstr::literal!("a backend without a port")), 0)
-            }
-            _ => {
-                let message =
-                    format!("{kind} is not supported: its share of requests is answered with 500");
-                self.notes.push(Note::new(format!("{at}.kind"), message));
-                (Err(arcstr::format!("a backend of the kind {kind}")), 0)
-            }
-        };
-        Ok(BackendInput {
-            target,
-            port: number,
-            weight,
-        })
+        let filters = self.filters(at, &from.filters, true)?;
+        BackendInput::read(from, namespace, at, filters, self.notes)
     }
 }

@@ -7,7 +7,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentRefer
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput};
+use super::{Parent, RouteInput, backends::Unresolved, rules::Unsupported};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},
@@ -87,34 +87,30 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     if let Some(port) = parent.port.filter(|port| !ports.contains(port)) {
         return bad("NoMatchingParent", format!("{target} has no port {port}"));
     }
-    let namespace = &route.name.namespace;
-    let serving = serving(index, target);
-    if *namespace != target.namespace && !serving.iter().any(|one| one.namespace == *namespace) {
-        return bad(
-            "NotAllowedByListeners",
-            "the route is followed in the namespace of its service or of the service's waypoint only",
-        );
-    }
     let unsupported: Vec<_> = route
         .rules
         .iter()
         .filter_map(super::RuleInput::unsupported)
         .collect();
-    if unsupported.is_empty() {
+    let Some(Unsupported { reason, .. }) = unsupported.first() else {
         return good("Accepted", "the route is followed");
-    }
-    let what = unsupported.join("; ");
+    };
+    let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
+    let what = texts.join("; ");
     let message = format!("{what}; requests that these rules match are answered with 500");
-    bad("UnsupportedValue", message)
+    bad(reason, message)
 }
 
 fn resolved(index: &Index, route: &RouteInput) -> Verdict {
-    let errors = route.rules.iter().flat_map(|rule| rule.errors(index));
-    let errors: Vec<(&'static str, ArcStr)> = errors.collect();
-    let Some((reason, _)) = errors.first() else {
+    let errors = route
+        .rules
+        .iter()
+        .flat_map(|rule| rule.errors(index, route));
+    let errors: Vec<Unresolved> = errors.collect();
+    let Some(Unresolved { reason, .. }) = errors.first() else {
         return good("ResolvedRefs", "every backend is found");
     };
-    let texts: Vec<_> = errors.iter().map(|(_, text)| text.as_str()).collect();
+    let texts: Vec<_> = errors.iter().map(|error| error.text.as_str()).collect();
     let what = texts.join("; ");
     let message = format!("{what}; their share of requests is answered with 500");
     bad(reason, message)
@@ -123,10 +119,16 @@ fn resolved(index: &Index, route: &RouteInput) -> Verdict {
 fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     let target = &parent.target;
     let of = &route.name.namespace;
-    let mut serving = serving(index, target);
-    serving.retain(|one| *of == target.namespace || *of == one.namespace);
+    let serving = serving(index, target);
+    let is_for_all = |gateway: &GatewayName| route.is_for_all(target, gateway);
     match names(&serving) {
-        Some(names) => good("ResolvedWaypoints", format!("followed by {names}")),
+        Some(names) if serving.iter().any(is_for_all) => {
+            good("ResolvedWaypoints", format!("followed by {names}"))
+        }
+        Some(names) => good(
+            "ResolvedWaypoints",
+            format!("followed by {names} for clients of {of}"),
+        ),
         None => bad(
             "NoWaypoint",
             format!("{target} has no waypoint that follows the route: it has no effect"),

@@ -1,0 +1,268 @@
+//! What rules do with requests and answers.
+
+use ambit_k8s_api::gateway::{
+    self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
+};
+use ambit_model::{
+    ArcStr, HeaderChanges, HttpFilter, HttpRedirect, HttpRewrite, HttpTimeouts, PathChange,
+    is_reserved_header,
+};
+
+use super::{backends, durations, rules::Reader};
+use crate::problem::FieldError;
+
+/// The reason of a condition, as the Gateway API has it.
+const INCOMPATIBLE: &str = "IncompatibleFilters";
+
+impl Reader<'_> {
+    /// Reads the filters of a rule, or of one of its backends. What cannot be done makes the rule unusable.
+    pub(super) fn filters(
+        &mut self,
+        at: &str,
+        filters: &[HttpRouteFilter],
+        of_backend: bool,
+    ) -> Result<Vec<HttpFilter>, FieldError> {
+        let mut read: Vec<HttpFilter> = Vec::new();
+        for (index, filter) in filters.iter().enumerate() {
+            let at = format!("{at}.filters[{index}]");
+            self.unknown(&at, &filter.other);
+            let Some(filter) = self.filter(&at, filter, of_backend)? else {
+                continue;
+            };
+            let kind = std::mem::discriminant(&filter);
+            if read
+                .iter()
+                .any(|other| std::mem::discriminant(other) == kind)
+            {
+                self.refuse(INCOMPATIBLE, at, "a filter of this type is there already");
+            }
+            read.push(filter);
+        }
+        Ok(read)
+    }
+
+    /// What filters of a rule need of the rest of it.
+    pub(super) fn check_filters(
+        &mut self,
+        at: &str,
+        rule: &gateway::HttpRouteRule,
+        filters: &[HttpFilter],
+    ) {
+        let at = format!("{at}.filters");
+        let redirects = |filter: &HttpFilter| matches!(filter, HttpFilter::Redirect(_));
+        let rewrites = |filter: &HttpFilter| matches!(filter, HttpFilter::Rewrite(_));
+        if filters.iter().any(redirects) {
+            if filters.iter().any(rewrites) {
+                let what = "RequestRedirect and URLRewrite exclude each other";
+                self.refuse(INCOMPATIBLE, at.clone(), what);
+            }
+            if !rule.backend_refs.is_empty() {
+                let what = "RequestRedirect and backendRefs exclude each other";
+                self.refuse(INCOMPATIBLE, at.clone(), what);
+            }
+        }
+        let is_prefix = |one: &gateway::HttpRouteMatch| {
+            let path = one.path.as_ref();
+            let kind = path.and_then(|path| path.type_.as_deref());
+            kind.unwrap_or("PathPrefix") == "PathPrefix"
+        };
+        let needs_prefix = |filter: &HttpFilter| {
+            let path = match filter {
+                HttpFilter::Redirect(redirect) => redirect.path.as_ref(),
+                HttpFilter::Rewrite(rewrite) => rewrite.path.as_ref(),
+                _ => None,
+            };
+            matches!(path, Some(PathChange::Prefix(_)))
+        };
+        if filters.iter().any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
+            let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
+            self.refuse(INCOMPATIBLE, at, what);
+        }
+    }
+
+    /// How long requests may take.
+    pub(super) fn timeouts(
+        &mut self,
+        at: &str,
+        from: Option<&HttpRouteTimeouts>,
+    ) -> Result<HttpTimeouts, FieldError> {
+        let Some(from) = from else {
+            return Ok(HttpTimeouts::default());
+        };
+        let at = format!("{at}.timeouts");
+        self.unknown(&at, &from.other);
+        let one = |name: &str, text: Option<&str>| {
+            let read = text.map(durations::read).transpose();
+            let read = read.map_err(|error| FieldError::new(format!("{at}.{name}"), error))?;
+            Ok(read.flatten())
+        };
+        let timeouts = HttpTimeouts {
+            request: one("request", from.request.as_deref())?,
+            backend_request: one("backendRequest", from.backend_request.as_deref())?,
+        };
+        if let (Some(all), Some(each)) = (timeouts.request, timeouts.backend_request)
+            && each > all
+        {
+            let field = format!("{at}.backendRequest");
+            return Err(FieldError::new(field, "is longer than timeouts.request"));
+        }
+        Ok(timeouts)
+    }
+
+    fn filter(
+        &mut self,
+        at: &str,
+        from: &HttpRouteFilter,
+        of_backend: bool,
+    ) -> Result<Option<HttpFilter>, FieldError> {
+        let missing = || FieldError::new(at, format!("the filter {} says nothing", from.type_));
+        Ok(match from.type_.as_str() {
+            "RequestHeaderModifier" => {
+                let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestHeaderModifier");
+                Some(HttpFilter::RequestHeaders(self.headers(&at, of)))
+            }
+            "ResponseHeaderModifier" => {
+                let of = from.response_header_modifier.as_ref();
+                let at = format!("{at}.responseHeaderModifier");
+                let of = of.ok_or_else(missing)?;
+                Some(HttpFilter::ResponseHeaders(self.headers(&at, of)))
+            }
+            "RequestRedirect" if !of_backend => {
+                let of = from.request_redirect.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestRedirect");
+                Some(HttpFilter::Redirect(self.redirect(&at, of)?))
+            }
+            "URLRewrite" if !of_backend => {
+                let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.urlRewrite");
+                self.unknown(&at, &of.other);
+                Some(HttpFilter::Rewrite(HttpRewrite {
+                    hostname: hostname(&at, of.hostname.as_deref())?,
+                    path: self.path_change(&at, of.path.as_ref())?,
+                }))
+            }
+            other => {
+                let place = if of_backend { " of a backend" } else { "" };
+                let what = format!("the filter {other}{place} is not supported");
+                self.unsupported(at.to_owned(), &what);
+                None
+            }
+        })
+    }
+
+    fn headers(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
+        self.unknown(at, &from.other);
+        let lines = |of: &[gateway::HttpHeader]| -> Vec<(ArcStr, ArcStr)> {
+            let line = |one: &gateway::HttpHeader| {
+                (
+                    one.name.to_ascii_lowercase().into(),
+                    one.value.as_str().into(),
+                )
+            };
+            of.iter().map(line).collect()
+        };
+        let remove = from.remove.iter();
+        let changes = HeaderChanges {
+            set: lines(&from.set),
+            add: lines(&from.add),
+            remove: remove
+                .map(|name| name.to_ascii_lowercase().into())
+                .collect(),
+        };
+        let changed = changes.set.iter().chain(&changes.add);
+        let names = changed.map(|(name, _)| name).chain(&changes.remove);
+        for name in names {
+            if is_reserved_header(name) || !is_token(name) {
+                let what = format!("no route may change the header {name:?}");
+                self.unsupported(at.to_owned(), &what);
+            }
+        }
+        let mut values = changes.set.iter().chain(&changes.add);
+        if values.any(|(_, value)| !is_value(value)) {
+            self.unsupported(at.to_owned(), "a value that no header can have");
+        }
+        changes
+    }
+
+    fn redirect(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestRedirect,
+    ) -> Result<HttpRedirect, FieldError> {
+        self.unknown(at, &from.other);
+        let status = from.status_code.unwrap_or(302);
+        if !matches!(status, 301 | 302 | 303 | 307 | 308) {
+            let what = format!("{status} is none of 301, 302, 303, 307 and 308");
+            self.unsupported(format!("{at}.statusCode"), &what);
+        }
+        if !matches!(from.scheme.as_deref(), None | Some("http" | "https")) {
+            self.unsupported(format!("{at}.scheme"), "is neither http nor https");
+        }
+        let port = from.port.map(backends::port).transpose();
+        Ok(HttpRedirect {
+            scheme: from.scheme.as_deref().map(ArcStr::from),
+            hostname: hostname(at, from.hostname.as_deref())?,
+            port: port.map_err(|error| FieldError::new(format!("{at}.port"), error))?,
+            path: self.path_change(at, from.path.as_ref())?,
+            status: u16::try_from(status).unwrap_or_default(),
+        })
+    }
+
+    fn path_change(
+        &mut self,
+        at: &str,
+        from: Option<&HttpPathModifier>,
+    ) -> Result<Option<PathChange>, FieldError> {
+        let Some(from) = from else { return Ok(None) };
+        let at = format!("{at}.path");
+        self.unknown(&at, &from.other);
+        let (name, text) = match from.type_.as_str() {
+            "ReplaceFullPath" => ("replaceFullPath", &from.replace_full_path),
+            "ReplacePrefixMatch" => ("replacePrefixMatch", &from.replace_prefix_match),
+            other => {
+                self.unsupported(at, &format!("{other:?} is not supported"));
+                return Ok(None);
+            }
+        };
+        let at = format!("{at}.{name}");
+        let text = text.as_deref();
+        let text = text.ok_or_else(|| FieldError::new(at.as_str(), "is needed"))?;
+        let is_prefix = name == "replacePrefixMatch";
+        let is_path = text.starts_with('/') || (is_prefix && text.is_empty());
+        if !is_path || text.contains(['?', '#']) {
+            let message = format!("{text:?} is no path: it begins with a slash and has no query");
+            return Err(FieldError::new(at, message));
+        }
+        Ok(Some(if is_prefix {
+            PathChange::Prefix(text.into())
+        } else {
+            PathChange::Full(text.into())
+        }))
+    }
+}
+
+fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> {
+    match text {
+        Some(text) if !ambit_k8s_api::is_dns_name(text, 253) => Err(FieldError::new(
+            format!("{at}.hostname"),
+            format!("{text:?} is no host name"),
+        )),
+        text => Ok(text.map(ArcStr::from)),
+    }
+}
+
+/// Whether a text can be a header's name (RFC 9110, section 5.6.2).
+fn is_token(text: &str) -> bool {
+    let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || is_symbol(byte))
+}
+
+/// Whether a text can be a header's value.
+fn is_value(text: &str) -> bool {
+    text.bytes()
+        .all(|byte| byte == b'\t' || (b' '..0x7f).contains(&byte))
+}

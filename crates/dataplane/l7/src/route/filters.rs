@@ -1,0 +1,240 @@
+//! What a rule does with requests and answers, ready to be done.
+//!
+//! Filters that contradict each other, or change what no route may change, make nothing of the rule: its requests
+//! are answered with an error.
+
+use ambit_model::{
+    ArcStr, HeaderChanges, HttpFilter, HttpRedirect, HttpRewrite, PathChange, PathNormalization,
+    is_reserved_header,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
+
+use crate::path::{self, PathError};
+
+/// The filters of a rule, or of one of its backends.
+#[derive(Debug, Default)]
+pub struct Filters {
+    request: Option<Edits>,
+    response: Option<Edits>,
+    /// The request is answered with another address.
+    pub redirect: Option<Redirect>,
+    /// The request is sent with another host or path.
+    pub rewrite: Option<HttpRewrite>,
+}
+
+/// See [`Filters::redirect`].
+#[derive(Debug)]
+pub struct Redirect {
+    to: HttpRedirect,
+    /// What it is answered with.
+    pub status: StatusCode,
+}
+
+#[derive(Debug, Default)]
+struct Edits {
+    set: Vec<(HeaderName, HeaderValue)>,
+    add: Vec<(HeaderName, HeaderValue)>,
+    remove: Vec<HeaderName>,
+}
+
+/// A request's path, and how much of it the rule's match took as prefix.
+#[derive(Clone, Copy, Debug)]
+pub struct MatchedPath<'a> {
+    /// Normalized, without the query.
+    pub path: &'a str,
+    /// The query without its question mark.
+    pub query: Option<&'a str>,
+    /// Bytes of the path.
+    pub prefix: usize,
+}
+
+/// Why a request cannot be redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RedirectError {
+    /// It has none, and the filter neither.
+    #[error("there is no host that the request could be redirected to")]
+    NoHost,
+    /// Of the changed path.
+    #[error(transparent)]
+    Path(#[from] PathError),
+}
+
+impl Filters {
+    /// Makes them ready.
+    ///
+    /// # Errors
+    /// With what is wrong with them.
+    pub(super) fn new(filters: &[HttpFilter]) -> Result<Self, ArcStr> {
+        let mut all = Self::default();
+        for filter in filters {
+            let is_new = match filter {
+                HttpFilter::RequestHeaders(changes) => {
+                    all.request.replace(Edits::new(changes)?).is_none()
+                }
+                HttpFilter::ResponseHeaders(changes) => {
+                    all.response.replace(Edits::new(changes)?).is_none()
+                }
+                HttpFilter::Redirect(to) => all.redirect.replace(Redirect::new(to)?).is_none(),
+                HttpFilter::Rewrite(to) => {
+                    check(to.path.as_ref())?;
+                    all.rewrite.replace(to.clone()).is_none()
+                }
+            };
+            if !is_new {
+                return Err(arcstr::literal!("a filter is there twice"));
+            }
+        }
+        if all.redirect.is_some() && all.rewrite.is_some() {
+            return Err(arcstr::literal!(
+                "a redirect and a rewrite exclude each other"
+            ));
+        }
+        Ok(all)
+    }
+
+    /// Changes the headers of a request.
+    pub fn change_request(&self, headers: &mut HeaderMap) {
+        if let Some(edits) = &self.request {
+            edits.apply(headers);
+        }
+    }
+
+    /// Changes the headers of an answer.
+    pub fn change_response(&self, headers: &mut HeaderMap) {
+        if let Some(edits) = &self.response {
+            edits.apply(headers);
+        }
+    }
+}
+
+impl Edits {
+    fn new(changes: &HeaderChanges) -> Result<Self, ArcStr> {
+        let name = |text: &ArcStr| match HeaderName::from_bytes(text.as_bytes()) {
+            Ok(name) if !is_reserved_header(name.as_str()) => Ok(name),
+            _ => Err(arcstr::format!("no route may change the header {text:?}")),
+        };
+        let lines = |of: &[(ArcStr, ArcStr)]| {
+            let line = |(of, value): &(ArcStr, ArcStr)| {
+                let text = HeaderValue::from_str(value);
+                let text = text.map_err(|_| arcstr::format!("{of}: {value:?} is no value"))?;
+                Ok((name(of)?, text))
+            };
+            of.iter().map(line).collect::<Result<Vec<_>, ArcStr>>()
+        };
+        Ok(Self {
+            set: lines(&changes.set)?,
+            add: lines(&changes.add)?,
+            remove: changes.remove.iter().map(name).collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn apply(&self, headers: &mut HeaderMap) {
+        for (name, value) in &self.set {
+            headers.insert(name, value.clone());
+        }
+        for (name, value) in &self.add {
+            headers.append(name, value.clone());
+        }
+        for name in &self.remove {
+            headers.remove(name);
+        }
+    }
+}
+
+impl Redirect {
+    fn new(to: &HttpRedirect) -> Result<Self, ArcStr> {
+        check(to.path.as_ref())?;
+        let status = StatusCode::from_u16(to.status).ok();
+        let status = status.filter(|status| matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308));
+        let scheme = to.scheme.as_deref();
+        if !matches!(scheme, None | Some("http" | "https")) {
+            return Err(arcstr::literal!("the scheme is neither http nor https"));
+        }
+        Ok(Self {
+            to: to.clone(),
+            status: status.ok_or_else(|| arcstr::literal!("the status is none of redirects"))?,
+        })
+    }
+
+    /// Where a request is sent that came for a host, and for a port of a service. Always absolute: nothing in the
+    /// path can be taken for a host.
+    ///
+    /// # Errors
+    /// When there is no such place.
+    pub fn location(
+        &self,
+        host: &str,
+        port: u16,
+        asked: MatchedPath<'_>,
+        mode: PathNormalization,
+    ) -> Result<String, RedirectError> {
+        let authority = host.parse::<Authority>().ok();
+        let own = || authority.as_ref().map(Authority::host);
+        let host = self.to.hostname.as_deref().or_else(own);
+        let host = host.ok_or(RedirectError::NoHost)?;
+        let scheme = self.to.scheme.as_deref().unwrap_or("http");
+        let well_known = if scheme == "https" { 443 } else { 80 };
+        let of_request = if self.to.scheme.is_some() {
+            well_known
+        } else {
+            port
+        };
+        let port = self.to.port.unwrap_or(of_request);
+        let target = changed(self.to.path.as_ref(), asked, mode)?;
+        Ok(if port == well_known {
+            format!("{scheme}://{host}{target}")
+        } else {
+            format!("{scheme}://{host}:{port}{target}")
+        })
+    }
+}
+
+/// Path and query with another path, normalized again: nothing that a route says gets a path out of form.
+///
+/// # Errors
+/// When what comes out is no path.
+pub fn changed(
+    change: Option<&PathChange>,
+    asked: MatchedPath<'_>,
+    mode: PathNormalization,
+) -> Result<String, PathError> {
+    let rest = || asked.path.get(asked.prefix..).unwrap_or_default();
+    let mut target = match change {
+        // Of `OPTIONS *`.
+        _ if asked.path == "*" => return Ok("*".to_owned()),
+        None => asked.path.to_owned(),
+        Some(PathChange::Full(path)) => path.to_string(),
+        Some(PathChange::Prefix(with)) => {
+            let joined = format!("{}{}", with.trim_end_matches('/'), rest());
+            if joined.is_empty() {
+                "/".to_owned()
+            } else {
+                joined
+            }
+        }
+    };
+    if let Some(query) = asked.query {
+        target.push('?');
+        target.push_str(query);
+    }
+    path::normalize(&target, mode).map(|normal| normal.as_str().to_owned())
+}
+
+/// What takes a path's place has no query, and begins as paths do.
+fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
+    let (text, may_be_empty) = match change {
+        None => return Ok(()),
+        Some(PathChange::Full(text)) => (text, false),
+        Some(PathChange::Prefix(text)) => (text, true),
+    };
+    let is_path = text.starts_with('/') && !text.contains(['?', '#']);
+    if is_path && path::normalize(text, PathNormalization::Base).is_ok()
+        || may_be_empty && text.is_empty()
+    {
+        return Ok(());
+    }
+    Err(arcstr::format!("{text:?} is no path"))
+}
+
+#[cfg(test)]
+mod tests;

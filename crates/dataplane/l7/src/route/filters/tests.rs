@@ -1,0 +1,180 @@
+//! What becomes of requests, and which filters are refused.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BASE: PathNormalization = PathNormalization::Base;
+
+fn asked(path: &str, prefix: usize) -> MatchedPath<'_> {
+    MatchedPath {
+        path,
+        query: None,
+        prefix,
+    }
+}
+
+/// The table of the specification.
+#[test]
+fn prefixes_are_replaced_as_the_specification_has_it() {
+    for (path, prefix, with, expected) in [
+        ("/foo/bar", "/foo", "/xyz", "/xyz/bar"),
+        ("/foo/bar", "/foo", "/xyz/", "/xyz/bar"),
+        ("/foo", "/foo", "/xyz", "/xyz"),
+        ("/foo/", "/foo", "/xyz", "/xyz/"),
+        ("/foo/bar", "/foo", "", "/bar"),
+        ("/foo/", "/foo", "", "/"),
+        ("/foo", "/foo", "", "/"),
+        ("/foo/", "/foo", "/", "/"),
+        ("/foo", "/foo", "/", "/"),
+        ("/foo", "", "/xyz", "/xyz/foo"),
+    ] {
+        let change = PathChange::Prefix(with.into());
+        let target = changed(Some(&change), asked(path, prefix.len()), BASE);
+        assert_eq!(target.as_deref(), Ok(expected), "{path} {prefix} {with}");
+    }
+    let full = PathChange::Full("/all".into());
+    let with_query = MatchedPath {
+        query: Some("a=b?c"),
+        ..asked("/foo", 0)
+    };
+    let target = changed(Some(&full), with_query, BASE);
+    assert_eq!(target.as_deref(), Ok("/all?a=b?c"));
+}
+
+fn location(to: HttpRedirect, host: &str, port: u16) -> String {
+    let redirect = Redirect::new(&HttpRedirect { status: 302, ..to }).unwrap();
+    let location = redirect.location(host, port, asked("//evil/x", 0), BASE);
+    location.unwrap_or_else(|error| error.to_string())
+}
+
+#[test]
+fn a_location_has_scheme_host_and_port_as_they_follow_from_each_other() {
+    let to = |scheme: Option<&str>, hostname: Option<&str>, port: Option<u16>| HttpRedirect {
+        scheme: scheme.map(ArcStr::from),
+        hostname: hostname.map(ArcStr::from),
+        port,
+        ..HttpRedirect::default()
+    };
+    for (to, host, port, expected) in [
+        (to(None, None, None), "echo:8080", 80, "http://echo//evil/x"),
+        (
+            to(None, None, None),
+            "echo",
+            8080,
+            "http://echo:8080//evil/x",
+        ),
+        (
+            to(Some("https"), None, None),
+            "echo",
+            8080,
+            "https://echo//evil/x",
+        ),
+        (
+            to(Some("http"), None, None),
+            "echo",
+            8080,
+            "http://echo//evil/x",
+        ),
+        (
+            to(Some("https"), Some("b"), Some(80)),
+            "echo",
+            80,
+            "https://b:80//evil/x",
+        ),
+        (
+            to(None, None, Some(443)),
+            "[::1]:80",
+            80,
+            "http://[::1]:443//evil/x",
+        ),
+    ] {
+        assert_eq!(location(to, host, port), expected);
+    }
+    assert!(location(to(None, None, None), "", 80).contains("no host"));
+}
+
+#[test]
+fn headers_are_set_added_and_removed() {
+    let line = |name: &str, value: &str| (ArcStr::from(name), ArcStr::from(value));
+    let filters = Filters::new(&[HttpFilter::RequestHeaders(HeaderChanges {
+        set: vec![line("x-set", "new")],
+        add: vec![line("x-add", "2")],
+        remove: vec!["x-gone".into()],
+    })])
+    .unwrap();
+    let mut headers = HeaderMap::new();
+    for name in ["x-set", "x-add", "x-gone"] {
+        headers.append(name, HeaderValue::from_static("1"));
+        headers.append(name, HeaderValue::from_static("1b"));
+    }
+    filters.change_response(&mut headers);
+    assert_eq!(headers.len(), 6);
+    filters.change_request(&mut headers);
+    let all = |name| headers.get_all(name).iter().collect::<Vec<_>>();
+    assert_eq!(all("x-set"), ["new"]);
+    assert_eq!(all("x-add"), ["1", "1b", "2"]);
+    assert!(all("x-gone").is_empty());
+}
+
+#[test]
+fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
+    let set = |name: &str, value: &str| {
+        HttpFilter::RequestHeaders(HeaderChanges {
+            set: vec![(name.into(), value.into())],
+            ..HeaderChanges::default()
+        })
+    };
+    let remove = |name: &str| {
+        HttpFilter::ResponseHeaders(HeaderChanges {
+            remove: vec![name.into()],
+            ..HeaderChanges::default()
+        })
+    };
+    let redirect = |status| {
+        HttpFilter::Redirect(HttpRedirect {
+            status,
+            ..HttpRedirect::default()
+        })
+    };
+    let rewrite = |path| {
+        HttpFilter::Rewrite(HttpRewrite {
+            path: Some(path),
+            ..HttpRewrite::default()
+        })
+    };
+    let full = |text: &str| rewrite(PathChange::Full(text.into()));
+    assert!(Filters::new(&[set("x", "1"), remove("x"), full("/a")]).is_ok());
+    for filters in [
+        vec![set("x", "1"), set("y", "1")],
+        vec![redirect(302), full("/a")],
+        vec![redirect(200)],
+        vec![set("host", "evil")],
+        vec![set("X-Forwarded-Client-Cert", "evil")],
+        vec![set("x-ambit-original-peer", "evil")],
+        vec![set("content-length", "5")],
+        vec![remove("transfer-encoding")],
+        vec![set("x", "a\r\nb: c")],
+        vec![set("a b", "1")],
+        vec![full("a")],
+        vec![full("")],
+        vec![full("/a?b")],
+        vec![full("/../a")],
+        vec![rewrite(PathChange::Prefix("a".into()))],
+    ] {
+        assert!(Filters::new(&filters).is_err(), "{filters:?}");
+    }
+}
+
+proptest! {
+    /// Whatever is asked for and put in place of it: what is sent is in form, or nothing is.
+    #[test]
+    fn a_changed_path_is_in_form(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
+        let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
+        let change = PathChange::Prefix(with.as_str().into());
+        if let Ok(target) = changed(Some(&change), asked(normal.path(), prefix), BASE) {
+            let again = path::normalize(&target, BASE).unwrap();
+            prop_assert!(target.starts_with('/') && !again.is_changed(), "{target}");
+        }
+    }
+}

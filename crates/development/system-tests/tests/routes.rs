@@ -1,0 +1,213 @@
+//! What routes make of requests at a waypoint, from manifests to what the application gets.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{Mesh, PAIR, until};
+
+const WAYPOINT: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: bank, labels: {app: client}}
+spec:
+  nodeName: node-1
+  serviceAccountName: client
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: mirror, namespace: bank, labels: {app: mirror}}
+spec:
+  nodeName: node-1
+  serviceAccountName: mirror
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, reflect]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: mirror, namespace: bank}
+spec:
+  selector: {app: mirror}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+";
+
+const ROUTES: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: server, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: server, port: 80}]
+  rules:
+  - matches: [{path: {value: /old}}]
+    filters:
+    - type: URLRewrite
+      urlRewrite: {hostname: other.example, path: {type: ReplacePrefixMatch, replacePrefixMatch: /admin}}
+    - type: RequestHeaderModifier
+      requestHeaderModifier:
+        set: [{name: X-Set, value: by-route}]
+        add: [{name: X-Add, value: more}]
+        remove: [X-Gone]
+    - type: ResponseHeaderModifier
+      responseHeaderModifier: {set: [{name: Content-Type, value: text/x-rule}]}
+    backendRefs:
+    - name: mirror
+      namespace: bank
+      port: 80
+      filters:
+      - type: RequestHeaderModifier
+        requestHeaderModifier: {set: [{name: X-Set, value: by-backend}]}
+      - type: ResponseHeaderModifier
+        responseHeaderModifier: {add: [{name: X-Backend, value: mirror}]}
+  - matches: [{path: {value: /moved}}]
+    filters:
+    - type: RequestRedirect
+      requestRedirect: {scheme: https, statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}}
+  - matches: [{path: {value: /silent}}]
+    timeouts: {request: 300ms}
+    backendRefs: [{name: mirror, namespace: bank, port: 80}]
+  - matches: [{path: {value: /silent/try}}]
+    timeouts: {backendRequest: 300ms}
+    backendRefs: [{name: mirror, namespace: bank, port: 80}]
+  - matches: [{path: {value: /both}}]
+    filters:
+    - {type: RequestRedirect, requestRedirect: {scheme: https}}
+    - {type: URLRewrite, urlRewrite: {hostname: other.example}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-admin, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules:
+  - to: [{operation: {paths: [/admin, /admin/*]}}]
+";
+
+const GRANT: &str = "
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: shop, namespace: bank}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}]
+  to: [{group: '', kind: Service, name: mirror}]
+";
+
+const OF_BANK: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: own, namespace: bank}
+spec:
+  parentRefs: [{group: '', kind: Service, name: server, namespace: shop}]
+  rules:
+  - matches: [{path: {value: /own}}]
+    backendRefs: [{name: mirror, port: 80}]
+";
+
+/// A mesh in which requests to the service `server` go through a waypoint; and the service's address.
+fn with_waypoint() -> (Mesh, SocketAddr) {
+    let mesh = Mesh::up(&format!("{PAIR}\n---{WAYPOINT}"));
+    let called = format!("called by {}", mesh.ip("shop/waypoint"));
+    for client in ["shop/client", "bank/client"] {
+        until("requests go through the waypoint", || {
+            let answer = mesh.get(client, "http://server.shop/");
+            answer.succeeded() && answer.body.contains(&called)
+        });
+    }
+    let address = mesh.service("server.shop.svc", 80);
+    (mesh, address)
+}
+
+/// The answer to a GET of a path, its head in lower case.
+fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: server\r\nX-Set: a\r\nX-Add: one\r\nX-Gone: a\r\nConnection: close\r\n\r\n"
+    );
+    let mut connection = mesh.dial(client, address).unwrap();
+    let answer = connection.raw(request.as_bytes(), |_| false);
+    answer.unwrap_or_else(|error| format!("failed: {error}"))
+}
+
+/// Waits until a path is answered with a status; returns the answer.
+fn until_status(
+    mesh: &Mesh,
+    client: &str,
+    address: SocketAddr,
+    path: &str,
+    status: &str,
+) -> String {
+    let mut answer = String::new();
+    until(&format!("{path} is answered with {status}"), || {
+        answer = ask(mesh, client, address, path);
+        answer.starts_with(&format!("HTTP/1.1 {status}"))
+    });
+    answer
+}
+
+#[test]
+fn routes_change_requests_and_answers_after_policies_have_judged() {
+    let (mesh, address) = with_waypoint();
+    mesh.apply("routes", ROUTES);
+    let of = |path: &str, status: &str| until_status(&mesh, "shop/client", address, path, status);
+    // Nobody of the namespace has granted it.
+    of("/old/x", "500");
+    of("/elsewhere", "404");
+    of("/both", "500");
+    let moved = of("/moved/x?y=1", "301");
+    assert!(
+        moved.contains("location: https://server/new/x?y=1\r\n"),
+        "{moved}"
+    );
+    mesh.apply("grant", GRANT);
+    // What is judged is what came, not what is sent.
+    of("/admin/x", "403");
+    let sent = of("/old/x?y=1", "200");
+    let (head, body) = sent.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("content-type: text/x-rule"), "{head}");
+    assert!(head.contains("x-backend: mirror"), "{head}");
+    assert!(body.starts_with("GET /admin/x?y=1 HTTP/1.1\r\n"), "{body}");
+    for line in [
+        "host: other.example\r\n",
+        "x-set: by-backend\r\n",
+        "x-add: one\r\n",
+        "x-add: more\r\n",
+    ] {
+        assert!(body.contains(line), "no {line:?} in {body}");
+    }
+    assert!(!body.contains("x-gone"), "{body}");
+    for path in ["/silent", "/silent/try"] {
+        let late = of(path, "504");
+        assert!(late.ends_with("upstream request timeout"), "{late}");
+    }
+    mesh.remove("grant");
+    of("/old/x", "500");
+}
+
+#[test]
+fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
+    let (mesh, address) = with_waypoint();
+    mesh.apply("own", OF_BANK);
+    let own = until_status(&mesh, "bank/client", address, "/none", "404");
+    assert!(!own.contains("plain-marker"), "{own}");
+    let own = until_status(&mesh, "bank/client", address, "/own", "200");
+    assert!(own.contains("GET /own HTTP/1.1"), "{own}");
+    let others = until_status(&mesh, "shop/client", address, "/own", "200");
+    assert!(others.contains("plain-marker"), "{others}");
+    mesh.remove("own");
+    let again = until_status(&mesh, "bank/client", address, "/none", "200");
+    assert!(again.contains("plain-marker"), "{again}");
+}

@@ -1,0 +1,49 @@
+//! An HTTP server that shows what reached it: each answer is the head of its request.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::ExitCode,
+};
+
+use super::{http1::MAX_HEAD, serve};
+
+/// Below it nothing is ever answered.
+const SILENT: &str = "/silent";
+
+/// Serves it.
+pub(super) fn http(port: u16) -> ExitCode {
+    serve::serve(port, reflect)
+}
+
+fn reflect(mut stream: TcpStream) -> io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    while let Some(head) = head(&mut reader)? {
+        let target = head.split(' ').nth(1).unwrap_or_default();
+        if target.starts_with(SILENT) {
+            return io::copy(&mut reader, &mut io::sink()).map(drop);
+        }
+        let length = head.len();
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n{head}"
+        )?;
+    }
+    Ok(())
+}
+
+/// The head of a request without a body; `None` when the client has finished or sends more than a head may hold.
+fn head(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut head = String::new();
+    let mut limited = reader.take(MAX_HEAD);
+    loop {
+        let mut line = String::new();
+        if limited.read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        if line.trim().is_empty() {
+            return Ok(Some(head));
+        }
+        head.push_str(&line);
+    }
+}

@@ -1,0 +1,194 @@
+//! Routes of HTTP requests as waypoints are told them: Gateway API's HTTPRoute with a service as parent.
+
+use std::{fmt, time::Duration};
+
+use arcstr::ArcStr;
+
+use crate::NamespacedHostname;
+
+/// Memory that one regular expression of a route may take, in bytes.
+pub const MAX_EXPRESSION: usize = 1 << 18;
+
+/// Headers that no route may change: those of one hop, those that frame a message, and those that say who somebody
+/// is. The host is changed by [`HttpRewrite`].
+const RESERVED_HEADERS: &[&str] = &[
+    "connection",
+    "content-length",
+    "expect",
+    "forwarded",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-ambit-original-peer",
+    "x-forwarded-client-cert",
+    "x-forwarded-for",
+];
+
+/// Whether no route may change a header of this name.
+pub fn is_reserved_header(name: &str) -> bool {
+    let is_same = |reserved: &&str| reserved.eq_ignore_ascii_case(name);
+    RESERVED_HEADERS.iter().any(|one| is_same(&one))
+}
+
+/// The name of a route object. Written `Kind/namespace/name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteName {
+    /// For instance `HTTPRoute`.
+    pub kind: ArcStr,
+    /// Its namespace.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+}
+
+impl fmt::Display for RouteName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// A route as it concerns one service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRoute {
+    /// The object.
+    pub name: RouteName,
+    /// The service's ports that it concerns; all of them if empty.
+    pub ports: Vec<u16>,
+    /// Its rules, in their order.
+    pub rules: Vec<HttpRouteRule>,
+    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes
+    /// for everybody.
+    pub clients: Option<ArcStr>,
+}
+
+/// One rule of a route.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRouteRule {
+    /// Any one suffices; none at all matches every request.
+    pub matches: Vec<HttpRouteMatch>,
+    /// What is done with requests and answers.
+    pub filters: Vec<HttpFilter>,
+    /// Where the requests go, by weight. None, or a total weight of zero: requests are answered with 500.
+    pub backends: Vec<HttpBackend>,
+    /// How long things may take.
+    pub timeouts: HttpTimeouts,
+    /// A part of the rule that is not supported: requests that match are answered with 500 and this reason.
+    pub unsupported: Option<ArcStr>,
+}
+
+/// All parts that are given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRouteMatch {
+    /// The normalized path, without the query.
+    pub path: Option<HttpPathMatch>,
+    /// The method.
+    pub method: Option<ArcStr>,
+    /// Headers, by lower-case name; the first of several with one name counts.
+    pub headers: Vec<(ArcStr, HttpValueMatch)>,
+    /// Parameters of the query; the first of several with one name counts.
+    pub query_params: Vec<(ArcStr, HttpValueMatch)>,
+}
+
+/// How a path is compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpPathMatch {
+    /// Equal.
+    Exact(ArcStr),
+    /// Equal, or below it segment by segment; never ends with a slash but as `/` itself.
+    Prefix(ArcStr),
+    /// As a whole, by a regular expression in RE2's syntax.
+    Regex(ArcStr),
+}
+
+/// How a header or a parameter is compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpValueMatch {
+    /// Equal.
+    Exact(ArcStr),
+    /// As a whole, by a regular expression in RE2's syntax.
+    Regex(ArcStr),
+}
+
+/// One destination of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpBackend {
+    /// The service; an error if it cannot be used: its share of requests is answered with 500.
+    pub service: Result<NamespacedHostname, ArcStr>,
+    /// A port of the service.
+    pub port: u16,
+    /// Its share relative to the others.
+    pub weight: u32,
+    /// What is done with the requests that go here and their answers, after what the rule does.
+    pub filters: Vec<HttpFilter>,
+}
+
+/// Something that is done with requests or answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpFilter {
+    /// Headers of requests.
+    RequestHeaders(HeaderChanges),
+    /// Headers of answers.
+    ResponseHeaders(HeaderChanges),
+    /// The request is answered with another address.
+    Redirect(HttpRedirect),
+    /// The request is sent with another host or path.
+    Rewrite(HttpRewrite),
+}
+
+/// Changes of headers, by lower-case name; none of them [reserved](is_reserved_header).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderChanges {
+    /// In place of all lines of the name.
+    pub set: Vec<(ArcStr, ArcStr)>,
+    /// A line more.
+    pub add: Vec<(ArcStr, ArcStr)>,
+    /// All lines of the name.
+    pub remove: Vec<ArcStr>,
+}
+
+/// Another path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathChange {
+    /// In place of all of it.
+    Full(ArcStr),
+    /// In place of the prefix that the rule matched.
+    Prefix(ArcStr),
+}
+
+/// See [`HttpFilter::Redirect`]. What is not given stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRedirect {
+    /// `http` or `https`.
+    pub scheme: Option<ArcStr>,
+    /// The host.
+    pub hostname: Option<ArcStr>,
+    /// The port; that of the scheme if one is given, else that of the service.
+    pub port: Option<u16>,
+    /// The path.
+    pub path: Option<PathChange>,
+    /// 301, 302, 303, 307 or 308.
+    pub status: u16,
+}
+
+/// See [`HttpFilter::Rewrite`]. What is not given stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRewrite {
+    /// The host.
+    pub hostname: Option<ArcStr>,
+    /// The path.
+    pub path: Option<PathChange>,
+}
+
+/// How long requests may take; for ever if `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HttpTimeouts {
+    /// All of it, until the last byte of the answer.
+    pub request: Option<Duration>,
+    /// One try, until the head of the answer.
+    pub backend_request: Option<Duration>,
+}

@@ -109,7 +109,7 @@ async fn answer(
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
     let patience = taken.timeouts().backend_request;
-    let sending = send::send(session, destination, version, patience, passed, outgoing);
+    let sending = send::send(session, destination, version, (passed, patience), outgoing);
     let sent = match deadline {
         None => sending.await,
         Some(at) => match tokio::time::timeout_at(at, sending).await {

@@ -143,8 +143,7 @@ pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    patience: Option<Duration>,
-    passed: Passed,
+    (passed, patience): (Passed, Option<Duration>),
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
+pub mod attachment;
 pub mod chart;
 pub mod cluster;
 pub mod diagnose;

@@ -14,6 +14,7 @@ mod object;
 mod release;
 pub mod selector;
 pub mod status;
+pub mod unread;
 
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
@@ -32,3 +33,7 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
+pub use unread::{
+    DestinationRule, EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
+    VirtualService, WasmPlugin,
+};

@@ -4,6 +4,7 @@ use std::{fs, io, path::PathBuf, time::Duration};
 
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
+    attachment,
     cluster::{Cluster, ClusterError},
     gateway_api, platform,
     remove::{self, Removal},
@@ -151,6 +152,9 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         .text(&["global", "platform"])
         .unwrap_or_default()
         .to_owned();
+    attachment::choose(&cluster, &release.namespace, &mut overrides, &progress)
+        .await
+        .map_err(failed)?;
     let plan = Plan::new(release, overrides).map_err(failed)?;
     if args.dry_run {
         return print(&plan);

@@ -14,7 +14,7 @@ use tokio::sync::watch as signal;
 use super::{Update, Updates, key, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
-const VERSIONS: &[&str] = &["v1", "v1beta1"];
+const VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
 /// First and longest pause between looks for a definition; after news of one it is short again,
 /// because the server takes a moment to serve it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -114,7 +114,8 @@ impl Follower {
             })
         };
         let best = VERSIONS.iter().find(is_served);
-        if best.is_some() && best != VERSIONS.first() {
+        let is_unread = self.kind.definition() == ambit_k8s_api::Definition::Unread;
+        if best.is_some() && best != VERSIONS.first() && !is_unread {
             let annotations = definition.metadata.annotations.as_ref();
             let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
             tracing::warn!(kind = %self.kind, bundle, "the definition of this kind does not serve v1: install a newer one, or fields that it does not know have no effect");

@@ -3,6 +3,7 @@
 mod admission;
 mod body;
 mod broken;
+mod circle;
 mod exchange;
 mod failure;
 mod headers;

@@ -161,8 +161,8 @@ async fn connect(
     failed: &[ArcStr],
 ) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
     let waypoint = &session.shard.waypoint;
-    let route = session.target.route(waypoint, &own.workload, failed);
-    let way = match route {
+    let look = || session.target.route(waypoint, &own.workload, failed);
+    let way = match waypoint.completed(look).await {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),
     };

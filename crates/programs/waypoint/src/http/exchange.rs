@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::{
     admission::Admission,
     body::Passing,
+    circle::Passed,
     headers,
     record::Record,
     reply::Reply,
@@ -81,6 +82,7 @@ async fn answer(
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
+    let passed = Passed::take(request.headers_mut())?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -107,7 +109,7 @@ async fn answer(
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
     let patience = taken.timeouts().backend_request;
-    let sending = send::send(session, destination, version, patience, outgoing);
+    let sending = send::send(session, destination, version, patience, passed, outgoing);
     let sent = match deadline {
         None => sending.await,
         Some(at) => match tokio::time::timeout_at(at, sending).await {

@@ -18,7 +18,7 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::{broken::Broken, reply::Reply};
+use super::{broken::Broken, circle::Passed, reply::Reply};
 use crate::{
     message::{self, Body, Version},
     session::Session,
@@ -67,7 +67,17 @@ impl Destination {
         }
     }
 
-    fn route(
+    async fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let look = || self.known_route(session, own, failed);
+        session.shard.waypoint.completed(look).await
+    }
+
+    fn known_route(
         &self,
         session: &Session,
         own: &Local,
@@ -112,11 +122,11 @@ impl Destination {
         failed: &[ArcStr],
     ) -> Result<Way, UpstreamError> {
         let ipv6 = session.shard.waypoint.config.ipv6;
-        let first = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let first = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
             return Ok(first);
         }
-        let second = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let second = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         let http = &session.shard.upstreams.http;
         let load = |way: &Way| http.load_of(way.endpoint());
         Ok(if load(&second) < load(&first) {
@@ -134,6 +144,7 @@ pub(super) async fn send(
     destination: &Destination,
     version: Version,
     patience: Option<Duration>,
+    passed: Passed,
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
@@ -160,6 +171,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
+        passed.tell(request.headers_mut(), to);
         let trying = attempt(session, &own, to, version, request);
         let outcome = match patience {
             None => trying.await,

@@ -1,9 +1,5 @@
 //! The real program as its own supervisor: who ends with whom, with which code, and what becomes of openings.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     net::TcpStream,

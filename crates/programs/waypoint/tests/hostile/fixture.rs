@@ -10,7 +10,7 @@ use std::{
 use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_handover::Gate;
 use ambit_hbone::{ClientConnection, Settings, TunnelError, TunnelIo, client, tls};
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointGateway, WaypointService};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointService};
 use ambit_proxy::{
     SharedState, Workers,
     state::{StateConfig, Update},
@@ -133,9 +133,7 @@ impl World {
             _workers: workers,
         };
         world.workload(build::workload("waypoint", &["127.0.0.1"]));
-        world.publish(WaypointUpdate::Gateway(
-            Box::new(WaypointGateway::default()),
-        ));
+        world.publish(WaypointUpdate::Gateway(Box::default()));
         for of in [
             Resource::WaypointGateway,
             Resource::WaypointService,

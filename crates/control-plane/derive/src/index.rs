@@ -19,7 +19,7 @@ mod workloads;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
-use ambit_model::{ArcStr, GatewayName};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 use serde_json::Value;
 
 use crate::{
@@ -41,6 +41,7 @@ pub use kinds::{KindVisitor, ServiceRecord, conditions, is_attached, parts, visi
 use kinds::{Objects, Stored, any_plaintext_refused, functions, static_strict};
 use published::Published;
 use references::References;
+pub(crate) use served::PolicyScope;
 use served::Served;
 pub(crate) use standing::names;
 pub(crate) use workloads::{Services, canonical};
@@ -90,7 +91,10 @@ pub struct Index {
     pub(crate) route_backends: References<ObjectKey>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
-    served: Served,
+    /// The waypoints of services' endpoints.
+    served: Served<NamespacedHostname>,
+    /// The waypoints of the pods that policies of node proxies apply to.
+    pub(crate) behind: Served<PolicyScope>,
     instances: Instances,
     /// What stands on objects because of others.
     standings: BTreeMap<ObjectKey, Standing>,
@@ -126,6 +130,7 @@ impl Index {
             route_backends: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
+            behind: Served::default(),
             instances: Instances::default(),
             standings: BTreeMap::new(),
             standings_changed: BTreeSet::new(),
@@ -245,9 +250,12 @@ impl Index {
     pub(crate) fn put<K: Stored>(
         &mut self,
         key: &ObjectKey,
-        new: Option<K::Input>,
+        mut new: Option<K::Input>,
         pods: &mut PodDirectory,
     ) {
+        if let (Some(new), Some(old)) = (&mut new, self.get::<K>(key)) {
+            K::inherit(new, old);
+        }
         let objects = K::of_mut(self.namespaces.entry(key.namespace.clone()).or_default());
         let old = match new.clone() {
             Some(input) => objects.insert(key.name.clone(), input),
@@ -340,7 +348,7 @@ impl Index {
     /// Renders what is stale; returns the records that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
-        // Endpoints first: which waypoints serve a service depends on them.
+        // Endpoints first: which waypoints are before services and policies depends on them.
         let mut makers: Vec<_> = self
             .stale
             .extract_if(.., |maker| maker.makes_workloads())
@@ -350,8 +358,12 @@ impl Index {
             self.publish(maker, &mut delta);
         }
         for (uid, workload) in &delta.workloads {
-            for host in self.served.update(uid, workload.as_ref()) {
-                self.mark_host(host);
+            let workload = workload.as_deref();
+            for service in self.served.update(uid, served::as_endpoint(workload)) {
+                self.mark_host(service.hostname);
+            }
+            for scope in self.behind.update(uid, served::as_target(workload)) {
+                self.mark_policies(&scope);
             }
         }
         makers.extend(std::mem::take(&mut self.stale));

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
+pub mod attachment;
 pub mod chart;
 pub mod cluster;
 pub mod diagnose;
+pub mod gateway_api;
 mod images;
 pub mod inventory;
 pub mod object;

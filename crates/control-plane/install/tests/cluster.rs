@@ -5,6 +5,7 @@ use std::{cell::RefCell, time::Duration};
 
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
+    attachment,
     cluster::Cluster,
     object::ObjectRef,
     remove::{self, Removal},
@@ -62,6 +63,80 @@ fn plan(settings: &[&str]) -> Plan {
         overrides.set(setting, false).unwrap();
     }
     Plan::new(Release::default(), overrides).unwrap()
+}
+
+/// The value that is chosen, and what is said of it.
+async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
+    let mut overrides = Overrides::default();
+    for setting in settings {
+        overrides.set(setting, false).unwrap();
+    }
+    let said = RefCell::new(Vec::new());
+    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    attachment::choose(&lab.cluster, "istio-system", &mut overrides, &say)
+        .await
+        .unwrap();
+    let chosen = overrides.text(&["meshConfig", "waypointAttachment"]);
+    (chosen.map(ToOwned::to_owned), said.into_inner())
+}
+
+#[tokio::test]
+async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
+    let labelled = |version: &str, kind: &str, namespace: Option<&str>| {
+        json!({"apiVersion": version, "kind": kind,
+            "metadata": {"name": "x", "namespace": namespace, "labels": {"istio.io/use-waypoint": "none"}}})
+    };
+    let istio = "networking.istio.io/v1";
+    for (object, name) in [
+        (labelled("v1", "Namespace", None), "Namespace x"),
+        (labelled("v1", "Service", Some("a")), "Service a/x"),
+        (labelled("v1", "Pod", Some("a")), "Pod a/x"),
+        (
+            labelled(istio, "ServiceEntry", Some("a")),
+            "ServiceEntry a/x",
+        ),
+        (
+            labelled(istio, "WorkloadEntry", Some("a")),
+            "WorkloadEntry a/x",
+        ),
+    ] {
+        let lab = Lab::new().await;
+        assert_eq!(attachment(&lab, &[]).await, (None, vec![]));
+        lab.cluster.apply(&object, false).await.unwrap();
+        let (chosen, said) = attachment(&lab, &[]).await;
+        assert_eq!(chosen.as_deref(), Some("labels"), "{name}");
+        let because =
+            format!("meshConfig.waypointAttachment: labels, because {name} has the label");
+        assert!(said.concat().starts_with(&because), "{said:?}");
+        // What is set by hand wins.
+        let by_hand = &["meshConfig.waypointAttachment=seed"];
+        let expected = (Some("seed".to_owned()), vec![]);
+        assert_eq!(attachment(&lab, by_hand).await, expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn an_installation_keeps_what_attaches_to_waypoints() {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "x", "labels": {"istio.io/use-waypoint": "way"}}});
+    let lab = Lab::new().await;
+    lab.install(&[], NO_WAIT).await.unwrap();
+    lab.cluster.apply(&namespace, false).await.unwrap();
+    assert_eq!(
+        attachment(&lab, &[]).await.0,
+        None,
+        "labels that came later"
+    );
+    let lab = Lab::new().await;
+    lab.install(&["meshConfig.waypointAttachment=labels"], NO_WAIT)
+        .await
+        .unwrap();
+    let (chosen, said) = attachment(&lab, &[]).await;
+    assert_eq!(chosen.as_deref(), Some("labels"));
+    assert!(
+        said.concat().ends_with("labels, as it is installed"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]

@@ -11,8 +11,10 @@ pub mod gateway;
 pub mod istio;
 pub mod labels;
 mod object;
+mod release;
 pub mod selector;
 pub mod status;
+pub mod unread;
 
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
@@ -29,4 +31,9 @@ pub use object::{
     Definition, InvalidObject, Kind, Object, ObjectKey, ObjectType, ReadKeyError, created,
     is_dns_name,
 };
+pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
+pub use unread::{
+    DestinationRule, EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
+    VirtualService, WasmPlugin,
+};

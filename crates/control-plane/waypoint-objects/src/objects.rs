@@ -14,6 +14,13 @@ use crate::{
 const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Annotation of a Gateway: how many pods its waypoint has.
 const REPLICAS: &str = "ambit.io/waypoint-replicas";
+/// Annotation of a Gateway: the type of its Service.
+const SERVICE_TYPE: &str = "networking.istio.io/service-type";
+/// Annotations of a Gateway: other names than its own for what is made for it, and for the account.
+const OTHER_NAMES: [&str; 2] = [
+    "gateway.istio.io/name-override",
+    "gateway.istio.io/service-account",
+];
 /// The longest name of a Service.
 const LONGEST_NAME: usize = 63;
 /// Annotations of the Gateway that speak of its own manifest.
@@ -61,6 +68,16 @@ pub enum Unusable {
     /// The number of replicas is none.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
+    /// There is no such Service, or none that a waypoint can have.
+    #[error(
+        "annotation {SERVICE_TYPE}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
+    )]
+    ServiceType(String),
+    /// Its account, by which clients know a waypoint, has the Gateway's name.
+    #[error(
+        "annotation {0} is not supported: a waypoint is trusted by its account, which has the Gateway's name; rename the Gateway"
+    )]
+    OtherName(&'static str),
 }
 
 /// The objects of a Gateway's waypoint.
@@ -87,6 +104,7 @@ struct Made<'a> {
     settings: &'a Settings,
     name: &'a str,
     replicas: i32,
+    service_type: &'a str,
 }
 
 impl<'a> Made<'a> {
@@ -95,6 +113,9 @@ impl<'a> Made<'a> {
         let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
         if !is_dns_name(name, LONGEST_NAME) || !letter || name.contains('.') {
             return Err(Unusable::Name(name.to_owned()));
+        }
+        if let Some(other) = other_name(gateway, name) {
+            return Err(Unusable::OtherName(other));
         }
         let infrastructure = gateway.spec.infrastructure.as_ref();
         if infrastructure.is_some_and(|own| own.parameters_ref.is_some()) {
@@ -105,6 +126,7 @@ impl<'a> Made<'a> {
             settings,
             name,
             replicas: replicas(gateway, settings)?,
+            service_type: service_type(gateway)?,
         })
     }
 
@@ -113,7 +135,7 @@ impl<'a> Made<'a> {
             "v1",
             "Service",
             json!({"spec": {
-                "type": "ClusterIP",
+                "type": self.service_type,
                 "ipFamilyPolicy": "PreferDualStack",
                 "selector": {GATEWAY_NAME: self.name},
                 "ports": [
@@ -217,17 +239,35 @@ impl<'a> Made<'a> {
 
 /// Whether a Gateway says how many pods its waypoint has.
 pub fn says_replicas(gateway: &Gateway) -> bool {
-    let annotations = gateway.metadata.annotations.as_ref();
-    annotations.is_some_and(|annotations| annotations.contains_key(REPLICAS))
+    annotation(gateway, REPLICAS).is_some()
+}
+
+fn annotation<'a>(gateway: &'a Gateway, name: &str) -> Option<&'a str> {
+    let annotations = gateway.metadata.annotations.as_ref()?;
+    annotations.get(name).map(String::as_str)
 }
 
 fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, Unusable> {
-    let annotations = gateway.metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|annotations| annotations.get(REPLICAS)) else {
+    let Some(text) = annotation(gateway, REPLICAS) else {
         return Ok(settings.replicas);
     };
     let number = text.parse().ok().filter(|number| *number >= 0);
-    number.ok_or_else(|| Unusable::Replicas(text.clone()))
+    number.ok_or_else(|| Unusable::Replicas(text.to_owned()))
+}
+
+/// Clients of the mesh come to the cluster's own address in any case.
+fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
+    match annotation(gateway, SERVICE_TYPE) {
+        None => Ok("ClusterIP"),
+        Some(known @ ("ClusterIP" | "NodePort" | "LoadBalancer")) => Ok(known),
+        Some(other) => Err(Unusable::ServiceType(other.to_owned())),
+    }
+}
+
+/// The annotation that asks for another name, if one does.
+fn other_name(gateway: &Gateway, name: &str) -> Option<&'static str> {
+    let mut all = OTHER_NAMES.into_iter();
+    all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }
 
 /// Lays the members of one map over those of another, at a place inside an object.

@@ -140,6 +140,23 @@ fn a_gateway_may_say_how_many_pods_it_wants_and_none_is_a_number() {
 }
 
 #[test]
+fn a_gateway_may_choose_its_services_type_and_say_its_own_name() {
+    let of = |annotations: Value| {
+        let gateway = gateway(json!({"annotations": annotations}), json!({}));
+        objects(&gateway, &Settings::default()).unwrap().service["spec"]["type"].clone()
+    };
+    assert_eq!(of(json!({})), "ClusterIP");
+    assert_eq!(
+        of(json!({"networking.istio.io/service-type": "LoadBalancer"})),
+        "LoadBalancer"
+    );
+    assert_eq!(
+        of(json!({"gateway.istio.io/name-override": "waypoint"})),
+        "ClusterIP"
+    );
+}
+
+#[test]
 fn what_cannot_be_made_is_said() {
     for name in ["a.b", "1a", &"a".repeat(64)] {
         let made = objects(
@@ -147,6 +164,26 @@ fn what_cannot_be_made_is_said() {
             &Settings::default(),
         );
         assert_eq!(made, Err(Unusable::Name(name.into())));
+    }
+    for (annotation, value, why) in [
+        (
+            "networking.istio.io/service-type",
+            "ExternalName",
+            Unusable::ServiceType("ExternalName".into()),
+        ),
+        (
+            "gateway.istio.io/name-override",
+            "other",
+            Unusable::OtherName("gateway.istio.io/name-override"),
+        ),
+        (
+            "gateway.istio.io/service-account",
+            "other",
+            Unusable::OtherName("gateway.istio.io/service-account"),
+        ),
+    ] {
+        let annotated = gateway(json!({"annotations": {annotation: value}}), json!({}));
+        assert_eq!(objects(&annotated, &Settings::default()), Err(why));
     }
     let overlay = json!({"infrastructure": {"parametersRef":
         {"group": "", "kind": "ConfigMap", "name": "overlay"}}});

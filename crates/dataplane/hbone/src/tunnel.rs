@@ -109,9 +109,14 @@ impl AsyncWrite for TunnelIo {
         Poll::Ready(Ok(n))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The connection sends by itself.
-        Poll::Ready(Ok(()))
+    /// The connection sends by itself. Whoever has read to the end and waits before it writes more learns here that
+    /// the peer has gone, as nothing else would tell.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut().tunnel.send.poll_reset(cx) {
+            Poll::Pending => Poll::Ready(Ok(())),
+            Poll::Ready(Ok(_reason)) => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
+        }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {

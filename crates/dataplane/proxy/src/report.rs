@@ -23,6 +23,8 @@ use crate::local::Local;
 pub struct Report {
     log: AccessLog,
     counts: Option<ConnectionMetrics>,
+    /// Counted by who it is led to.
+    led: bool,
     labels: TrafficLabels,
     metrics: Arc<Metrics>,
     app_sent: AtomicU64,
@@ -83,6 +85,7 @@ impl Report {
         Self {
             log,
             counts: None,
+            led: false,
             _socket: metrics.socket(labels.reporter),
             labels,
             metrics: metrics.clone(),
@@ -125,9 +128,18 @@ impl Report {
         self.log.dst_hbone = Some(inside);
     }
 
+    /// It is led to the pod's waypoint, which will deliver it here: then it is counted as a connection to the pod,
+    /// and not now.
+    pub fn led_to_waypoint(&mut self) {
+        self.led = true;
+        self.metrics.led_to_waypoint();
+    }
+
     /// It is established.
     pub fn opened(&mut self) {
-        self.counts = Some(self.metrics.traffic().open(&self.labels));
+        if !self.led {
+            self.counts = Some(self.metrics.traffic().open(&self.labels));
+        }
         self.log.opened();
     }
 
@@ -145,6 +157,7 @@ impl Drop for Report {
             .map_or(Reason::None, |(_, reason)| *reason);
         match self.counts.take() {
             Some(counts) => counts.close(reason),
+            None if self.led => {}
             None => self.metrics.traffic().series(&self.labels).fail(reason),
         }
         let error = self.error.as_ref().map(|(text, _)| text.as_str());

@@ -111,6 +111,7 @@ pub struct Metrics {
     crl_untracked: Family<Reporter, Counter>,
     setups_refused: Family<LimitLabels, Counter>,
     earlier_connections: Family<EarlierLabels, Counter>,
+    led_to_waypoint: Counter,
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
     xds_bytes: Family<UrlLabels, Counter>,
@@ -176,6 +177,11 @@ impl Metrics {
             "ambit_setups_refused",
             "The total number of connections to pods refused because too many were being set up",
             self.setups_refused.clone(),
+        );
+        registry.register(
+            "ambit_connections_led_to_waypoint",
+            "Total number of connections to a pod that did not come through its waypoint and were led there",
+            self.led_to_waypoint.clone(),
         );
         registry.register(
             "ambit_earlier_connections",
@@ -326,6 +332,11 @@ impl Metrics {
         };
         self.xds_messages.get_or_create(&labels).inc();
         self.xds_bytes.get_or_create(&labels).inc_by(bytes);
+    }
+
+    /// A connection to a pod was led to the pod's waypoint.
+    pub fn led_to_waypoint(&self) {
+        self.led_to_waypoint.inc();
     }
 
     /// A record of a type has this many unknown fields.

@@ -56,6 +56,21 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// A tenth of the requests, and more time for each: for paths of several proxies.
+    pub fn start_gently(space: &'a Space<'a>, name: &str, node: &str, server: &str) -> Self {
+        let script = format!(
+            "until ambit lab-tool get http://{server}/; do sleep 0.1; done
+             exec ambit lab-tool load --http=http://{server}/ --echo={server}:9000 \
+                 --rate-keepalive=20 --rate-new=20 --long=4 --timeout=20s"
+        );
+        space.run(name, Some(node), &script);
+        space.until_event(name, "running");
+        Self {
+            space,
+            name: name.to_owned(),
+        }
+    }
+
     /// [`Self::start`] on the first node against `server`, in the mesh.
     #[track_caller]
     pub fn start_captured(space: &'a Space<'a>) -> Self {

@@ -23,8 +23,9 @@ const MESH_NAMESPACE: &str = "istio-system";
 /// The name of the Helm release.
 const RELEASE: &str = "ambit";
 
-/// Our own images.
-const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
+/// Our own images; and waypoints that let connections go on for longer than a test lasts.
+const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
+    global.waypoint.terminationGracePeriodSeconds=300";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh, run alone.
@@ -409,7 +410,7 @@ impl Mesh {
 
 /// Ambit's images, as written by `cargo xtask test`.
 fn archives() -> Vec<PathBuf> {
-    ["agent", "node-proxy", "control", "tools"]
+    ["agent", "node-proxy", "control", "waypoint", "tools"]
         .map(|name| {
             let path = target().join(format!("cluster/ambit/{name}.tar"));
             assert!(

@@ -172,9 +172,14 @@ impl<'a> Space<'a> {
         self.apply(&pod.to_string());
     }
 
-    /// The pods with that label `app`.
+    /// The pods with that label `app` that are not ending.
     pub fn pods(&self, app: &str) -> Vec<Pod> {
-        let list = ListParams::default().labels(&format!("app={app}"));
+        self.labelled(&format!("app={app}"))
+    }
+
+    /// The pods with these labels that are not ending.
+    pub(crate) fn labelled(&self, labels: &str) -> Vec<Pod> {
+        let list = ListParams::default().labels(labels);
         let mut pods = self
             .mesh
             .wait_for(self.pod_api().list(&list))

@@ -155,6 +155,9 @@ impl Cluster {
 
     async fn ready(&self) -> Result<()> {
         let client = self.client().await?;
+        if !self.options.no_gateway_api {
+            objects::apply(&client, &self.gateway_api()?).await?;
+        }
         let nodes: Api<NodeObject> = Api::all(client.clone());
         for node in self.nodes() {
             let ranges = self.network.pods(node.number);
@@ -349,6 +352,11 @@ impl Cluster {
     /// Loads images on all nodes.
     pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
         self.nodes().try_for_each(|node| node.load(archives))
+    }
+
+    /// The manifest of the Gateway API's definitions.
+    pub fn gateway_api(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.bin().join(programs::GATEWAY_API))?)
     }
 
     /// The administrator's kubeconfig.

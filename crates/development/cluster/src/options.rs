@@ -45,6 +45,10 @@ pub struct Options {
     /// Leave the cluster's DNS out
     #[arg(long)]
     pub no_dns: bool,
+    /// Leave the definitions of the Gateway API out
+    #[arg(long)]
+    #[serde(default)]
+    pub no_gateway_api: bool,
 }
 
 impl Default for Options {
@@ -54,6 +58,7 @@ impl Default for Options {
             ip_family: IpFamily::default(),
             primary_cni: PrimaryCni::default(),
             no_dns: false,
+            no_gateway_api: false,
         }
     }
 }

@@ -1,16 +1,20 @@
-//! The external programs of a cluster: built from Go modules and one C file of ours, kept until their
-//! sources change.
+//! The external programs of a cluster: built from Go modules and one C file of ours; and the definitions of the
+//! Gateway API, out of its Go module. Kept until their sources change.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
     time::Instant,
 };
 
 use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 const KUBERNETES: &str = "v1.34.4";
+/// The definitions of the Gateway API.
+pub(crate) const GATEWAY_API: &str = "gateway-api";
 
 /// Builds what is missing or outdated; `sources` is the repository's `build` directory.
 pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
@@ -31,7 +35,7 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
     ] {
         let source = sources.join(name);
         build(name, &source, bin, flags, |output| {
-            let mut go = std::process::Command::new("nice");
+            let mut go = Command::new("nice");
             go.args(["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"])
                 .arg(flags)
                 .arg("-o")
@@ -39,17 +43,57 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
                 .arg(package)
                 .current_dir(&source)
                 .env("CGO_ENABLED", "0");
-            go
+            compile(name, &mut go)
         })?;
     }
     build("pause", &sources.join("pause"), bin, "", |output| {
-        let mut cc = std::process::Command::new("cc");
+        let mut cc = Command::new("cc");
         cc.args(["-Os", "-static", "-s", "-o"])
             .arg(output)
             .arg("pause.c")
             .current_dir(sources.join("pause"));
-        cc
+        compile("pause", &mut cc)
+    })?;
+    let source = sources.join(GATEWAY_API);
+    build(GATEWAY_API, &source, bin, "", |output| {
+        definitions(&source, output)
     })
+}
+
+fn compile(name: &str, compiler: &mut Command) -> Result<()> {
+    let status = compiler
+        .status()
+        .with_context(|| format!("cannot build {name}: is Go (1.24 or later) installed?"))?;
+    ensure!(status.success(), "building {name} failed ({status})");
+    Ok(())
+}
+
+/// Writes the definitions of the standard channel, which are files of the module, as one manifest.
+fn definitions(source: &Path, output: &Path) -> Result<()> {
+    let module = "sigs.k8s.io/gateway-api";
+    let said = Command::new("go")
+        .args(["mod", "download", "-json", module])
+        .current_dir(source)
+        .output()
+        .context("cannot download the Gateway API: is Go (1.24 or later) installed?")?;
+    ensure!(
+        said.status.success(),
+        "downloading {module} failed: {}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    let said: Value = serde_json::from_slice(&said.stdout)?;
+    let directory = said.get("Dir").and_then(Value::as_str);
+    let directory = directory.with_context(|| format!("go names no directory of {module}"))?;
+    let mut all = String::new();
+    for file in files(&Path::new(directory).join("config/crd/standard"))? {
+        let text = fs::read_to_string(file)?;
+        // Beside them is a policy that forbids older ones, which tests do install.
+        if text.contains("\nkind: CustomResourceDefinition\n") {
+            all += &format!("---\n{text}");
+        }
+    }
+    ensure!(!all.is_empty(), "no definitions are in {directory}");
+    Ok(fs::write(output, all)?)
 }
 
 fn build(
@@ -57,7 +101,7 @@ fn build(
     source: &Path,
     bin: &Path,
     flags: &str,
-    command: impl FnOnce(&Path) -> std::process::Command,
+    make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
     let stamp = bin.join(format!("{name}.stamp"));
     let wanted = fingerprint(source, flags)?;
@@ -67,10 +111,7 @@ fn build(
     let start = Instant::now();
     eprintln!("==> build {name}: from nothing this takes minutes, and once only");
     let output = bin.join(name);
-    let status = command(&bin.join(format!("{name}.new")))
-        .status()
-        .with_context(|| format!("cannot build {name}: is Go (1.24 or later) installed?"))?;
-    ensure!(status.success(), "building {name} failed ({status})");
+    make(&bin.join(format!("{name}.new")))?;
     // A running cluster may have the old one open.
     fs::rename(bin.join(format!("{name}.new")), output)?;
     fs::write(stamp, wanted)?;
@@ -80,14 +121,19 @@ fn build(
 
 /// A short hash of a program's sources.
 fn fingerprint(source: &Path, flags: &str) -> Result<String> {
-    let mut files: Vec<PathBuf> = fs::read_dir(source)
-        .with_context(|| format!("no sources in {}", source.display()))?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
-    files.sort();
     let mut all = flags.as_bytes().to_vec();
-    for file in files {
+    for file in files(source)? {
         all.extend(fs::read(file)?);
     }
     Ok(hex_digest(&all))
+}
+
+/// The files of a directory, sorted.
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)
+        .with_context(|| format!("no files in {}", directory.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    files.sort();
+    Ok(files)
 }

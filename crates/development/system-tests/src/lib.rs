@@ -11,7 +11,10 @@
     reason = "a test fails by panicking"
 )]
 
+mod app;
 mod openings;
+mod peer;
+mod waypoints;
 
 use std::{
     fs,
@@ -29,7 +32,10 @@ pub use ambit_lab::{
 };
 pub use ambit_testkit::binary;
 
+pub use app::{Heads, read_head};
 pub use openings::Openings;
+pub use peer::{Outcome, Peer};
+pub use waypoints::{GATEWAY, is_whole, until_through, with_waypoint};
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,7 +49,7 @@ pub const PAIR: &str = include_str!("pair.yaml");
 pub struct Mesh {
     client: Client,
     manifests: tempfile::TempDir,
-    _base: tempfile::TempDir,
+    base: tempfile::TempDir,
 }
 
 /// The options a test starts from: two nodes, IPv4, the mesh.
@@ -92,12 +98,17 @@ impl Mesh {
         let mesh = Self {
             client: Client::new(state),
             manifests: directory,
-            _base: base,
+            base,
         };
         mesh.until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
         });
         mesh
+    }
+
+    /// Where the lab's own directory is.
+    fn directory(&self) -> &Path {
+        self.base.path()
     }
 
     /// The lab's client.

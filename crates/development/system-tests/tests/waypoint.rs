@@ -8,16 +8,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Conversation, Mesh, PAIR, until};
-
-const GATEWAY: &str = "
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {name: waypoint, namespace: shop}
-spec:
-  gatewayClassName: istio-waypoint
-  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
-";
+use ambit_system_tests::{Conversation, GATEWAY, Mesh, PAIR, is_whole, until, with_waypoint};
 
 const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
@@ -71,30 +62,6 @@ spec:
   - backendRefs: [{name: other, port: 80}]
 ";
 
-/// A mesh whose namespace `shop` has a waypoint; and the waypoint's address.
-fn with_waypoint() -> (Mesh, String) {
-    let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}"));
-    let address = mesh.ip("shop/waypoint").to_string();
-    // The clients' proxies, too, know of it.
-    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
-    for client in ["shop/client", "legacy/client"] {
-        until_through(&mesh, &address, client, &direct);
-    }
-    until_through(&mesh, &address, "shop/client", "http://server.shop/");
-    (mesh, address)
-}
-
-/// Whether an answer is there with all of its body.
-fn is_whole(answer: &str) -> bool {
-    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-        return false;
-    };
-    let length = head
-        .lines()
-        .find_map(|line| line.strip_prefix("content-length: "));
-    length.is_some_and(|length| body.len() >= length.parse().unwrap())
-}
-
 /// The first address of a service and its port for HTTP.
 fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     let dump = mesh.proxy_dump("node-1");
@@ -104,14 +71,6 @@ fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
         .find(|service| service["hostname"].as_str().unwrap().starts_with(host));
     let vip = service.unwrap()["vips"][0].as_str().unwrap();
     SocketAddr::new(vip.trim_start_matches('/').parse().unwrap(), 80)
-}
-
-/// Waits until requests are delivered by the waypoint.
-fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
-    until("requests go through the waypoint", || {
-        let answer = mesh.get(client, url);
-        answer.succeeded() && answer.body.contains(&format!("called by {waypoint}"))
-    });
 }
 
 /// Waits until a request is answered with a status.
@@ -130,7 +89,7 @@ fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
 
 #[test]
 fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
-    let (mesh, waypoint) = with_waypoint();
+    let (mesh, waypoint) = with_waypoint("");
     let server = mesh.ip("shop/server");
     let wire = mesh.watch(&["plain-marker"]);
     for url in [
@@ -156,7 +115,7 @@ fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
 
 #[test]
 fn what_is_not_http_passes_through_whoever_speaks_first() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut echo = mesh.dial("shop/client", server).unwrap();
     echo.say("binary \u{1} and more").unwrap();
@@ -165,7 +124,7 @@ fn what_is_not_http_passes_through_whoever_speaks_first() {
 
 #[test]
 fn the_waypoint_judges_by_path_method_and_caller_and_a_change_holds_at_once() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     let server = format!("http://{}:8080", mesh.ip("shop/server"));
     mesh.apply("policy", NO_ADMIN);
     for base in [server.as_str(), "http://server.shop"] {
@@ -189,7 +148,7 @@ fn the_waypoint_judges_by_path_method_and_caller_and_a_change_holds_at_once() {
 
 #[test]
 fn no_spelling_of_a_path_gets_past_a_policy() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
     until_status(
@@ -247,7 +206,7 @@ fn no_spelling_of_a_path_gets_past_a_policy() {
 
 #[test]
 fn a_route_sends_requests_to_another_service() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     assert!(
         mesh.get("shop/client", "http://server.shop/")
             .ok()
@@ -288,7 +247,7 @@ fn a_route_sends_requests_to_another_service() {
 
 #[test]
 fn without_its_waypoint_a_pod_is_not_reached_until_the_gateway_is_gone() {
-    let (mesh, waypoint) = with_waypoint();
+    let (mesh, waypoint) = with_waypoint("");
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     let scaled = GATEWAY.replace(
         "{name: waypoint, namespace: shop}",
@@ -319,7 +278,7 @@ fn without_its_waypoint_a_pod_is_not_reached_until_the_gateway_is_gone() {
 
 #[test]
 fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut denied = mesh.dial("legacy/client", server).unwrap();
     let mut allowed = mesh.dial("shop/client", server).unwrap();
@@ -337,7 +296,7 @@ fn a_connection_is_closed_when_a_policy_comes_to_deny_it() {
 /// Requests that proxies and applications are known to read in different ways, and how they are answered.
 #[test]
 fn requests_that_others_read_differently_are_refused() {
-    let (mesh, _) = with_waypoint();
+    let (mesh, _) = with_waypoint("");
     // With a policy that looks at paths, whatever comes is HTTP or nothing.
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);

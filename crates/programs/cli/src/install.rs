@@ -4,8 +4,9 @@ use std::{fs, io, path::PathBuf, time::Duration};
 
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
+    attachment,
     cluster::{Cluster, ClusterError},
-    platform,
+    gateway_api, platform,
     remove::{self, Removal},
     render::{self, Release},
     values::Overrides,
@@ -151,6 +152,9 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         .text(&["global", "platform"])
         .unwrap_or_default()
         .to_owned();
+    attachment::choose(&cluster, &release.namespace, &mut overrides, &progress)
+        .await
+        .map_err(failed)?;
     let plan = Plan::new(release, overrides).map_err(failed)?;
     if args.dry_run {
         return print(&plan);
@@ -161,6 +165,8 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         format!(" on {platform}")
     };
     progress(&format!("Kubernetes {version}{named}"));
+    let gateway_api = gateway_api::describe(&cluster).await;
+    progress(&gateway_api.map_err(|error| failed(error.into()))?);
     let options = Options {
         wait: args.wait.then_some(args.timeout),
         force: args.force_conflicts,

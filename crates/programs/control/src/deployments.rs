@@ -5,6 +5,7 @@
 //! object that was not made for a waypoint, or that somebody else applies, for instance Istio's control plane.
 
 mod book;
+mod release;
 mod status;
 mod write;
 
@@ -13,7 +14,7 @@ use std::{collections::BTreeSet, time::Duration};
 use ambit_k8s_api::Gateway;
 use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
-use ambit_waypoint_objects::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, Settings};
+use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Settings};
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -29,7 +30,8 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use book::{Book, Class, Name, Part, Plan, Standing};
+use book::{Book, Class, ClassWork, Name, Part, Plan, Standing};
+use release::Release;
 use status::Verdict;
 
 /// First and longest pause after a write that failed.
@@ -42,14 +44,34 @@ pub(crate) async fn run(client: Client, settings: Settings, revision: String) {
     let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
-        serves_v1(definition).then_some(())
+        let release = Release::of(definition.metadata.annotations.as_ref());
+        serves_v1(definition).then_some(release)
     });
+    let mut there = None;
     loop {
-        while !matches!(definition.next().await, WatchEvent::Object(..)) {}
-        let book = Book::new(settings.clone(), revision.clone());
+        let Some(release) = there.take() else {
+            there = changed(&mut definition, None).await;
+            continue;
+        };
+        release.warn();
+        let book = Book::new(settings.clone(), revision.clone(), release.clone());
         tokio::select! {
             () = deploy(&client, book) => {}
-            () = async { while !matches!(definition.next().await, WatchEvent::Gone(_)) {} } => {}
+            now = changed(&mut definition, Some(&release)) => there = now,
+        }
+    }
+}
+
+/// The definition as soon as it is not as it was, or gone.
+async fn changed(
+    definition: &mut Watch<CustomResourceDefinition, Release>,
+    before: Option<&Release>,
+) -> Option<Release> {
+    loop {
+        match definition.next().await {
+            WatchEvent::Object(_, now) if before != Some(&now) => return Some(now),
+            WatchEvent::Gone(_) => return None,
+            _ => {}
         }
     }
 }
@@ -169,17 +191,19 @@ fn read_class(class: &DynamicObject) -> Class {
         .pointer("/spec/controllerName")
         .and_then(Value::as_str);
     let status = class.data.get("status").unwrap_or(&Value::Null);
-    let is_accepted = ambit_k8s_api::status::conditions(status).iter().any(|one| {
+    let conditions = ambit_k8s_api::status::conditions(status);
+    let is_accepted = conditions.iter().any(|one| {
         let says = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
         says("type", "Accepted") && says("status", "True")
     });
     Class {
         controller: controller.unwrap_or_default().to_owned(),
         is_accepted,
+        release: Release::read(&conditions),
     }
 }
 
-/// A Gateway of the class; what is wrong with one that cannot be read is reported by who publishes it.
+/// A Gateway; what is wrong with one that cannot be read is reported by who publishes it.
 fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
     let mut value = object.data.clone();
     let fields = value.as_object_mut()?;
@@ -188,7 +212,7 @@ fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
     fields.insert("metadata".to_owned(), json!(metadata));
     let gateway: Gateway = serde_json::from_value(value).ok()?;
     let stays = metadata.deletion_timestamp.is_none();
-    (stays && gateway.spec.gateway_class_name == CLASS).then(|| Box::new(gateway))
+    stays.then(|| Box::new(gateway))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a watch's projection")]
@@ -203,8 +227,15 @@ fn service(service: &Service) -> Option<Standing> {
         .and_then(|spec| spec.cluster_ips.clone());
     let mut ips = ips.unwrap_or_default();
     ips.retain(|ip| ip != "None");
+    let balancer = service
+        .status
+        .as_ref()
+        .and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    let outside = ingress.into_iter().flatten();
     Some(Standing {
         ips,
+        outside: outside.filter_map(|one| one.ip.clone()).collect(),
         ..standing(service)?
     })
 }
@@ -247,12 +278,10 @@ async fn deploy(client: &Client, mut book: Book) {
 
 /// Writes what is due. What fails is due again; others are not kept from theirs.
 async fn work(client: &Client, book: &mut Book) -> Result<(), kube::Error> {
-    let class = match book.known_class() {
-        None => write::make_class(client).await,
-        Some(class) if class.controller == CONTROLLER && !class.is_accepted => {
-            write::accept_class(client).await
-        }
-        Some(_) => Ok(()),
+    let class = match book.class_work() {
+        Some(ClassWork::Make) => write::make_class(client).await,
+        Some(ClassWork::Say(release)) => write::accept_class(client, release).await,
+        None => Ok(()),
     };
     let mut failed = class.err();
     for name in book.take_due() {
@@ -278,6 +307,7 @@ async fn carry_out(
     plan: Plan,
 ) -> Result<(), kube::Error> {
     let verdict: Verdict = match plan {
+        Plan::Release(removals) => return write::release(client, name, &removals).await,
         Plan::Refuse(verdict) => verdict,
         Plan::Apply(writes) => {
             let taken = write::apply(client, name, &writes).await?;

@@ -10,9 +10,11 @@
 //! |---|---|---|
 //! | core | pods, services, namespaces, nodes | list, watch |
 //! | discovery.k8s.io | endpointslices | list, watch |
-//! | networking.istio.io | serviceentries, workloadentries | list, watch |
-//! | security.istio.io | authorizationpolicies, peerauthentications | list, watch |
-//! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes | list, watch |
+//! | networking.istio.io | serviceentries, workloadentries, virtualservices, destinationrules, envoyfilters | list, watch |
+//! | security.istio.io | authorizationpolicies, peerauthentications, requestauthentications | list, watch |
+//! | telemetry.istio.io | telemetries | list, watch |
+//! | extensions.istio.io | wasmplugins | list, watch |
+//! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes, referencegrants, grpcroutes, tcproutes, tlsroutes | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
@@ -119,15 +121,17 @@ impl KindVisitor for Start {
         let kind = K::OBJECT_KIND;
         let config = match K::EXTENT {
             Extent::Nothing => return,
-            Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
+            Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
             Extent::Whole {
                 labels: Some(labels),
             } => watch::config().labels(labels),
         };
-        self.waiting.insert(kind);
+        if K::EXTENT != Extent::Presence {
+            self.waiting.insert(kind);
+        }
         let client = self.client.clone();
         match (kind.definition(), K::EXTENT) {
-            (Definition::Custom, _) => self.follow_custom(kind, config),
+            (Definition::Custom | Definition::Unread, _) => self.follow_custom(kind, config),
             (Definition::BuiltIn, Extent::Metadata) => {
                 let api = Api::<PartialObjectMeta<K>>::all(client);
                 self.updates.follow(kind, api, config, slim::metadata_only);

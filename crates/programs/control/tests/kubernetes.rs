@@ -796,12 +796,16 @@ async fn followed(cluster: &Cluster, collection: &str) {
 }
 
 /// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,
-/// when the root is renewed, when an event is written again.
-const ELSEWHERE: [&str; 4] = [
+/// when the root is renewed, when an event is written again, when a Gateway gets another class.
+const ELSEWHERE: [&str; 8] = [
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
     "get apiextensions.k8s.io/customresourcedefinitions",
     "update core/secrets istio-ca-secret",
     "patch events.k8s.io/events",
+    "delete core/serviceaccounts",
+    "delete core/services",
+    "delete apps/deployments",
+    "delete policy/poddisruptionbudgets",
 ];
 
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
@@ -899,6 +903,30 @@ async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_
     .await;
     let gateway = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
+}
+
+#[tokio::test]
+async fn the_class_says_whether_the_release_of_the_definitions_is_known() {
+    let cluster = Cluster::with_gateways();
+    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    let supported = || {
+        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+        let conditions = class["status"]["conditions"].as_array()?.clone();
+        let is_it = |one: &&Value| one["type"] == "SupportedVersion";
+        Some(conditions.iter().find(is_it)?["status"].clone())
+    };
+    shown("none is named", || (supported()? == "False").then_some(())).await;
+    let name = "gateways.gateway.networking.k8s.io";
+    let release = |release: &str| {
+        let mut definition = cluster.server.get(DEFINITIONS, "", name).unwrap();
+        definition["metadata"]["annotations"] =
+            json!({"gateway.networking.k8s.io/bundle-version": release});
+        cluster.server.put(DEFINITIONS, definition);
+    };
+    release("v1.6.3");
+    shown("a known one", || (supported()? == "True").then_some(())).await;
+    release("v9.0.0");
+    shown("another", || (supported()? == "False").then_some(())).await;
 }
 
 #[tokio::test]

@@ -197,13 +197,18 @@ async fn open_tunnel(
     let reached = opening.tracked.unless_cut(pin!(reaching)).await;
     let reached = reached.unwrap_or_else(|cut| Ok(Err(cut.into())));
     let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
-        Ok(app) => match incoming.accept(answer(pod, &local)) {
-            Ok(tunnel) => return Some(opening.established(app, tunnel)),
-            Err(error) => {
-                opening.failed(&StreamError::ClientGone(error));
-                return None;
+        Ok(app) => {
+            if matches!(app, End::Tunnel(_)) {
+                opening.report.led_to_waypoint();
             }
-        },
+            match incoming.accept(answer(pod, &local)) {
+                Ok(tunnel) => return Some(opening.established(app, tunnel)),
+                Err(error) => {
+                    opening.failed(&StreamError::ClientGone(error));
+                    return None;
+                }
+            }
+        }
         Err(error) => error,
     };
     opening.failed(&error);

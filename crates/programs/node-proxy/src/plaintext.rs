@@ -91,7 +91,12 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     let connected = opening.tracked.unless_cut(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
         // What the application sends is "from the app".
-        Ok(app) => Some(opening.established(app, stream)),
+        Ok(app) => {
+            if matches!(app, End::Tunnel(_)) {
+                opening.report.led_to_waypoint();
+            }
+            Some(opening.established(app, stream))
+        }
         Err(error) => {
             opening.failed(&error);
             None

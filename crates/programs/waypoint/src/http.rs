@@ -2,6 +2,8 @@
 
 mod admission;
 mod body;
+mod broken;
+mod circle;
 mod exchange;
 mod failure;
 mod headers;
@@ -12,6 +14,7 @@ mod upgrade;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
+use http::{HeaderValue, StatusCode, header::CONNECTION};
 use hyper::{Request, body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,6 +26,9 @@ use crate::{
 
 /// How long a connection may be without a request, and a request's header section may take.
 const IDLE: Duration = Duration::from_secs(3600);
+/// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has
+/// just sent one cannot tell that nobody reads it, and an answer can tell it that the connection ends.
+const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
 /// Longest header section of a request.
 const MAX_HEADERS: usize = 64 << 10;
 /// Most header lines of a request.
@@ -40,9 +46,18 @@ where
     let session = Arc::new(session);
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
+    let ending = drain.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let session = requests.clone();
-        async move { Ok::<_, Infallible>(exchange::respond(session, request).await) }
+        let (session, ending) = (requests.clone(), ending.clone());
+        async move {
+            let mut response = exchange::respond(session, request).await;
+            let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
+            if version == Version::Http1 && may_close && ending.mode().is_some() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let io = TokioIo::new(io);
     let ended = match version {
@@ -59,9 +74,15 @@ where
             tokio::select! {
                 ended = &mut connection => ended,
                 _mode = drain.started() => {
-                    connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,
+                        () = tokio::time::sleep(IDLE_AT_THE_END) => {
+                            connection.as_mut().graceful_shutdown();
+                            tokio::select! {
+                                ended = &mut connection => ended,
+                                () = drain.cut() => Ok(()),
+                            }
+                        }
                         () = drain.cut() => Ok(()),
                     }
                 }

@@ -106,6 +106,18 @@ fn judge(session: &Session) -> HttpDecision {
     policies.evaluate_connection(session.target.scope(), &connection)
 }
 
+/// Counts what a policy on trial would have done, and logs what is audited: once a connection.
+fn note(session: &Session, decision: &HttpDecision) {
+    for dry_run in &decision.dry_run {
+        let metrics = &session.shard.waypoint.http_metrics;
+        metrics.dry_run_denied(&dry_run.policy);
+    }
+    if let Some(policy) = decision.audits.first() {
+        let (caller, target) = (session.caller.address, session.target.address());
+        tracing::info!(%caller, %target, %policy, "a connection is audited");
+    }
+}
+
 /// Ends when policies, which change, do not allow the connection any more.
 async fn revoked(session: &Session) {
     let mut changes = session.shard.waypoint.published.watch();
@@ -149,8 +161,8 @@ async fn connect(
     failed: &[ArcStr],
 ) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
     let waypoint = &session.shard.waypoint;
-    let route = session.target.route(waypoint, &own.workload, failed);
-    let way = match route {
+    let look = || session.target.route(waypoint, &own.workload, failed);
+    let way = match waypoint.completed(look).await {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),
     };
@@ -173,6 +185,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
+    note(session, &judge(session));
     let waypoint = &session.shard.waypoint;
     let metrics = waypoint.metrics.traffic().open(&session.traffic_labels());
     let mut drain = waypoint.lifecycle.drain_watcher();
@@ -203,7 +216,10 @@ fn log_failed(session: &Session, error: &TcpError) {
     let (caller, target) = (session.caller.address, session.target.address());
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
     let reason = match error {
-        TcpError::Denied(_) => Reason::Deny,
+        TcpError::Denied(decision) => {
+            note(session, decision);
+            Reason::Deny
+        }
         TcpError::NoOwn | TcpError::Upstream(_) => Reason::Connect,
     };
     let metrics = &session.shard.waypoint.metrics;

@@ -76,6 +76,11 @@ impl Way {
 }
 
 impl Way {
+    /// Whether a waypoint is at the other end, and not the endpoint.
+    pub(crate) fn leads_to_waypoint(&self) -> bool {
+        matches!(self, Self::Tunnel(route) if route.waypoint.is_some())
+    }
+
     /// The workload at the other end: the endpoint, or a waypoint before it.
     pub(crate) fn workload(&self) -> Option<&WorkloadRef> {
         match self {

@@ -8,6 +8,7 @@ use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
 };
+use ambit_route::{Route, RouteError};
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
@@ -114,6 +115,15 @@ impl Waypoint {
         }
         let local = self.local.known().await.ok_or(NotKnown::Own)?;
         Ok(local.workload.clone())
+    }
+
+    /// A route, once the control plane was asked for what it lacks: the waypoint of a backend.
+    pub(crate) async fn completed(
+        &self,
+        look: impl Fn() -> Result<Route, RouteError> + Sync,
+    ) -> Result<Route, RouteError> {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        self.state.completed(deadline, look).await
     }
 
     /// Asks the control plane what is at an address, unless it is known. What it does not answer in time is

@@ -98,6 +98,8 @@ pub(crate) enum Obstacle {
     NotAWaypoint,
     /// The Gateway has the name of a Service or account that others use: its identity would be theirs.
     NameTaken,
+    /// The Gateway cannot be used as it is written, and never could.
+    Unusable,
     /// The Gateway's listener does not allow the namespace.
     NotPermitted,
     /// What only its own namespace sees cannot be served in another.
@@ -114,6 +116,7 @@ impl fmt::Display for Obstacle {
             Self::Missing => "missing",
             Self::NotAWaypoint => "not-a-waypoint",
             Self::NameTaken => "name-taken",
+            Self::Unusable => "unusable",
             Self::NotPermitted => "not-permitted",
             Self::OtherNamespace => "other-namespace",
             Self::UnsupportedType | Self::NotServed => "unsupported-type",
@@ -153,6 +156,8 @@ impl Index {
             Err(Obstacle::NotAWaypoint)
         } else if self.is_taken(name) {
             Err(Obstacle::NameTaken)
+        } else if gateway.is_unusable {
+            Err(Obstacle::Unusable)
         } else {
             Ok(gateway)
         }
@@ -390,7 +395,7 @@ impl Index {
     }
 
     /// The identity of a waypoint's pods.
-    fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
+    pub(crate) fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
         Identity::new(
             self.config.trust_domain.clone(),
             gateway.namespace.clone(),

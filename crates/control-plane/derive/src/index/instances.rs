@@ -7,8 +7,9 @@
 //!   so such a pod would be sent requests; clients would refuse it for its identity, one after the other. It is no
 //!   endpoint here, and is attached to waypoints as any other pod.
 //! - The account alone is the waypoint's identity: to all others, what calls with it is the waypoint, and no proxy
-//!   can tell the difference. The pod is no endpoint and is not told what waypoints are told, but it may call the
-//!   pods behind the waypoint as the waypoint does. It can only be named, on the Gateway.
+//!   can tell the difference. The pod is no endpoint, and is attached to waypoints as any other; but it may call the
+//!   pods behind the waypoint as the waypoint does, and ask for what the waypoint is told. It can only be named, on
+//!   the Gateway.
 //!
 //! Who may make pods with both is the waypoint, for all that anybody can see: that right is a right over the
 //! namespace's traffic, as it is over its secrets.

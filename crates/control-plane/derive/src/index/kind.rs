@@ -25,6 +25,8 @@ use crate::{
 pub enum Extent {
     /// Nothing.
     Nothing,
+    /// That they exist. Nothing waits for the list of them, and nothing hangs on it.
+    Presence,
     /// Labels and annotations of all.
     Metadata,
     /// All that [`Followed::cut`] leaves.
@@ -131,6 +133,9 @@ pub(crate) trait MeshKind: Followed {
     fn readable_part(_metadata: ObjectMeta, _spec: Option<&Value>) -> Option<Self> {
         None
     }
+
+    /// Puts parts of an object's last form in the place of those of a new form that cannot be used.
+    fn inherit(_new: &mut Self::Input, _old: &Self::Input) {}
 
     /// Marks what depends on an object: what is to be rendered anew.
     fn changed(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);

@@ -14,15 +14,17 @@ mod pod;
 mod reference_grant;
 mod service;
 mod service_entry;
+mod unread;
 mod workload_entry;
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
-    AuthorizationPolicy, Deployment, EndpointSlice, Gateway, GatewayClass, HTTPRoute, Kind,
-    Namespace, Node, Object, ObjectKey, PeerAuthentication, Pod, ReferenceGrant, Service,
-    ServiceAccount, ServiceEntry, WorkloadEntry,
+    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
+    Gateway, GatewayClass, HTTPRoute, Kind, Namespace, Node, Object, ObjectKey, PeerAuthentication,
+    Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, TCPRoute,
+    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

@@ -1,13 +1,14 @@
 //! What a change makes stale, where it concerns objects of several kinds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{
-    EndpointSlice, Gateway, Kind, ObjectKey, Pod, Service, ServiceEntry, WorkloadEntry,
+    AuthorizationPolicy, EndpointSlice, Gateway, Kind, ObjectKey, Pod, Service, ServiceEntry,
+    WorkloadEntry,
 };
 use ambit_model::{ArcStr, GatewayName};
 
-use super::{Index, Maker, binding::Binding};
+use super::{Index, Maker, PolicyScope, binding::Binding};
 use crate::{Labels, WaypointAttachment, selects};
 
 impl Index {
@@ -105,7 +106,11 @@ impl Index {
         let selector = selector.and_then(|service| service.selector.clone());
         self.mark_selected(namespace, selector.as_ref());
         self.mark_instances(name);
-        let served: Vec<_> = self.served.services_of(name).collect();
+        let served: Vec<_> = self
+            .served
+            .of(name)
+            .map(|one| one.hostname.clone())
+            .collect();
         for host in served {
             self.mark_host(host);
         }
@@ -113,6 +118,18 @@ impl Index {
             self.mark_namespace(namespace);
             self.mark_hosts_of_namespace(namespace);
         }
+    }
+
+    /// Every Gateway, but not what it attaches.
+    pub(crate) fn mark_gateways(&mut self) {
+        let key = |namespace: &ArcStr, name: &ArcStr| {
+            ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone())
+        };
+        let gateways = self.namespaces.iter().flat_map(|(namespace, objects)| {
+            let names = objects.all::<Gateway>().keys();
+            names.map(move |name| Maker::Object(key(namespace, name)))
+        });
+        self.stale.extend(gateways);
     }
 
     /// A Service may have the name of a Gateway, or no more.
@@ -163,7 +180,35 @@ impl Index {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
             self.bound.replace(key, gateway(old), gateway(new));
+            for name in gateway(old).into_iter().chain(gateway(new)) {
+                self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
+            }
         }
+    }
+
+    /// Policies of node proxies that apply to certain pods.
+    pub(crate) fn mark_policies(&mut self, scope: &PolicyScope) {
+        let namespaces = match scope {
+            PolicyScope::Listed(name) => {
+                if let Some((namespace, name)) = name.split_once('/') {
+                    self.mark(ObjectKey::new(Kind::AuthorizationPolicy, namespace, name));
+                }
+                return;
+            }
+            PolicyScope::Namespace(namespace) => [namespace, &self.config.root_namespace],
+        };
+        let mut keys = Vec::new();
+        for namespace in namespaces {
+            let policies = self
+                .objects(namespace)
+                .map(|all| all.all::<AuthorizationPolicy>());
+            let names = policies.into_iter().flat_map(BTreeMap::keys);
+            let key = |name: &ArcStr| {
+                ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name.clone())
+            };
+            keys.extend(names.map(key).map(Maker::Object));
+        }
+        self.stale.extend(keys);
     }
 
     /// The policy that refuses all plaintext.

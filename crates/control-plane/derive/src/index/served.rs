@@ -1,35 +1,49 @@
-//! Which waypoints serve a service because of its endpoints: an endpoint with a waypoint of its own is reached
-//! through it with the service as target.
+//! Which waypoints stand before something, because of the workloads that belong to it: before a service, those of its
+//! endpoints; before a policy's pods, theirs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    hash::Hash,
 };
 
 use ambit_model::{
     ArcStr, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
 };
 
-/// See the module above.
-#[derive(Debug, Default)]
-pub(super) struct Served {
-    /// Workloads that have such a waypoint, with their services.
-    by_workload: HashMap<WorkloadUid, (GatewayName, Vec<NamespacedHostname>)>,
-    /// How many endpoints of a service have each waypoint.
-    by_service: HashMap<NamespacedHostname, BTreeMap<GatewayName, usize>>,
+/// Which pods a policy of node proxies applies to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum PolicyScope {
+    /// Those that list it, by its `namespace/name`.
+    Listed(ArcStr),
+    /// All of a namespace.
+    Namespace(ArcStr),
 }
 
-impl Served {
-    /// A workload is as it is now. Returns the hosts of the services that have other waypoints than before.
+/// See the module above.
+#[derive(Debug)]
+pub(crate) struct Served<K> {
+    /// Workloads that have a waypoint, with what they belong to.
+    by_workload: HashMap<WorkloadUid, (GatewayName, Vec<K>)>,
+    /// How many workloads have each waypoint.
+    by_key: HashMap<K, BTreeMap<GatewayName, usize>>,
+}
+
+impl<K> Default for Served<K> {
+    fn default() -> Self {
+        Self {
+            by_workload: HashMap::new(),
+            by_key: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Served<K> {
+    /// A workload is as it is now. Returns what has other waypoints than before.
     pub(super) fn update(
         &mut self,
         uid: &WorkloadUid,
-        workload: Option<&Arc<Workload>>,
-    ) -> BTreeSet<ArcStr> {
-        let new = workload.and_then(|workload| {
-            let gateway = gateway(workload.endpoint_waypoint.as_ref()?)?;
-            Some((gateway, workload.services.keys().cloned().collect()))
-        });
+        new: Option<(GatewayName, Vec<K>)>,
+    ) -> BTreeSet<K> {
         let old = match new.clone() {
             Some(new) => self.by_workload.insert(uid.clone(), new),
             None => self.by_workload.remove(uid),
@@ -38,30 +52,30 @@ impl Served {
         if old == new {
             return changed;
         }
-        // Before the old ones go, or a service would seem to lose a waypoint that it keeps.
-        if let Some((gateway, services)) = new {
-            for service in services {
-                let waypoints = self.by_service.entry(service.clone()).or_default();
+        // Before the old ones go, or something would seem to lose a waypoint that it keeps.
+        if let Some((gateway, keys)) = new {
+            for key in keys {
+                let waypoints = self.by_key.entry(key.clone()).or_default();
                 let count = waypoints.entry(gateway.clone()).or_default();
                 *count += 1;
                 if *count == 1 {
-                    changed.insert(service.hostname);
+                    changed.insert(key);
                 }
             }
         }
-        if let Some((gateway, services)) = old {
-            for service in services {
-                if self.remove(&gateway, &service) {
-                    changed.insert(service.hostname);
+        if let Some((gateway, keys)) = old {
+            for key in keys {
+                if self.remove(&gateway, &key) {
+                    changed.insert(key);
                 }
             }
         }
         changed
     }
 
-    /// Whether it was the last endpoint of the service with this waypoint.
-    fn remove(&mut self, gateway: &GatewayName, service: &NamespacedHostname) -> bool {
-        let Some(waypoints) = self.by_service.get_mut(service) else {
+    /// Whether it was the last workload with this waypoint.
+    fn remove(&mut self, gateway: &GatewayName, key: &K) -> bool {
+        let Some(waypoints) = self.by_key.get_mut(key) else {
             return false;
         };
         let Some(count) = waypoints.get_mut(gateway) else {
@@ -73,31 +87,51 @@ impl Served {
             waypoints.remove(gateway);
         }
         if waypoints.is_empty() {
-            self.by_service.remove(service);
+            self.by_key.remove(key);
         }
         was_last
     }
 
-    /// The hosts of the services that a waypoint serves because of endpoints.
-    pub(super) fn services_of(&self, gateway: &GatewayName) -> impl Iterator<Item = ArcStr> {
-        let all = self.by_service.iter();
+    /// What a waypoint stands before.
+    pub(super) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
+        let all = self.by_key.iter();
         let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));
-        of_it.map(|(service, _)| service.hostname.clone())
+        of_it.map(|(key, _)| key)
     }
 
-    /// The waypoints of a service's endpoints.
-    pub(super) fn waypoints(
-        &self,
-        service: &NamespacedHostname,
-    ) -> impl Iterator<Item = &GatewayName> {
-        let waypoints = self.by_service.get(service).into_iter();
+    /// The waypoints before something.
+    pub(crate) fn waypoints(&self, key: &K) -> impl Iterator<Item = &GatewayName> {
+        let waypoints = self.by_key.get(key).into_iter();
         waypoints.flat_map(BTreeMap::keys)
     }
 }
 
-/// The Gateway of an endpoint's waypoint, if that serves services: its account has the Gateway's name.
+/// The waypoint through which a workload is reached as an endpoint, with the service as target, and its services.
+pub(super) fn as_endpoint(
+    workload: Option<&Workload>,
+) -> Option<(GatewayName, Vec<NamespacedHostname>)> {
+    let workload = workload?;
+    let waypoint = workload.endpoint_waypoint.as_ref();
+    let waypoint = waypoint.filter(|waypoint| waypoint.for_services)?;
+    Some((
+        gateway(waypoint)?,
+        workload.services.keys().cloned().collect(),
+    ))
+}
+
+/// The waypoint that a workload is behind, and the policies that apply to it.
+pub(super) fn as_target(workload: Option<&Workload>) -> Option<(GatewayName, Vec<PolicyScope>)> {
+    let workload = workload?;
+    let gateway = gateway(workload.endpoint_waypoint.as_ref()?)?;
+    let listed = workload.authorization_policies.iter().cloned();
+    let listed = listed.map(PolicyScope::Listed);
+    let of_namespace = PolicyScope::Namespace(workload.namespace.clone());
+    Some((gateway, listed.chain([of_namespace]).collect()))
+}
+
+/// The Gateway of a waypoint: its account has the Gateway's name.
 fn gateway(of: &EndpointWaypoint) -> Option<GatewayName> {
-    let identity = of.identities.first().filter(|_| of.for_services)?;
+    let identity = of.identities.first()?;
     Some(GatewayName::new(
         identity.namespace.clone(),
         identity.service_account.clone(),

@@ -105,6 +105,10 @@ impl Index {
                 "WaypointIsNotReady",
                 "a Service that was not made for the Gateway, or the account default, has its name: rename the Gateway",
             ),
+            Obstacle::Unusable => (
+                "WaypointIsNotReady",
+                "the Gateway cannot be used as it is written",
+            ),
             Obstacle::NotPermitted => (
                 "AttachmentDenied",
                 "allowedRoutes of the Gateway's HBONE listener do not allow this namespace",

@@ -16,6 +16,52 @@ fn namespaces() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("a"), Just("b"), Just("istio-system")]
 }
 
+/// All of a pod but its head.
+fn pod(number: u8, variant: u8, account: &str, is_ready: bool, is_running: bool) -> String {
+    let phase = if is_running { "Running" } else { "Failed" };
+    let ready = if is_ready {
+        ", conditions: [{type: Ready, status: \"True\"}]"
+    } else {
+        ""
+    };
+    format!(
+        "spec: {{nodeName: n{variant}, serviceAccountName: {account}, containers: [{{name: c, ports: [{{name: web, containerPort: 8{variant}}}]}}]}}\nstatus: {{phase: {phase}, podIP: 10.0.{number}.{variant}{ready}}}\n"
+    )
+}
+
+/// A Gateway, some of them waypoints.
+fn gateway(
+    (namespace, number): (&str, u8),
+    app: &str,
+    mode: &str,
+    variant: u8,
+    flag: bool,
+) -> String {
+    let serves = [
+        "",
+        ", istio.io/waypoint-for: all",
+        ", istio.io/waypoint-for: workload",
+    ][usize::from(variant)];
+    let account = if flag {
+        ", annotations: {istio.io/for-service-account: default}"
+    } else {
+        ""
+    };
+    let from = match mode {
+        "STRICT" => "from: All",
+        "UNSET" => "from: Selector, selector: {matchLabels: {app: x}}",
+        _ => "from: Same",
+    };
+    let class = if app == "x" {
+        "istio-waypoint"
+    } else {
+        "class0"
+    };
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: {namespace}, labels: {{a: b{serves}}}{account}}}\nspec: {{gatewayClassName: {class}, listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}}}]}}\n"
+    )
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let app = prop_oneof![Just("x"), Just("y")];
     let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
@@ -32,6 +78,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::HTTPRoute, "route")),
         Just((Kind::ReferenceGrant, "grant")),
         Just((Kind::Namespace, "ns")),
+        Just((Kind::VirtualService, "vs")),
     ];
     let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
         |((kind, prefix), namespace, number, app, mode, variant, flag)| {
@@ -49,12 +96,8 @@ fn step() -> impl Strategy<Value = Step> {
             Step::Apply(match kind {
                 Kind::Pod => {
                     let of_gateway = if number == 0 { format!(", gateway.networking.k8s.io/gateway-name: gw{variant}") } else { String::new() };
-                    let ready = if mode == "STRICT" { ", conditions: [{type: Ready, status: \"True\"}]" } else { "" };
                     let account = if app == "x" { format!("gw{variant}") } else { "default".to_owned() };
-                    head_with("v1", &of_gateway) + &format!(
-                        "spec: {{nodeName: n{variant}, serviceAccountName: {account}, containers: [{{name: c, ports: [{{name: web, containerPort: 8{variant}}}]}}]}}\nstatus: {{phase: {}, podIP: 10.0.{number}.{variant}{ready}}}\n",
-                        if flag { "Running" } else { "Failed" }
-                    )
+                    head_with("v1", &of_gateway) + &pod(number, variant, &account, mode == "STRICT", flag)
                 }
                 Kind::Service => head("v1") + &format!(
                     "spec: {{clusterIP: 10.96.0.{variant}, {} ports: [{{port: 80, targetPort: web}}]}}\n",
@@ -71,17 +114,8 @@ fn step() -> impl Strategy<Value = Step> {
                 Kind::Namespace => {
                     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{app: {app}{waypoint}}}}}\n")
                 }
-                Kind::Gateway => {
-                    let serves = ["", ", istio.io/waypoint-for: all", ", istio.io/waypoint-for: workload"][usize::from(variant)];
-                    let account = if flag { ", annotations: {istio.io/for-service-account: default}" } else { "" };
-                    let from = match mode {
-                        "STRICT" => "from: All",
-                        "UNSET" => "from: Selector, selector: {matchLabels: {app: x}}",
-                        _ => "from: Same",
-                    };
-                    let class = if app == "x" { "istio-waypoint" } else { "class0" };
-                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: {namespace}, labels: {{a: b{serves}}}{account}}}\nspec: {{gatewayClassName: {class}, listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}}}]}}\n")
-                }
+                Kind::Gateway => gateway((namespace, number), app, mode, variant, flag),
+                Kind::VirtualService => head("networking.istio.io/v1"),
                 Kind::GatewayClass => format!(
                     "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: class{number}}}\nspec: {{controllerName: {}}}\n",
                     if flag { "istio.io/mesh-controller" } else { "example.com/other" }
@@ -105,7 +139,8 @@ fn step() -> impl Strategy<Value = Step> {
                 }
                 Kind::AuthorizationPolicy => {
                     let port = if mode == "UNSET" { "http".to_owned() } else { format!("8{variant}") };
-                    head("security.istio.io/v1") + &format!("spec: {{{selector}rules: [{{to: [{{operation: {{ports: [\"{port}\"]}}}}]}}]}}\n")
+                    let from = if variant == 0 { "from: [{source: {namespaces: [a]}}], " } else { "" };
+                    head("security.istio.io/v1") + &format!("spec: {{{selector}rules: [{{{from}to: [{{operation: {{ports: [\"{port}\"]}}}}]}}]}}\n")
                 }
                 _ => {
                     let ports = if flag { format!(", portLevelMtls: {{8{variant}: {{mode: STRICT}}}}") } else { String::new() };

@@ -3,6 +3,7 @@
 mod attachment;
 mod instances;
 mod told;
+mod warnings;
 
 use ambit_model::NamespacedHostname;
 

@@ -51,18 +51,30 @@ impl SharedState {
         if !self.table().knows_address(&address) {
             self.ask(address.to_string(), deadline).await?;
         }
+        self.completed(deadline, || look(&self.table())).await
+    }
+
+    /// A route, once the control plane was asked for the records that it lacks, of waypoints for instance.
+    ///
+    /// # Errors
+    /// When there is no route, or no answer before the deadline.
+    pub async fn completed(
+        &self,
+        deadline: Instant,
+        look: impl Fn() -> Result<Route, RouteError> + Sync,
+    ) -> Result<Route, RouteError> {
         for _ in 0..ROUNDS {
-            let route = look(&self.table());
+            let route = look();
             let Some(missing) = route.as_ref().err().and_then(RouteError::missing) else {
                 return route;
             };
             self.ask(missing.to_owned(), deadline).await?;
-            let again = look(&self.table());
+            let again = look();
             if again == route {
                 return again;
             }
         }
-        look(&self.table())
+        look()
     }
 
     /// Asks the control plane for a record by its name, one of its addresses (`network/ip`) or, of a service,

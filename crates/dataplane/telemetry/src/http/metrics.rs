@@ -120,7 +120,7 @@ impl HttpMetrics {
         );
         registry.register(
             "ambit_policy_dry_run_denied",
-            "The total number of requests that a dry-run policy would have denied",
+            "The total number of requests, and of connections that are not HTTP, that a dry-run policy would have denied",
             metrics.dry_run_denied.clone(),
         );
         metrics

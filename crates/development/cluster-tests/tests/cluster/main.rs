@@ -11,3 +11,4 @@ mod primary_cnis;
 mod probes;
 mod services;
 mod starting;
+mod waypoints;

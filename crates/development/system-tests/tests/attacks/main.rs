@@ -16,3 +16,4 @@ mod leaving_crowd;
 mod objects;
 mod passing_by;
 mod truncation;
+mod waypoint_tunnels;

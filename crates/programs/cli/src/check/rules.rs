@@ -1,6 +1,7 @@
 //! Versions, definitions, namespaces and what is installed.
 
 use ambit_install::{
+    gateway_api,
     object::annotation,
     remove, render,
     rollout::{Rollout, daemon_set, deployment},
@@ -25,6 +26,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     kubernetes(snapshot, &mut findings);
     nodes(snapshot, &mut findings);
     definitions(snapshot, &mut findings);
+    gateways(snapshot, &mut findings);
     pod_security(snapshot, &mut findings);
     namespaces(snapshot, &mut findings);
     installation(snapshot, &mut findings);
@@ -141,6 +143,46 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 "it was brought by another, and stays as it is",
                 "",
             ));
+        }
+    }
+}
+
+/// The Gateway API, which waypoints and routes are written in.
+fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let there = |wanted: &str| {
+        let mut crds = snapshot.crds.iter();
+        crds.find(|crd| name(*crd) == wanted)
+    };
+    let all = gateway_api::DEFINITIONS.into_iter();
+    let found: Vec<_> = all.filter_map(there).collect();
+    if found.is_empty() {
+        if snapshot.inventory.is_some() {
+            let finding = "the Gateway API is not installed: there can be no waypoints";
+            findings.push(Finding::new(
+                Level::Info,
+                "cluster",
+                finding,
+                gateway_api::ADVICE,
+            ));
+        }
+        return;
+    }
+    for definition in found {
+        let about = format!("definition {}", name(definition));
+        match gateway_api::problem(definition) {
+            Some(gateway_api::Problem::NotServed(served)) => findings.push(Finding::new(
+                Level::Error,
+                about,
+                format!("it is old: it serves {served} and not v1"),
+                gateway_api::ADVICE,
+            )),
+            Some(gateway_api::Problem::Release(unknown)) => findings.push(Finding::new(
+                Level::Warning,
+                about,
+                unknown.to_string(),
+                gateway_api::ADVICE,
+            )),
+            None => {}
         }
     }
 }
@@ -344,7 +386,24 @@ mod tests {
             ..good()
         };
         let found = findings(&missing);
-        assert!(found.len() == 4 && found.iter().all(|finding| finding.level == Level::Error));
+        let errors = found.iter().filter(|finding| finding.level == Level::Error);
+        assert_eq!(errors.count(), 4);
+        assert!(found.len() == 5 && found[4].finding.contains("Gateway API"));
+    }
+
+    #[test]
+    fn the_gateway_api_must_serve_v1_and_be_of_a_known_release() {
+        let with = |version: &str, release: &str| Snapshot {
+            crds: vec![typed(json!({
+                "metadata": {"name": "gateways.gateway.networking.k8s.io",
+                    "annotations": {"gateway.networking.k8s.io/bundle-version": release}},
+                "spec": {"versions": [{"name": version, "served": true}]},
+            }))],
+            ..good()
+        };
+        assert_eq!(findings(&with("v1", "v1.6.3")), []);
+        assert_eq!(one(&with("v1", "v7.0.0")).0, Level::Warning);
+        assert_eq!(one(&with("v1beta1", "v0.8.0")).0, Level::Error);
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::{
     Gateway, Namespace, Pod, created,
     labels::{FOR_SERVICE_ACCOUNT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE, WAYPOINT_FOR},
+    status::conditions,
 };
 use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
+use serde_json::Value;
 
 /// What follows from labels and Gateways.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,11 +62,11 @@ fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> B
         )),
         Some(_) => Binding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why: label,
+            why: label + &unready(found),
         },
         None => Binding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why: format!("{label}; there is no such Gateway"),
+            why: format!("{label}; there is no such Gateway: connections are refused"),
         },
     }
 }
@@ -110,14 +112,33 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
         )),
         _ => Binding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why,
+            why: why + &unready(Some(gateway)),
         },
+    }
+}
+
+/// What its Gateway says of a waypoint that nobody can connect to, as the end of a sentence.
+fn unready(gateway: Option<&Gateway>) -> String {
+    let conditions = gateway.map(|gateway| conditions(&gateway.status));
+    let text = |condition: &Value, field: &str| {
+        let text = condition.get(field).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let mut conditions = conditions.into_iter().flatten();
+    let programmed = conditions.find(|one| text(one, "type") == "Programmed");
+    match programmed {
+        Some(one) if text(&one, "status") == "False" => format!(
+            "; it is NOT ready ({}: {}), connections are refused",
+            text(&one, "reason"),
+            text(&one, "message")
+        ),
+        _ => String::new(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -162,6 +183,29 @@ mod tests {
         assert_eq!(of(uses("old"), none(), &gateways), None);
         // What is not there is no way around it.
         assert_eq!(of(uses("gone"), none(), &gateways), shop("gone"));
+    }
+
+    #[test]
+    fn a_waypoint_that_is_not_ready_is_said_to_be() {
+        let mut all = gateway(
+            "way",
+            "2026-01-01T00:00:00Z",
+            json!({"labels": {WAYPOINT_FOR: "all"}}),
+        );
+        let pod: Pod = serde_json::from_value(json!({"metadata": {}})).unwrap();
+        for labels in [json!({}), json!({USE_WAYPOINT: "way"})] {
+            let namespace = json!({"metadata": {"name": "shop", "labels": labels}});
+            let namespace: Namespace = serde_json::from_value(namespace).unwrap();
+            let mut why = |status: &str| {
+                let condition = json!({"type": "Programmed", "status": status, "reason": "AddressNotUsable",
+                    "message": "the waypoint is not ready"});
+                all.status = json!({"conditions": [condition]});
+                binding(&pod, &namespace, std::slice::from_ref(&all)).why
+            };
+            assert!(!why("True").contains("ready"));
+            let unready = "; it is NOT ready (AddressNotUsable: the waypoint is not ready), connections are refused";
+            assert!(why("False").ends_with(unready), "{}", why("False"));
+        }
     }
 
     #[test]

@@ -67,11 +67,22 @@ pub(super) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpS
 
 /// A connection that takes one request after the other.
 #[derive(Debug)]
-pub(super) struct Connection(BufReader<TcpStream>);
+pub(super) struct Connection {
+    stream: BufReader<TcpStream>,
+    is_last: bool,
+}
 
 impl Connection {
     pub(super) fn open(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
-        connect(address, timeout).map(|stream| Self(BufReader::new(stream)))
+        connect(address, timeout).map(|stream| Self {
+            stream: BufReader::new(stream),
+            is_last: false,
+        })
+    }
+
+    /// Whether the server has said that it answers no more requests here.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_last
     }
 
     /// One GET; gives status and body.
@@ -81,25 +92,50 @@ impl Connection {
             "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: {connection}\r\n\r\n",
             url.path, url.host
         );
-        self.0.get_mut().write_all(request.as_bytes())?;
-        read_answer(&mut self.0)
+        self.stream.get_mut().write_all(request.as_bytes())?;
+        let answer = read_answer(&mut self.stream)?;
+        self.is_last = answer.is_last;
+        Ok((answer.status, answer.body))
     }
 }
 
-fn read_answer(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
-    let (status, length) = read_head(reader)?;
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    body: String,
+    /// `Connection: close`.
+    is_last: bool,
+}
+
+/// The head of an [`Answer`].
+struct Head {
+    status: u16,
+    length: u64,
+    is_last: bool,
+}
+
+fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
+    let Head {
+        status,
+        length,
+        is_last,
+    } = read_head(reader)?;
     let mut body = String::new();
     let read = reader
         .take(length.min(MAX_BODY))
         .read_to_string(&mut body)?;
     match u64::try_from(read) {
-        Ok(read) if read == length => Ok((status, body)),
+        Ok(read) if read == length => Ok(Answer {
+            status,
+            body,
+            is_last,
+        }),
         _ => Err(closed_early()),
     }
 }
 
-/// Status and length of the body. Line by line, so that nothing of what follows is taken.
-fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, u64)> {
+/// Line by line, so that nothing of what follows is taken.
+fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
     let mut head = Vec::new();
     let mut reader = reader.take(MAX_HEAD);
@@ -114,15 +150,18 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, u64)> {
         let Some(status) = answer.code.filter(|_| parsed.is_complete()) else {
             continue;
         };
-        let mut lengths = answer
-            .headers
-            .iter()
-            .filter(|header| header.name.eq_ignore_ascii_case("content-length"));
-        let Some(length) = lengths.next() else {
-            return Ok((status, 0));
+        let value = |name: &str| {
+            let mut headers = answer.headers.iter();
+            let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
+            Some(std::str::from_utf8(header.value).map_err(|_| no_http()))
         };
-        let length = std::str::from_utf8(length.value).map_err(|_| no_http())?;
-        return Ok((status, length.trim().parse().map_err(|_| no_http())?));
+        let length = value("content-length").transpose()?.unwrap_or("0");
+        let connection = value("connection").transpose()?.unwrap_or_default();
+        return Ok(Head {
+            status,
+            length: length.trim().parse().map_err(|_| no_http())?,
+            is_last: connection.trim().eq_ignore_ascii_case("close"),
+        });
     }
 }
 
@@ -136,7 +175,8 @@ mod tests {
     use super::*;
 
     fn answer(text: &str) -> Result<(u16, String), io::ErrorKind> {
-        read_answer(&mut io::Cursor::new(text)).map_err(|error| error.kind())
+        let answer = read_answer(&mut io::Cursor::new(text)).map_err(|error| error.kind())?;
+        Ok((answer.status, answer.body))
     }
 
     #[test]
@@ -144,8 +184,23 @@ mod tests {
         let mut reader = io::Cursor::new(
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 404 No\r\n\r\n",
         );
-        assert_eq!(read_answer(&mut reader).unwrap(), (200, "hi".into()));
-        assert_eq!(read_answer(&mut reader).unwrap(), (404, String::new()));
+        let next = |reader: &mut io::Cursor<&str>| read_answer(reader).unwrap();
+        assert_eq!(next(&mut reader).body, "hi");
+        assert_eq!(next(&mut reader).status, 404);
+    }
+
+    #[test]
+    fn the_last_answer_says_so() {
+        for (header, is_last) in [
+            ("", false),
+            ("connection: close\r\n", true),
+            ("Connection: Close\r\n", true),
+            ("Connection: keep-alive\r\n", false),
+        ] {
+            let answer = format!("HTTP/1.1 200 OK\r\n{header}\r\n");
+            let answer = read_answer(&mut io::Cursor::new(answer)).unwrap();
+            assert_eq!(answer.is_last, is_last, "{header}");
+        }
     }
 
     #[test]

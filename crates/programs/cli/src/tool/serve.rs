@@ -5,12 +5,18 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream},
     process::ExitCode,
     thread,
+    time::Duration,
 };
 
 use super::http1::MAX_HEAD;
 
 /// More header lines than any of our clients sends.
 const MAX_HEADERS: u32 = 100;
+/// What a slow answer says, again and again, and how often.
+const LINE: &str = "still here\n";
+const LINE_EVERY: Duration = Duration::from_millis(100);
+/// The longest slow answer, in lines.
+const MAX_LINES: u32 = 36_000;
 
 /// Serves HTTP on `port`, and an echo on another one if wanted.
 pub(super) fn http(
@@ -74,7 +80,8 @@ pub(super) fn serve(
     ExitCode::SUCCESS
 }
 
-/// Answers every request of a connection with who served and who called.
+/// Answers every request of a connection with who served and who called; a request of `/slowly/SECONDS` with lines
+/// that take so long.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();
@@ -89,7 +96,30 @@ pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool)
         if !quiet {
             println!("{} from {peer}", request.trim());
         }
-        stream.write_all(reply.as_bytes())?;
+        match lines(&request) {
+            Some(lines) => answer_slowly(&mut stream, lines)?,
+            None => stream.write_all(reply.as_bytes())?,
+        }
+    }
+    Ok(())
+}
+
+/// How many lines a slow answer is to have.
+fn lines(request: &str) -> Option<u32> {
+    let (_, rest) = request.split_once(" /slowly/")?;
+    let seconds: u32 = rest.split([' ', '?']).next()?.parse().ok()?;
+    Some(seconds.saturating_mul(10).min(MAX_LINES))
+}
+
+fn answer_slowly(stream: &mut TcpStream, lines: u32) -> io::Result<()> {
+    let length = LINE.len() * usize::try_from(lines).unwrap_or_default();
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n\r\n"
+    )?;
+    for _ in 0..lines {
+        stream.write_all(LINE.as_bytes())?;
+        thread::sleep(LINE_EVERY);
     }
     Ok(())
 }
@@ -125,6 +155,14 @@ mod tests {
         assert_eq!(next().as_deref(), Some("GET /a HTTP/1.1\r\n"));
         assert_eq!(next().as_deref(), Some("GET /b HTTP/1.1\r\n"));
         assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn only_a_path_of_its_own_is_answered_slowly() {
+        assert_eq!(lines("GET /slowly/20?a HTTP/1.1\r\n"), Some(200));
+        for request in ["GET / HTTP/1.1\r\n", "GET /slowly/x HTTP/1.1\r\n", ""] {
+            assert_eq!(lines(request), None, "{request}");
+        }
     }
 
     #[test]

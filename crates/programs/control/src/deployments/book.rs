@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::Gateway;
-use ambit_waypoint_objects::{self as waypoint, CONTROLLER, MANAGED, Settings, is_ours};
+use ambit_waypoint_objects::{self as waypoint, CLASS, CONTROLLER, MANAGED, Settings, is_ours};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::status::{self, Verdict};
+use super::{
+    release::Release,
+    status::{self, Verdict},
+};
 
 /// The field manager of everything that is written here.
 pub(super) const MANAGER: &str = "ambit-waypoints";
@@ -42,6 +45,8 @@ pub(super) struct Name {
 pub(super) struct Class {
     pub(super) controller: String,
     pub(super) is_accepted: bool,
+    /// What it says of the release of the definitions.
+    pub(super) release: Option<Release>,
 }
 
 /// An object that was made for a waypoint, as far as it matters here. What differs is looked at again.
@@ -49,14 +54,20 @@ pub(super) struct Class {
 pub(super) struct Standing {
     /// Who else applies it, if anybody does.
     pub(super) other: Option<String>,
+    /// Of one that we applied: the Gateway that it was made for, by its unique number.
+    pub(super) made_for: Option<String>,
+    /// Its own unique number.
+    pub(super) uid: Option<String>,
     /// Counts changes of what is wished.
     pub(super) generation: Option<i64>,
     /// Its labels.
     pub(super) labels: BTreeMap<String, String>,
     /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
     pub(super) replicas_ours: bool,
-    /// Of a Service: its addresses.
+    /// Of a Service: its addresses in the cluster.
     pub(super) ips: Vec<String>,
+    /// Of a Service: its addresses at load balancers.
+    pub(super) outside: Vec<String>,
     /// Of a Deployment: whether a pod is ready.
     pub(super) is_ready: bool,
 }
@@ -66,6 +77,8 @@ impl Standing {
     pub(super) fn of(metadata: &ObjectMeta) -> Self {
         Self {
             other: other_manager(metadata),
+            made_for: made_for(metadata),
+            uid: metadata.uid.clone(),
             generation: metadata.generation,
             labels: metadata.labels.clone().unwrap_or_default(),
             ..Self::default()
@@ -73,20 +86,31 @@ impl Standing {
     }
 }
 
-/// Who else than we applies the label that says that an object is a waypoint's.
-fn other_manager(metadata: &ObjectMeta) -> Option<String> {
+/// Who applies the label that says that an object is a waypoint's.
+fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     let label = format!("f:{MANAGED}");
     let entries = metadata.managed_fields.iter().flatten();
-    let mut others = entries.filter(|entry| {
+    let appliers = entries.filter(move |entry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
         let labels = fields.and_then(|fields| fields.pointer("/f:metadata/f:labels"));
         entry.operation.as_deref() == Some("Apply")
-            && entry.manager.as_deref() != Some(MANAGER)
             && labels.is_some_and(|labels| labels.get(&label).is_some())
     });
-    others
-        .next()
-        .map(|entry| entry.manager.clone().unwrap_or_default())
+    appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
+}
+
+/// Who else than we does.
+fn other_manager(metadata: &ObjectMeta) -> Option<String> {
+    let other = managers(metadata).find(|manager| *manager != MANAGER);
+    other.map(str::to_owned)
+}
+
+/// The Gateway that owns an object of ours.
+fn made_for(metadata: &ObjectMeta) -> Option<String> {
+    managers(metadata).find(|manager| *manager == MANAGER)?;
+    let mut owners = metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.kind == "Gateway")?;
+    Some(owner.uid.clone())
 }
 
 /// Whether we said last how many pods a Deployment has.
@@ -99,6 +123,15 @@ pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     })
 }
 
+/// See [`Book::class_work`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ClassWork<'a> {
+    /// It is missing.
+    Make,
+    /// It does not say that waypoints are made, and whether the release of the definitions is known.
+    Say(&'a Release),
+}
+
 /// What is to be done for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Plan {
@@ -106,6 +139,16 @@ pub(super) enum Plan {
     Apply(Vec<Write>),
     /// Nothing; and what its status is to say.
     Refuse(Verdict),
+    /// It is a waypoint no longer: nothing is said of it any more, and what was made for it goes.
+    Release(Vec<Removal>),
+}
+
+/// One object to delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Removal {
+    pub(super) part: Part,
+    /// Of the very object that was seen.
+    pub(super) uid: Option<String>,
 }
 
 /// One object to apply.
@@ -121,19 +164,23 @@ pub(super) struct Write {
 pub(super) struct Book {
     settings: Settings,
     revision: String,
+    /// Of the definitions.
+    release: Release,
     class: Option<Class>,
     /// Labels of namespaces.
     namespaces: BTreeMap<Box<str>, BTreeMap<String, String>>,
+    /// Of every class.
     gateways: BTreeMap<Name, Gateway>,
     standing: BTreeMap<(Part, Name), Standing>,
     due: BTreeSet<Name>,
 }
 
 impl Book {
-    pub(super) fn new(settings: Settings, revision: String) -> Self {
+    pub(super) fn new(settings: Settings, revision: String, release: Release) -> Self {
         Self {
             settings,
             revision,
+            release,
             class: None,
             namespaces: BTreeMap::new(),
             gateways: BTreeMap::new(),
@@ -150,9 +197,16 @@ impl Book {
         }
     }
 
-    /// The class of waypoints as it stands.
-    pub(super) fn known_class(&self) -> Option<&Class> {
-        self.class.as_ref()
+    /// What is to be done about the class of waypoints.
+    pub(super) fn class_work(&self) -> Option<ClassWork<'_>> {
+        match &self.class {
+            None => Some(ClassWork::Make),
+            Some(class) if class.controller != CONTROLLER => None,
+            Some(class) => {
+                let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
+                (!says_so).then_some(ClassWork::Say(&self.release))
+            }
+        }
     }
 
     pub(super) fn namespace(&mut self, name: Box<str>, labels: Option<BTreeMap<String, String>>) {
@@ -203,6 +257,9 @@ impl Book {
     /// What is to be done for a Gateway; nothing if it is not ours.
     pub(super) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
+        if gateway.spec.gateway_class_name != CLASS {
+            return self.release(name, gateway);
+        }
         let none = BTreeMap::new();
         let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
         let class = self.class.as_ref()?;
@@ -241,6 +298,21 @@ impl Book {
         Some(Plan::Apply(writes))
     }
 
+    /// For a Gateway of another class: away with what was made for it while it was a waypoint.
+    fn release(&self, name: &Name, gateway: &Gateway) -> Option<Plan> {
+        let removals: Vec<_> = Part::ALL
+            .into_iter()
+            .filter_map(|part| {
+                let standing = self.stands(part, name)?;
+                let is_its =
+                    standing.made_for.is_some() && standing.made_for == gateway.metadata.uid;
+                let uid = standing.uid.clone();
+                is_its.then_some(Removal { part, uid })
+            })
+            .collect();
+        (!removals.is_empty()).then_some(Plan::Release(removals))
+    }
+
     /// What a Gateway's status is to say; nothing if it says so.
     pub(super) fn status(&self, name: &Name, verdict: &Verdict) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
@@ -257,6 +329,9 @@ impl Book {
             ),
             ips: service
                 .map(|service| service.ips.clone())
+                .unwrap_or_default(),
+            outside: service
+                .map(|service| service.outside.clone())
                 .unwrap_or_default(),
             is_ready: self
                 .stands(Part::Deployment, name)

@@ -12,6 +12,8 @@ pub(super) enum Verdict {
     Made {
         hostname: String,
         ips: Vec<String>,
+        /// At load balancers.
+        outside: Vec<String>,
         is_ready: bool,
     },
     /// None can be made.
@@ -97,7 +99,10 @@ fn wanted(verdict: &Verdict) -> Vec<Condition> {
         Verdict::Unusable(why) => {
             let reason = match why {
                 Unusable::Parameters => "InvalidParameters",
-                Unusable::Name(_) | Unusable::Replicas(_) => "Invalid",
+                Unusable::Name(_)
+                | Unusable::Replicas(_)
+                | Unusable::ServiceType(_)
+                | Unusable::OtherName(_) => "Invalid",
             };
             vec![
                 condition("Accepted", false, reason, why.to_string()),
@@ -132,6 +137,7 @@ fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     let Verdict::Made {
         hostname,
         ips,
+        outside,
         is_ready,
     } = verdict
     else {
@@ -142,11 +148,11 @@ fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     if ips.is_empty() || !(*is_ready || had) {
         return None;
     }
-    let mut addresses: Vec<_> = ips
-        .iter()
-        .map(|ip| json!({"type": "IPAddress", "value": ip}))
-        .collect();
+    // Clients of the mesh take the first address, or the name.
+    let address = |ip: &String| json!({"type": "IPAddress", "value": ip});
+    let mut addresses: Vec<_> = ips.iter().map(address).collect();
     addresses.push(json!({"type": "Hostname", "value": hostname}));
+    addresses.extend(outside.iter().map(address));
     Some(addresses.into())
 }
 

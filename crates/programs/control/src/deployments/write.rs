@@ -3,16 +3,20 @@
 use ambit_waypoint_objects::{CLASS, CONTROLLER, is_managed};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
     core::DynamicObject,
     discovery::ApiResource,
 };
 use serde_json::{Value, json};
 
 use super::{
-    book::{MANAGER, Name, Part, Write},
+    book::{MANAGER, Name, Part, Removal, Write},
+    release::Release,
     status::{Verdict, now},
 };
+
+/// What the class is for; 64 bytes at most.
+const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
 /// `group`, `version`, `kind` and the name of the kind in paths.
 fn resource(group: &str, kind: &str, plural: &str) -> ApiResource {
@@ -74,6 +78,36 @@ pub(super) async fn apply(
     Ok(None)
 }
 
+/// Takes back what was said of a Gateway, so that nothing is bound to it, and deletes what was made for it.
+pub(super) async fn release(
+    client: &Client,
+    name: &Name,
+    removals: &[Removal],
+) -> Result<(), kube::Error> {
+    // What one applies no more is gone.
+    status(client, name, &json!({})).await?;
+    for removal in removals {
+        let resource = resource_of(removal.part);
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
+        let only_this = Preconditions {
+            uid: removal.uid.clone(),
+            resource_version: None,
+        };
+        match api
+            .delete(
+                &name.name,
+                &DeleteParams::background().preconditions(only_this),
+            )
+            .await
+        {
+            // It is gone, or another has its name.
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+            done => drop(done?),
+        }
+    }
+    Ok(())
+}
+
 /// Writes a Gateway's status.
 pub(super) async fn status(
     client: &Client,
@@ -102,7 +136,7 @@ pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
     let class = DynamicObject::new(CLASS, &resource).data(json!({
         "spec": {
             "controllerName": CONTROLLER,
-            "description": "Layer 7 of the ambient mesh, for services and workloads that are bound to it",
+            "description": DESCRIPTION,
         },
     }));
     match api.create(&PostParams::default(), &class).await {
@@ -111,19 +145,21 @@ pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
     }
 }
 
-/// Says that the class has a controller.
-pub(super) async fn accept_class(client: &Client) -> Result<(), kube::Error> {
+/// Says that the class has a controller, and whether that knows the release of the definitions.
+pub(super) async fn accept_class(client: &Client, release: &Release) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let now = now();
+    let accepted = json!({
+        "type": "Accepted", "status": "True", "reason": "Accepted",
+        "message": "waypoints are made for Gateways of this class",
+        "lastTransitionTime": now,
+    });
     let body = json!({
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {"name": CLASS},
-        "status": {"conditions": [{
-            "type": "Accepted", "status": "True", "reason": "Accepted",
-            "message": "waypoints are made for Gateways of this class",
-            "lastTransitionTime": now(),
-        }]},
+        "status": {"conditions": [accepted, release.condition(&now)]},
     });
     let params = PatchParams::apply(MANAGER).force();
     api.patch_status(CLASS, &params, &Patch::Apply(&body))

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
+use ambit_k8s_api::{BUNDLE_VERSION, InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
 use ambit_kube_kit::watch::{Watch, WatchEvent};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::watcher};
@@ -14,9 +14,7 @@ use tokio::sync::watch as signal;
 use super::{Update, Updates, key, slim};
 
 /// Versions that are read, the best first. They do not differ in what the mesh reads.
-const VERSIONS: &[&str] = &["v1", "v1beta1"];
-/// Annotation of the Gateway API's definitions: the release that they are of.
-const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
+const VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
 /// First and longest pause between looks for a definition; after news of one it is short again,
 /// because the server takes a moment to serve it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -116,7 +114,8 @@ impl Follower {
             })
         };
         let best = VERSIONS.iter().find(is_served);
-        if best.is_some() && best != VERSIONS.first() {
+        let is_unread = self.kind.definition() == ambit_k8s_api::Definition::Unread;
+        if best.is_some() && best != VERSIONS.first() && !is_unread {
             let annotations = definition.metadata.annotations.as_ref();
             let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
             tracing::warn!(kind = %self.kind, bundle, "the definition of this kind does not serve v1: install a newer one, or fields that it does not know have no effect");

@@ -14,7 +14,7 @@ pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u
     let (sender, receiver) = watch::channel(0);
     let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
     let custom = Kind::ALL.iter().copied();
-    let custom = custom.filter(|kind| kind.definition() == Definition::Custom);
+    let custom = custom.filter(|kind| kind.definition() != Definition::BuiltIn);
     let names: Vec<_> = custom.map(definition_name).collect();
     let ours = move |definition: &PartialObjectMeta<CustomResourceDefinition>| {
         let name = definition.metadata.name.as_deref().unwrap_or_default();

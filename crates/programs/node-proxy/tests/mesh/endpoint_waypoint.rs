@@ -334,6 +334,18 @@ async fn whatever_did_not_come_through_the_waypoint_is_led_there_with_its_peer()
         .unwrap()
         .unwrap();
     assert_eq!(said, format!("{}\nhello\n", waypoint.host.ip));
+    // Each counts once as a connection to the pod: when it is delivered.
+    let counted = |family: &str, labels: &str| {
+        let metrics = mesh.nodes[1].metrics();
+        let samples = metrics.lines().filter(|line| {
+            line.starts_with(family) && line.contains(labels) && !line.starts_with('#')
+        });
+        let values = samples.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+        values.sum::<u64>()
+    };
+    assert_eq!(counted("ambit_connections_led_to_waypoint_total", ""), 3);
+    let opened = "istio_tcp_connections_opened_total";
+    assert_eq!(counted(opened, "reporter=\"destination\""), 3);
 }
 
 #[tokio::test]

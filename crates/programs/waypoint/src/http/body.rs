@@ -104,7 +104,8 @@ impl Count {
         }
     }
 
-    fn completed(&self) {
+    /// It went through to its end.
+    pub(crate) fn completed(&self) {
         self.0.lock().is_complete = true;
     }
 }

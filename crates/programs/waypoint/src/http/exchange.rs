@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::{
     admission::Admission,
     body::Passing,
+    circle::Passed,
     headers,
     record::Record,
     reply::Reply,
@@ -81,6 +82,7 @@ async fn answer(
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
+    let passed = Passed::take(request.headers_mut())?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -107,7 +109,7 @@ async fn answer(
     let mut outgoing = Request::from_parts(parts, body);
     address(&mut outgoing, &form, version)?;
     let patience = taken.timeouts().backend_request;
-    let sending = send::send(session, destination, version, patience, outgoing);
+    let sending = send::send(session, destination, version, (passed, patience), outgoing);
     let sent = match deadline {
         None => sending.await,
         Some(at) => match tokio::time::timeout_at(at, sending).await {
@@ -127,7 +129,8 @@ async fn answer(
         let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
         return Ok(switched.map(Answer::Own));
     }
-    if headers::remove_hop_by_hop(response.headers_mut()).is_err() {
+    let all = response.headers_mut();
+    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
         let flag = ResponseFlag::UpstreamProtocolError;
         return Err(Reply::new(
             StatusCode::BAD_GATEWAY,

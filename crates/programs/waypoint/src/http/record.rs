@@ -104,12 +104,13 @@ impl Record {
 
     /// The waypoint answers itself.
     pub(super) fn replied(&mut self, reply: &Reply) {
-        self.flags = reply.flag.map(ResponseFlags::from).unwrap_or_default();
+        self.flags = reply.flags;
         if let Some(reason) = reply.refused {
             self.session.shard.waypoint.http_metrics.refused(reason);
             self.details = Some(reason.to_owned());
         }
         self.sent.add(reply.text.len());
+        self.sent.completed();
     }
 
     /// The head of the answer is known.
@@ -148,9 +149,13 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if self.sent.is_late() {
-            self.flags = self.flags | ResponseFlag::UpstreamRequestTimeout;
-        } else if self.chosen.is_some() && !self.sent.is_complete() {
-            self.flags = self.flags | ResponseFlag::DownstreamConnectionTermination;
+            self.flags.insert(ResponseFlag::UpstreamRequestTimeout);
+        } else if self.chosen.is_some() && self.sent.is_broken() {
+            self.flags
+                .insert(ResponseFlag::UpstreamConnectionTermination);
+        } else if self.status == 0 || self.chosen.is_some() && !self.sent.is_complete() {
+            self.flags
+                .insert(ResponseFlag::DownstreamConnectionTermination);
         }
         let session = &self.session;
         let [forwarded_for, user_agent, request_id] = &self.named;

@@ -1,6 +1,6 @@
 //! Answers of the waypoint itself.
 
-use ambit_telemetry::http::ResponseFlag;
+use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderValue, Response, StatusCode, header};
 
 use crate::message::{self, Body};
@@ -11,7 +11,7 @@ pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
     /// What happened.
-    pub(crate) flag: Option<ResponseFlag>,
+    pub(crate) flags: ResponseFlags,
     /// Of a request that is not what HTTP allows: what is wrong with it.
     pub(crate) refused: Option<&'static str>,
 }
@@ -21,7 +21,7 @@ impl Reply {
         Self {
             status,
             text: text.into(),
-            flag: Some(flag),
+            flags: flag.into(),
             refused: None,
         }
     }
@@ -31,7 +31,7 @@ impl Reply {
         Self {
             status: StatusCode::FORBIDDEN,
             text: "RBAC: access denied".to_owned(),
-            flag: None,
+            flags: ResponseFlags::default(),
             refused: None,
         }
     }

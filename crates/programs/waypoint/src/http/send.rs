@@ -1,7 +1,8 @@
 //! Sending a request to an endpoint, and to another if that one cannot take it.
 //!
 //! What may have reached an application is sent again only if that changes nothing: a request without a body
-//! whose method is idempotent (RFC 9110, section 9.2.2).
+//! whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed (RFC 9113, section
+//! 8.7).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -17,7 +18,7 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::reply::Reply;
+use super::{broken::Broken, circle::Passed, reply::Reply};
 use crate::{
     message::{self, Body, Version},
     session::Session,
@@ -66,7 +67,17 @@ impl Destination {
         }
     }
 
-    fn route(
+    async fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let look = || self.known_route(session, own, failed);
+        session.shard.waypoint.completed(look).await
+    }
+
+    fn known_route(
         &self,
         session: &Session,
         own: &Local,
@@ -111,11 +122,11 @@ impl Destination {
         failed: &[ArcStr],
     ) -> Result<Way, UpstreamError> {
         let ipv6 = session.shard.waypoint.config.ipv6;
-        let first = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let first = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
             return Ok(first);
         }
-        let second = Way::of(self.route(session, own, failed)?, ipv6).await?;
+        let second = Way::of(self.route(session, own, failed).await?, ipv6).await?;
         let http = &session.shard.upstreams.http;
         let load = |way: &Way| http.load_of(way.endpoint());
         Ok(if load(&second) < load(&first) {
@@ -132,11 +143,11 @@ pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    patience: Option<Duration>,
+    (passed, patience): (Passed, Option<Duration>),
     request: Request<Body>,
 ) -> Result<(Response<Incoming>, Chosen), Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
-        return Err(Failure::of(
+        return Err(Failure::unavailable(
             ResponseFlag::NoHealthyUpstream,
             "no_own_workload",
         ));
@@ -144,6 +155,7 @@ pub(super) async fn send(
     let replay = Replay::of(&request);
     let mut request = request;
     let mut failed: Vec<ArcStr> = Vec::new();
+    let mut retries = 0;
     let mut way = destination.way(session, &own, &failed).await;
     loop {
         let to = match &way {
@@ -158,6 +170,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
+        passed.tell(request.headers_mut(), to);
         let trying = attempt(session, &own, to, version, request);
         let outcome = match patience {
             None => trying.await,
@@ -170,22 +183,26 @@ pub(super) async fn send(
             Ok(response) => {
                 let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
                 let replay = replay.as_ref().filter(|_| is_refusal);
-                (replay.map(Replay::request), Ok((response, chosen)))
+                (
+                    replay.and_then(|replay| replay.request(false)),
+                    Ok((response, chosen)),
+                )
             }
-            Err(Attempt {
-                error,
-                unsent,
-                flag,
-            }) => {
+            Err(Attempt { broken, unsent }) => {
                 let endpoint = chosen.endpoint;
-                tracing::debug!(%endpoint, error = chain(&*error), "an endpoint did not answer a request");
-                let again = unsent.or_else(|| replay.as_ref().map(Replay::request));
-                (again, Err(Failure::of(flag, chain(&*error))))
+                tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
+                let replay = replay.as_ref();
+                let again =
+                    unsent.or_else(|| replay.and_then(|one| one.request(broken.is_untouched)));
+                (again, Err(Failure::of(broken)))
             }
         };
-        let Some(next) = again.filter(|_| failed.len() <= RETRIES) else {
+        let Some(next) = again else {
             return ended;
         };
+        if retries == RETRIES {
+            return ended.map_err(Failure::after_retries);
+        }
         // Never to the same again: it would be asked to do what it has just failed to do.
         way = destination.way(session, &own, &failed).await;
         if way.is_err()
@@ -196,16 +213,16 @@ pub(super) async fn send(
         {
             return ended;
         }
+        retries += 1;
         request = next;
     }
 }
 
 /// A try that failed.
 struct Attempt {
-    error: Box<dyn std::error::Error + Send + Sync>,
+    broken: Broken,
     /// The request, if nothing of it was sent.
     unsent: Option<Request<Body>>,
-    flag: ResponseFlag,
 }
 
 async fn attempt(
@@ -217,13 +234,17 @@ async fn attempt(
 ) -> Result<Response<Incoming>, Attempt> {
     let key = HttpKey::new(way, version);
     let pool = &session.shard.upstreams.http;
+    let sent = |error| Attempt {
+        broken: Broken::of(&error),
+        unsent: None,
+    };
     // A connection that waited may have been closed by its endpoint in the meantime.
     while let Some(kept) = pool.take(&key) {
         match kept.send(pool, request).await {
             Ok(response) => return Ok(response),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => request = unsent,
-                None => return Err(Attempt::sent(error.into_error())),
+                None => return Err(sent(error.into_error())),
             },
         }
     }
@@ -231,9 +252,8 @@ async fn attempt(
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
-                error,
+                broken: Broken::unreached(chain(&*error)),
                 unsent: Some(request),
-                flag: ResponseFlag::UpstreamConnectionFailure,
             });
         }
     };
@@ -241,7 +261,7 @@ async fn attempt(
         let unsent = error.take_message();
         Attempt {
             unsent,
-            ..Attempt::sent(error.into_error())
+            ..sent(error.into_error())
         }
     })
 }
@@ -264,22 +284,16 @@ async fn open(
     Ok(upstreams.http.begin(key, stream).await?)
 }
 
-impl Attempt {
-    fn sent(error: hyper::Error) -> Self {
-        Self {
-            error: error.into(),
-            unsent: None,
-            flag: ResponseFlag::UpstreamConnectionTermination,
-        }
-    }
-}
-
 /// A request that may be sent again.
 #[derive(Debug)]
-struct Replay(http::request::Parts);
+struct Replay {
+    parts: http::request::Parts,
+    /// Whether sending it twice is like sending it once.
+    is_idempotent: bool,
+}
 
 impl Replay {
-    /// If it has no body, and sending it twice is like sending it once.
+    /// If it has no body.
     fn of(request: &Request<Body>) -> Option<Self> {
         let is_idempotent = matches!(
             *request.method(),
@@ -290,7 +304,7 @@ impl Replay {
                 | Method::DELETE
                 | Method::TRACE
         );
-        if !is_idempotent || !request.body().is_end_stream() {
+        if !request.body().is_end_stream() {
             return None;
         }
         let (mut parts, ()) = Request::new(()).into_parts();
@@ -298,20 +312,35 @@ impl Replay {
         parts.uri = request.uri().clone();
         parts.version = request.version();
         parts.headers = request.headers().clone();
-        Some(Self(parts))
+        Some(Self {
+            parts,
+            is_idempotent,
+        })
     }
 
-    fn request(&self) -> Request<Body> {
-        Request::from_parts(self.0.clone(), message::text(""))
+    /// The request again, if the endpoint has not touched it, or would only do what it has done already.
+    fn request(&self, is_untouched: bool) -> Option<Request<Body>> {
+        let is_safe = is_untouched || self.is_idempotent;
+        is_safe.then(|| Request::from_parts(self.parts.clone(), message::text("")))
     }
 }
 
 impl Failure {
-    fn of(flag: ResponseFlag, details: impl Into<String>) -> Self {
-        let text = "upstream connect error or disconnect/reset before headers";
+    fn of(broken: Broken) -> Self {
+        let Broken {
+            status, flag, text, ..
+        } = broken;
+        let said = "upstream connect error or disconnect/reset before headers";
         Self {
-            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, text, flag),
-            details: details.into(),
+            reply: Reply::new(status, said, flag),
+            details: text,
+        }
+    }
+
+    fn unavailable(flag: ResponseFlag, details: &str) -> Self {
+        Self {
+            reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, "no healthy upstream", flag),
+            details: details.to_owned(),
         }
     }
 
@@ -329,14 +358,12 @@ impl Failure {
     }
 
     fn no_endpoint(error: &UpstreamError) -> Self {
-        let text = "no healthy upstream";
-        Self {
-            reply: Reply::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                text,
-                ResponseFlag::NoHealthyUpstream,
-            ),
-            details: chain(error),
-        }
+        Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(error))
+    }
+
+    /// As often as requests are sent again.
+    fn after_retries(mut self) -> Self {
+        self.reply.flags.insert(ResponseFlag::RetryLimitExceeded);
+        self
     }
 }

@@ -9,8 +9,8 @@ use std::{
 
 use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_handover::Gate;
-use ambit_hbone::{ClientConnection, Settings, TunnelIo, client, tls};
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointGateway, WaypointService};
+use ambit_hbone::{ClientConnection, Settings, TunnelError, TunnelIo, client, tls};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointService};
 use ambit_proxy::{
     SharedState, Workers,
     state::{StateConfig, Update},
@@ -82,8 +82,6 @@ pub(crate) struct World {
     pub(crate) pki: Arc<Pki>,
     pub(crate) state: SharedState,
     pub(crate) published: Published,
-    pub(crate) http_metrics: Arc<HttpMetrics>,
-    pub(crate) waypoint: Arc<Waypoint>,
     registry: Registry,
     address: SocketAddr,
     _workers: Workers,
@@ -118,7 +116,7 @@ impl World {
             published: published.clone(),
             certificates,
             metrics,
-            http_metrics: http_metrics.clone(),
+            http_metrics,
         };
         let waypoint = Arc::new(Waypoint::new(config, surroundings));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -130,16 +128,12 @@ impl World {
             pki,
             state,
             published,
-            http_metrics,
-            waypoint,
             registry,
             address,
             _workers: workers,
         };
         world.workload(build::workload("waypoint", &["127.0.0.1"]));
-        world.publish(WaypointUpdate::Gateway(
-            Box::new(WaypointGateway::default()),
-        ));
+        world.publish(WaypointUpdate::Gateway(Box::default()));
         for of in [
             Resource::WaypointGateway,
             Resource::WaypointService,
@@ -258,10 +252,15 @@ pub(crate) struct Client {
 impl Client {
     /// A tunnel to an address.
     pub(crate) async fn tunnel(&self, to: &str, port: u16) -> TunnelIo {
+        self.try_tunnel(to, port).await.unwrap()
+    }
+
+    /// The same, where it may be refused.
+    pub(crate) async fn try_tunnel(&self, to: &str, port: u16) -> Result<TunnelIo, TunnelError> {
         let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
         let tunnel = self.connection.tunnel(authority, HeaderMap::new());
-        let (tunnel, _) = timeout(LONG, tunnel).await.unwrap().unwrap();
-        tunnel.into_io()
+        let (tunnel, _) = timeout(LONG, tunnel).await.unwrap()?;
+        Ok(tunnel.into_io())
     }
 
     /// What comes back for bytes, up to the end; a reset ends it too.

@@ -8,5 +8,8 @@
 )]
 
 mod application;
+mod counts;
+mod endings;
 mod fixture;
 mod http1;
+mod http2;

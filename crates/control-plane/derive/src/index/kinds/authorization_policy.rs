@@ -1,6 +1,7 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
 mod attached;
+mod callers;
 mod http;
 mod rules;
 mod values;
@@ -96,6 +97,7 @@ impl MeshKind for AuthorizationPolicy {
         Rendered {
             waypoint_policies: attached.map(|one| one.render(index)).unwrap_or_default(),
             policies: policy.sent.clone().into_iter().collect(),
+            conflicts: policy.note(index).into_iter().collect(),
             ..Rendered::default()
         }
     }
@@ -159,6 +161,8 @@ pub(crate) struct PolicyInput {
     pub(crate) sent: Option<Authorization>,
     /// Which workloads list it.
     pub(crate) selector: Option<Labels>,
+    /// The first field that names callers.
+    callers: Option<String>,
     /// What waypoints enforce.
     attached: Option<Attached>,
 }
@@ -177,6 +181,7 @@ impl PolicyInput {
                 Self {
                     sent: None,
                     selector: None,
+                    callers: None,
                     attached: None,
                 },
                 vec![note],
@@ -193,6 +198,7 @@ impl PolicyInput {
             let attached = Self {
                 sent: None,
                 selector: None,
+                callers: None,
                 attached: Some(Attached::read(policy, config, &mut notes)?),
             };
             return Ok((attached, notes));
@@ -225,7 +231,14 @@ impl PolicyInput {
                 "dry-run policies are not sent to node proxies unless --dry-run-policies is set",
             ));
         }
-        Ok((Self::sent(policy, config, action, rules, dry_run), notes))
+        let mut input = Self::sent(policy, config, action, rules, dry_run);
+        input.callers = callers::field(&spec.rules);
+        Ok((input, notes))
+    }
+
+    /// What of it has no effect because of waypoints.
+    fn note(&self, index: &Index) -> Option<Note> {
+        callers::note(index, self.callers.as_deref()?, self.sent.as_ref()?)
     }
 
     /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
@@ -238,6 +251,7 @@ impl PolicyInput {
             return Some(Self {
                 sent: None,
                 selector: None,
+                callers: None,
                 attached: Some(Attached::substitute(policy, config)),
             });
         }
@@ -273,6 +287,7 @@ impl PolicyInput {
         Self {
             sent: Some(sent),
             selector,
+            callers: None,
             attached: None,
         }
     }

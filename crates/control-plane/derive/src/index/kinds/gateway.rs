@@ -1,25 +1,29 @@
 //! Gateways: those whose class is one of waypoints are waypoints.
 
+mod proxy_config;
+
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{
-    Gateway, ObjectKey, created,
-    gateway::{Listener, RouteNamespaces},
+    Gateway, ObjectKey, ObjectMeta, created,
+    gateway::{GatewaySpec, Listener, RouteNamespaces},
     labels,
 };
 use ambit_model::{ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::unread;
 use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
     index::{
         Consent, Index, Serves,
-        kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
     },
     problem::{FieldError, Note},
 };
+use proxy_config::ProxyConfig;
 
 impl Followed for Gateway {
     const EXTENT: Extent = Extent::Whole { labels: None };
@@ -37,6 +41,9 @@ pub(crate) struct GatewayInput {
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
     client_identity_header: bool,
+    config: ProxyConfig,
+    /// Whether it cannot be used as it is written: what it takes is refused.
+    pub(crate) is_unusable: bool,
     /// Names of its listeners, and whether each is the one that waypoints have.
     listeners: Vec<(String, bool)>,
 }
@@ -58,10 +65,7 @@ impl MeshKind for Gateway {
         let mut notes = Vec::new();
         let account = annotation(labels::FOR_SERVICE_ACCOUNT).filter(|name| !name.is_empty());
         let input = GatewayInput {
-            name: GatewayName::new(
-                metadata.namespace.as_deref().unwrap_or("default"),
-                metadata.name.as_deref().unwrap_or_default(),
-            ),
+            name: name_of(metadata),
             class: self.spec.gateway_class_name.as_str().into(),
             created: created(metadata),
             serves: serves(metadata.labels.as_ref())?,
@@ -70,8 +74,47 @@ impl MeshKind for Gateway {
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
             listeners: listeners(&self.spec.listeners, &mut notes),
+            config: proxy_config::read(annotation(labels::PROXY_CONFIG), &mut notes),
+            is_unusable: false,
         };
         Ok(Read::of(Some(input), notes))
+    }
+
+    /// A waypoint that there should be: without it, what it takes would go around it.
+    fn substitute(&self, _: &MeshConfig) -> Option<GatewayInput> {
+        let metadata = &self.metadata;
+        let annotations = metadata.annotations.as_ref();
+        let account = annotations.and_then(|all| all.get(labels::FOR_SERVICE_ACCOUNT));
+        let account = account.filter(|name| !name.is_empty());
+        Some(GatewayInput {
+            name: name_of(metadata),
+            class: self.spec.gateway_class_name.as_str().into(),
+            created: created(metadata),
+            serves: None,
+            account: account.map(ArcStr::from),
+            consent: Consent::Nobody,
+            client_identity_header: false,
+            listeners: Vec::new(),
+            config: ProxyConfig::default(),
+            is_unusable: true,
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: GatewaySpec {
+                gateway_class_name: field(spec, "gatewayClassName")?,
+                ..GatewaySpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn inherit(new: &mut GatewayInput, old: &GatewayInput) {
+        if new.config.is_unreadable {
+            new.config.trusted_proxies = old.config.trusted_proxies;
+        }
     }
 
     fn standing(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
@@ -99,19 +142,31 @@ impl MeshKind for Gateway {
 
     fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
         let is_waypoint = index.waypoint(&gateway.name).is_ok();
+        let own = gateway.config.trusted_proxies;
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),
             path_normalization: index.config.path_normalization,
-            trusted_proxies: index.config.trusted_proxies,
+            trusted_proxies: own.unwrap_or(index.config.trusted_proxies),
             client_identity_header: gateway.client_identity_header,
         });
-        let conflicts = is_waypoint.then(|| index.strangers(&gateway.name));
+        let conflicts = is_waypoint.then(|| {
+            let mut notes = index.strangers(&gateway.name);
+            notes.extend(unread::note(index, &gateway.name));
+            notes
+        });
         Rendered {
             waypoint_gateways: record.into_iter().collect(),
             conflicts: conflicts.unwrap_or_default(),
             ..Rendered::default()
         }
     }
+}
+
+fn name_of(metadata: &ObjectMeta) -> GatewayName {
+    GatewayName::new(
+        metadata.namespace.as_deref().unwrap_or("default"),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
 }
 
 /// The listeners as a waypoint has them: a single one.

@@ -30,10 +30,16 @@ impl MeshKind for GatewayClass {
     type Input = ClassInput;
 
     fn read(&self, _: &MeshConfig) -> Result<Read<ClassInput>, FieldError> {
-        Ok(Read::plain(ClassInput {
+        // Its Gateways are waypoints whatever its labels say.
+        let (serves, note) = match gateway::serves(self.metadata.labels.as_ref()) {
+            Ok(serves) => (serves, None),
+            Err(note) => (None, Some(note)),
+        };
+        let input = ClassInput {
             controller: self.spec.controller_name.as_str().into(),
-            serves: gateway::serves(self.metadata.labels.as_ref())?,
-        }))
+            serves,
+        };
+        Ok(Read::of(Some(input), note.into_iter().collect()))
     }
 
     fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {

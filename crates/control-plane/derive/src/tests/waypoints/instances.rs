@@ -39,7 +39,7 @@ fn own_service() -> String {
     )
 }
 
-fn effective(mesh: &TestMesh) -> Option<String> {
+pub(super) fn effective(mesh: &TestMesh) -> Option<String> {
     let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
     let problems = mesh.index.problems_of(&key);
     let verdict = (EFFECTIVE.verdict)(&Subject {
@@ -221,4 +221,30 @@ fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
         mesh.apply(&own);
         assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
     }
+}
+
+#[test]
+fn a_gateway_of_another_controller_is_told_nothing_whoever_its_pods_are() {
+    let foreign = gateway("wp", "").replace("istio-waypoint", "other")
+        + "status: {addresses: [{type: IPAddress, value: 10.96.0.10}]}\n";
+    let bound = labelled(SERVICE, "labels: {istio.io/use-waypoint: wp}");
+    let own = pod("wp-1", LABEL, "wp", "10.1.2.9");
+    let mesh = TestMesh::of(&all(&[&foreign, &bound, CART, &own, &own_service()]));
+    // Never around it, and never through what nobody vouches for.
+    assert_eq!(
+        verdict(&mesh, Kind::Service, "shop", "cart"),
+        "false WaypointIsNotReady"
+    );
+    let address = mesh
+        .service("shop/cart.shop.svc.cluster.local")
+        .waypoint
+        .clone();
+    assert_eq!(
+        address.unwrap().destination.to_string(),
+        "shop/not-a-waypoint.wp.shop.waypoint.invalid"
+    );
+    assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
+    // Its Service is one like others, and its Gateway is the other controller's to judge.
+    assert!(serves(&mesh, "wp-1"));
+    assert_eq!(effective(&mesh), None);
 }

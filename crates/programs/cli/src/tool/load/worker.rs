@@ -59,6 +59,13 @@ enum Open {
     Echo(TcpStream),
 }
 
+impl Open {
+    /// Whether the server has said that it is over: no failure, the next request takes another.
+    fn has_ended(&self) -> bool {
+        matches!(self, Self::Http(connection) if connection.has_ended())
+    }
+}
+
 impl Worker {
     /// Sends what is due until the load has ended.
     pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
@@ -71,7 +78,8 @@ impl Worker {
             }
             let opening = open.is_none();
             let outcome = self.request(&mut open, turn.due);
-            if outcome.is_err() || self.mode == Mode::New {
+            let has_ended = open.as_ref().is_some_and(Open::has_ended);
+            if outcome.is_err() || has_ended || self.mode == Mode::New {
                 open = None;
             }
             let finished = Finished {
@@ -223,6 +231,20 @@ mod tests {
         assert!(later[0].1.is_some());
         assert!(later[1].0);
         assert!(later[1].1.is_some());
+    }
+
+    #[test]
+    fn a_server_that_says_that_a_connection_ends_fails_no_request() {
+        let serve = |_, mut stream: TcpStream| {
+            answer_once(&stream, "hi");
+            let mut head = [0; 1024];
+            assert_ne!(stream.read(&mut head).unwrap(), 0);
+            let last = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi";
+            stream.write_all(last.as_bytes()).unwrap();
+        };
+        let outcomes = outcomes(Mode::KeepAlive, get("hi"), 4, serve);
+        let expected = [(true, None), (false, None), (true, None), (false, None)];
+        assert_eq!(outcomes, expected);
     }
 
     #[test]

@@ -25,7 +25,7 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
 
 /// A book that knows the class and one Gateway.
 fn book(metadata: Value) -> Book {
-    let mut book = Book::new(Settings::default(), "default".into());
+    let mut book = Book::new(Settings::default(), "default".into(), Release::of(None));
     book.class(Some(class(CONTROLLER)));
     book.gateway(name(), Some(gateway(metadata, Value::Null)));
     book
@@ -35,6 +35,7 @@ fn class(controller: &str) -> Class {
     Class {
         controller: controller.into(),
         is_accepted: true,
+        release: Some(Release::of(None)),
     }
 }
 
@@ -134,6 +135,56 @@ fn a_class_of_another_controller_or_none_is_left_alone() {
     book.class(Some(class(CONTROLLER)));
     assert!(!book.take_due().is_empty());
     assert!(book.plan(&name()).is_some());
+}
+
+#[test]
+fn the_class_is_made_and_says_what_is_known_unless_it_is_anothers() {
+    let mut book = book(json!({}));
+    assert_eq!(book.class_work(), None);
+    let other = Class {
+        release: None,
+        ..class("example.com/other")
+    };
+    book.class(Some(other));
+    assert_eq!(book.class_work(), None);
+    book.class(None);
+    assert_eq!(book.class_work(), Some(ClassWork::Make));
+    let unsaid = Class {
+        release: None,
+        ..class(CONTROLLER)
+    };
+    book.class(Some(unsaid));
+    assert_eq!(book.class_work(), Some(ClassWork::Say(&Release::of(None))));
+}
+
+#[test]
+fn a_gateway_of_another_class_loses_what_we_made_for_it_and_nothing_else() {
+    let mut book = book(json!({}));
+    let standing = |manager: &str, owner: &str| {
+        let mut metadata = metadata(json!([applied_by(manager, json!({}))]));
+        let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "name": "way", "uid": owner}]);
+        metadata.owner_references = serde_json::from_value(owner).unwrap();
+        metadata.uid = Some("7".into());
+        Standing::of(&metadata)
+    };
+    for (part, manager, owner) in [
+        (Part::Service, MANAGER, "1"),
+        (Part::Deployment, "istio.io/mesh-controller", "1"),
+        (Part::ServiceAccount, MANAGER, "of an earlier Gateway"),
+    ] {
+        book.object(part, name(), Some(standing(manager, owner)));
+    }
+    let mut other = gateway(json!({}), Value::Null);
+    other.spec.gateway_class_name = "other".into();
+    book.gateway(name(), Some(other));
+    let removal = Removal {
+        part: Part::Service,
+        uid: Some("7".into()),
+    };
+    assert_eq!(book.plan(&name()), Some(Plan::Release(vec![removal])));
+    book.object(Part::Service, name(), None);
+    assert_eq!(book.plan(&name()), None);
 }
 
 #[test]
@@ -252,6 +303,21 @@ fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
         {"type": "Hostname", "value": "way.shop.svc.cluster.local"},
     ]);
     assert_eq!(ready["addresses"], addresses);
+    let balanced = Standing {
+        ips: vec!["10.96.0.7".into()],
+        outside: vec!["192.0.2.1".into()],
+        ..Standing::default()
+    };
+    book.object(Part::Service, name(), Some(balanced));
+    assert_eq!(
+        progress(&book).unwrap()["addresses"][2]["value"],
+        "192.0.2.1"
+    );
+    let service = Standing {
+        ips: vec!["10.96.0.7".into()],
+        ..Standing::default()
+    };
+    book.object(Part::Service, name(), Some(service));
     assert_eq!(ready["conditions"][0]["observedGeneration"], 3);
 
     // It stands there: nothing to write.

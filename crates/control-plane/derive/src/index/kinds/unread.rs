@@ -1,0 +1,78 @@
+//! Kinds that have no effect here: a waypoint's Gateway says so where there are objects of them.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{
+    DestinationRule, EnvoyFilter, GRPCRoute, Kind, RequestAuthentication, TCPRoute, TLSRoute,
+    Telemetry, VirtualService, WasmPlugin,
+};
+use ambit_model::{ArcStr, GatewayName};
+
+use super::Objects;
+use crate::{
+    MeshConfig, PodDirectory,
+    index::{
+        Index,
+        instances::listed,
+        kind::{Change, Extent, Followed, MeshKind, Read},
+    },
+    problem::{FieldError, Note},
+};
+
+macro_rules! unread {
+    ($($kind:ident)*) => {
+        $(impl Followed for $kind {
+            const EXTENT: Extent = Extent::Presence;
+        }
+
+        impl MeshKind for $kind {
+            type Input = ();
+
+            fn read(&self, _: &MeshConfig) -> Result<Read<()>, FieldError> {
+                Ok(Read::plain(()))
+            }
+
+            fn changed(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
+                index.mark_gateways();
+            }
+        })*
+
+        /// All objects of such kinds in a namespace, as text.
+        fn present(namespace: &str, objects: &Objects) -> Vec<String> {
+            let mut all = Vec::new();
+            $(
+                let names = objects.all::<$kind>().keys();
+                all.extend(names.map(|name| format!("{} {namespace}/{name}", Kind::$kind)));
+            )*
+            all
+        }
+    };
+}
+
+unread! {
+    VirtualService DestinationRule EnvoyFilter RequestAuthentication Telemetry WasmPlugin
+    GRPCRoute TCPRoute TLSRoute
+}
+
+/// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose
+/// labels, or whose services' labels, name it. Whether one of them means this waypoint in particular is not read.
+pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
+    let mut namespaces: BTreeSet<&ArcStr> =
+        [&gateway.namespace, &index.config.root_namespace].into();
+    for key in index.bound.of(gateway) {
+        match key.kind {
+            // They come and go, and are of a namespace that is named or has such services.
+            Kind::Pod => {}
+            Kind::Namespace => drop(namespaces.insert(&key.name)),
+            _ => drop(namespaces.insert(&key.namespace)),
+        }
+    }
+    let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
+    let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
+    let message = format!(
+        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute, and AuthorizationPolicy with \
+         targetRefs",
+        listed(&all)?
+    );
+    Some(Note::new(".", message))
+}

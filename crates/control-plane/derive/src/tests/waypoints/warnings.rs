@@ -1,0 +1,240 @@
+//! What is said of policies, settings and kinds that have not the effect at waypoints that one might expect.
+
+use ambit_k8s_api::Kind;
+
+use super::{
+    attachment::{namespace, waypoint},
+    instances::effective,
+    *,
+};
+
+fn policy(namespace: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+    )
+}
+
+fn problems_of(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> Vec<String> {
+    let problems = mesh
+        .index
+        .problems_of(&ObjectKey::new(kind, namespace, name));
+    let text = problems
+        .iter()
+        .map(|one| format!("{}: {}", one.field, one.message));
+    text.collect()
+}
+
+fn of_policy(mesh: &TestMesh, namespace: &str) -> Option<String> {
+    let mut problems = problems_of(mesh, Kind::AuthorizationPolicy, namespace, "p");
+    assert!(problems.len() <= 1, "{problems:?}");
+    problems.pop()
+}
+
+#[test]
+fn policies_that_name_callers_are_told_of_waypoints_before_their_pods() {
+    let by = |source: &str| format!("rules: [{{}}, {{from: [{{source: {{{source}}}}}]}}]");
+    let selector = "selector: {matchLabels: {app: cart}}, ";
+    let selecting = |source: &str| format!("{selector}{}", by(source));
+    let from = "spec.rules[1].from[0]: pods that it applies to are behind the waypoint shop/wp: ";
+    for (namespace, spec, expected) in [
+        ("shop", selecting("principals: [cluster.local/ns/a/sa/b]"), from),
+        ("shop", selecting("notNamespaces: [a]"), from),
+        ("shop", selecting("serviceAccounts: [a/b]"), from),
+        ("shop", selecting("ipBlocks: [10.0.0.0/8]"), from),
+        ("shop", format!("action: DENY, {}", by("namespaces: [a]")), from),
+        ("istio-system", selecting("namespaces: [a]"), from),
+        ("istio-system", by("namespaces: [a]"), from),
+        (
+            "shop",
+            "rules: [{when: [{key: destination.port, values: [\"80\"]}, {key: source.namespace, values: [a]}]}]".to_owned(),
+            "spec.rules[0].when[1]: pods",
+        ),
+        // These speak of no callers, of other pods, or of the waypoint itself.
+        ("shop", "rules: [{to: [{operation: {ports: [\"80\"]}}]}]".to_owned(), ""),
+        ("shop", selecting("namespaces: [a]").replace("cart", "other"), ""),
+        ("bank", by("namespaces: [a]"), ""),
+        ("shop", selecting("principals: [cluster.local/ns/shop/sa/wp]"), ""),
+        ("shop", selecting("notPrincipals: [cluster.local/ns/shop/sa/wp]"), ""),
+        ("shop", selecting("serviceAccounts: [a/b, wp]"), ""),
+    ] {
+        let mut mesh = TestMesh::of(&all(&[CART, &policy(namespace, &spec)]));
+        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+        mesh.apply(&gateway("wp", ""));
+        let found = of_policy(&mesh, namespace).unwrap_or_default();
+        let is_expected = match expected {
+            "" => found.is_empty(),
+            expected => found.starts_with(expected) && found.contains("spec.targetRefs"),
+        };
+        assert!(is_expected, "{spec}: {found:?}");
+        // It goes with the pods, and with the waypoint.
+        mesh.delete(Kind::Pod, "shop", "cart-1");
+        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+        mesh.apply(CART);
+        assert_eq!(of_policy(&mesh, namespace).unwrap_or_default(), found, "{spec}");
+        mesh.delete(Kind::Gateway, "shop", "wp");
+        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+    }
+}
+
+#[test]
+fn a_waypoint_for_services_is_no_caller_of_pods_that_are_asked_for_themselves() {
+    let spec = "rules: [{from: [{source: {namespaces: [a]}}]}]";
+    let for_services = gateway("wp", ", labels: {istio.io/waypoint-for: service}");
+    let mesh = TestMesh::of(&all(&[CART, &policy("shop", spec), &for_services]));
+    assert_eq!(of_policy(&mesh, "shop"), None);
+}
+
+fn configured(config: &str) -> String {
+    gateway(
+        "wp",
+        &format!(", annotations: {{proxy.istio.io/config: {config:?}}}"),
+    )
+}
+
+#[test]
+fn a_gateways_own_settings_go_before_the_meshs() {
+    let mut mesh = TestMesh::with(MeshConfig {
+        trusted_proxies: 1,
+        ..MeshConfig::default()
+    });
+    let at = "metadata.annotations[proxy.istio.io/config]";
+    let number = ".gatewayTopology.numTrustedProxies: ";
+    for (config, trusted, problem) in [
+        (None, 1, None),
+        // Nothing usable was there before: the mesh's.
+        (
+            Some("{gatewayTopology: {numTrustedProxies: many}}"),
+            1,
+            Some(number),
+        ),
+        (Some("gatewayTopology:\n  numTrustedProxies: 2\n"), 2, None),
+        // The last usable one stays.
+        (
+            Some("{gatewayTopology: {numTrustedProxies: -1}}"),
+            2,
+            Some(number),
+        ),
+        (Some("gatewayTopology: ["), 2, Some(": is no YAML")),
+        (
+            Some("{gatewayTopology: 3}"),
+            2,
+            Some(".gatewayTopology: is not a map"),
+        ),
+        (Some("[]"), 2, Some(": is not a map")),
+        (Some("{gatewayTopology: {numTrustedProxies: 0}}"), 0, None),
+        (
+            Some("{concurrency: 4}"),
+            1,
+            Some(".concurrency: has no effect"),
+        ),
+        (
+            Some("{gatewayTopology: {numTrustedProxies: 3, proxyProtocol: {}}}"),
+            3,
+            Some(".gatewayTopology.proxyProtocol: has no effect"),
+        ),
+        (Some(""), 1, None),
+        (None, 1, None),
+    ] {
+        mesh.apply(&config.map_or_else(|| gateway("wp", ""), configured));
+        let found = mesh.waypoint_gateways["gateway shop/wp"].trusted_proxies;
+        assert_eq!(found, trusted, "{config:?}");
+        let said = effective(&mesh);
+        match problem {
+            None => assert_eq!(said, None, "{config:?}"),
+            Some(problem) => {
+                let said = said.unwrap();
+                assert!(
+                    said.starts_with(&format!("{at}{problem}")),
+                    "{config:?}: {said}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gateway_that_cannot_be_used_lets_nothing_around_it() {
+    let wrong = gateway("wp", ", labels: {istio.io/waypoint-for: everything}");
+    // As after a restart: no usable form of it was ever seen.
+    let mut mesh = TestMesh::of(&all(&[CART, SERVICE, &wrong]));
+    assert_eq!(
+        waypoint(mesh.pod("cart-1")).as_deref(),
+        Some("shop/unusable.wp.shop.waypoint.invalid")
+    );
+    assert!(mesh.waypoint_gateways.is_empty());
+    mesh.apply(&gateway("wp", ""));
+    let usable = Some("shop/wp.shop.svc.cluster.local");
+    assert_eq!(waypoint(mesh.pod("cart-1")).as_deref(), usable);
+    mesh.apply(&wrong);
+    assert_eq!(
+        waypoint(mesh.pod("cart-1")).as_deref(),
+        usable,
+        "the last form stays"
+    );
+    // One that is another controller's is none of ours, usable or not.
+    let mesh = TestMesh::of(&all(&[CART, &wrong.replace("istio-waypoint", "istio")]));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+}
+
+#[test]
+fn a_class_with_a_wrong_label_stays_a_class_of_waypoints() {
+    let class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: mine, labels: {istio.io/waypoint-for: everything}}\nspec: {controllerName: istio.io/mesh-controller}\n";
+    let of_class = gateway("wp", "").replace("istio-waypoint", "mine");
+    let mesh = TestMesh::of(&all(&[CART, &of_class, class]));
+    assert_eq!(
+        waypoint(mesh.pod("cart-1")).as_deref(),
+        Some("shop/wp.shop.svc.cluster.local")
+    );
+    assert_eq!(problems_of(&mesh, Kind::GatewayClass, "", "mine").len(), 1);
+}
+
+#[test]
+fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean() {
+    let unread = |kind: Kind, namespace: &str, name: &str| {
+        format!(
+            "apiVersion: {}/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{any: [null]}}\n",
+            kind.group()
+        )
+    };
+    let mut mesh = TestMesh::of(&gateway("wp", ""));
+    for kind in [
+        Kind::VirtualService,
+        Kind::DestinationRule,
+        Kind::EnvoyFilter,
+        Kind::RequestAuthentication,
+        Kind::Telemetry,
+        Kind::WasmPlugin,
+        Kind::GRPCRoute,
+        Kind::TCPRoute,
+        Kind::TLSRoute,
+    ] {
+        for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
+            mesh.apply(&unread(kind, namespace, "x"));
+            let said = effective(&mesh);
+            let expected = format!("{kind} {namespace}/x: objects of such kinds have no effect");
+            assert_eq!(said.is_some(), concerns, "{kind} {namespace}");
+            assert!(said.unwrap_or_default().starts_with(&expected) || !concerns);
+            mesh.delete(kind, namespace, "x");
+            assert_eq!(effective(&mesh), None);
+        }
+    }
+    // A namespace that uses the waypoint is concerned as long as it does.
+    mesh.apply(&unread(Kind::VirtualService, "bank", "x"));
+    let bound = SERVICE.replace(
+        "namespace: shop",
+        "namespace: bank, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}",
+    );
+    mesh.apply(&bound);
+    assert!(
+        effective(&mesh)
+            .unwrap()
+            .starts_with("VirtualService bank/x")
+    );
+    mesh.delete(Kind::Service, "bank", "cart");
+    assert_eq!(effective(&mesh), None);
+    mesh.apply(
+        &namespace("istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop")
+            .replace("name: shop", "name: bank"),
+    );
+    assert!(effective(&mesh).is_some());
+}

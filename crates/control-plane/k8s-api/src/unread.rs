@@ -1,0 +1,79 @@
+//! Kinds that mean something to other meshes and nothing to this one: that their objects exist is read, so that it
+//! can be said, and nothing of what is in them.
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::status::Status;
+
+macro_rules! unread {
+    ($($(#[$doc:meta])* $name:ident, $group:literal, $plural:literal;)*) => {
+        $($(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        pub struct $name {
+            /// Version of the API it was written in.
+            #[serde(default)]
+            pub api_version: String,
+            /// The kind.
+            #[serde(default)]
+            pub kind: String,
+            /// Metadata.
+            #[serde(default)]
+            pub metadata: ObjectMeta,
+        }
+
+        impl k8s_openapi::Resource for $name {
+            const API_VERSION: &'static str = concat!($group, "/v1");
+            const GROUP: &'static str = $group;
+            const KIND: &'static str = stringify!($name);
+            const VERSION: &'static str = "v1";
+            const URL_PATH_SEGMENT: &'static str = $plural;
+            type Scope = NamespaceResourceScope;
+        }
+
+        impl k8s_openapi::Metadata for $name {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+
+        impl Status for $name {
+            fn api_version(&self) -> &str {
+                &self.api_version
+            }
+
+            fn conditions(&self) -> Vec<Value> {
+                Vec::new()
+            }
+        })*
+    };
+}
+
+unread! {
+    /// Routes of Istio's own API.
+    VirtualService, "networking.istio.io", "virtualservices";
+    /// How backends are called, in Istio's own API.
+    DestinationRule, "networking.istio.io", "destinationrules";
+    /// Changes of Envoy's configuration.
+    EnvoyFilter, "networking.istio.io", "envoyfilters";
+    /// Who may be a caller by JSON web tokens.
+    RequestAuthentication, "security.istio.io", "requestauthentications";
+    /// What is measured and logged.
+    Telemetry, "telemetry.istio.io", "telemetries";
+    /// Code that runs in Envoy.
+    WasmPlugin, "extensions.istio.io", "wasmplugins";
+    /// Where gRPC requests go.
+    GRPCRoute, "gateway.networking.k8s.io", "grpcroutes";
+    /// Where TCP connections go.
+    TCPRoute, "gateway.networking.k8s.io", "tcproutes";
+    /// Where TLS connections go.
+    TLSRoute, "gateway.networking.k8s.io", "tlsroutes";
+}

@@ -1,0 +1,151 @@
+//! A waypoint of a test's namespace, as its users see it.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::Value;
+
+use crate::{Space, address, is_ready, until};
+
+/// The label that its pods and all its objects have.
+const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Its name, that of the command line by default.
+const NAME: &str = "waypoint";
+
+/// A Gateway of the class of waypoints, called `waypoint`.
+#[derive(Debug)]
+pub struct Waypoint<'a> {
+    space: &'a Space<'a>,
+}
+
+impl<'a> Waypoint<'a> {
+    /// `ambit waypoint apply`; ready with two pods.
+    #[track_caller]
+    pub fn apply(space: &'a Space<'a>) -> Self {
+        let waypoint = Self { space };
+        waypoint.ambit(&["apply", "--wait"]);
+        waypoint.ready(2);
+        waypoint
+    }
+
+    /// `ambit waypoint delete`.
+    #[track_caller]
+    pub fn delete(&self) {
+        self.ambit(&["delete", NAME]);
+    }
+
+    /// `ambit waypoint`, of the cluster even where a lab is up.
+    #[track_caller]
+    fn ambit(&self, args: &[&str]) {
+        let mesh = self.space.mesh();
+        let kubeconfig = format!("--kubeconfig={}", mesh.cluster().kubeconfig().display());
+        let of = ["--namespace", self.space.name(), &kubeconfig];
+        mesh.ambit(&[&["waypoint"], args, &of].concat());
+    }
+
+    /// `kubectl` in its namespace.
+    #[track_caller]
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        let namespace = ["--namespace", self.space.name()];
+        self.space.mesh().kubectl(&[args, &namespace].concat())
+    }
+
+    /// Its pods that are not ending.
+    pub fn pods(&self) -> Vec<Pod> {
+        self.space.labelled(&format!("{GATEWAY_NAME}={NAME}"))
+    }
+
+    /// The addresses of its pods.
+    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.pods().iter().map(address).collect()
+    }
+
+    /// Waits until it has exactly so many pods, and all are ready.
+    #[track_caller]
+    pub fn ready(&self, count: usize) -> Vec<Pod> {
+        let mut pods = Vec::new();
+        until(&format!("the waypoint has {count} ready pods"), || {
+            pods = self.pods();
+            pods.len() == count && pods.iter().all(is_ready)
+        });
+        pods
+    }
+
+    /// Scales it; waits until that is done.
+    #[track_caller]
+    pub fn scale(&self, count: usize) {
+        let replicas = format!("--replicas={count}");
+        self.kubectl(&["scale", &format!("deployment/{NAME}"), &replicas]);
+        self.ready(count);
+    }
+
+    /// Does something that replaces its pods; waits until they are replaced.
+    #[track_caller]
+    pub fn replaced(&self, by: impl FnOnce(&Self)) {
+        let before: BTreeSet<_> = self.pods().iter().map(ResourceExt::uid).collect();
+        by(self);
+        until("the waypoint's pods are replaced", || {
+            let pods = self.pods();
+            let is_new = |pod: &Pod| is_ready(pod) && !before.contains(&pod.uid());
+            pods.len() == before.len() && pods.iter().all(is_new)
+        });
+    }
+
+    /// Changes its Gateway by a merge.
+    #[track_caller]
+    pub fn patch(&self, patch: &Value) {
+        let patch = patch.to_string();
+        self.kubectl(&["patch", "gateway", NAME, "--type=merge", "--patch", &patch]);
+    }
+
+    /// Its Gateway.
+    #[track_caller]
+    pub fn gateway(&self) -> Value {
+        let text = self.kubectl(&["get", "gateway", NAME, "--output=json"]);
+        serde_json::from_str(&text).expect("kubectl writes JSON")
+    }
+
+    /// Waits until a condition of its Gateway is `STATUS REASON`.
+    #[track_caller]
+    pub fn until_condition(&self, kind: &str, expected: &str) {
+        let mut last = Value::Null;
+        until(&format!("{kind} is {expected}"), || {
+            last = self.gateway()["status"].clone();
+            condition(&last, kind).as_deref() == Some(expected)
+        });
+    }
+
+    /// The names of the objects that were made for it.
+    #[track_caller]
+    pub fn objects(&self) -> String {
+        let kinds = "serviceaccounts,services,deployments,poddisruptionbudgets";
+        let label = format!("--selector={GATEWAY_NAME}={NAME}");
+        self.kubectl(&["get", kinds, &label, "--output=name"])
+    }
+
+    /// The access logs of its pods.
+    #[track_caller]
+    pub fn access_log(&self) -> String {
+        let label = format!("--selector={GATEWAY_NAME}={NAME}");
+        self.kubectl(&["logs", &label, "--tail=-1", "--prefix"])
+    }
+
+    /// The metrics of its pods, asked for by a pod of the app.
+    pub fn metrics(&self, app: &str) -> String {
+        let addresses = self.addresses();
+        let pages = addresses.iter().map(|address| {
+            let url = format!("http://{address}:15020/stats/prometheus");
+            self.space.get(app, &url).unwrap_or_default()
+        });
+        pages.collect()
+    }
+}
+
+/// `STATUS REASON` of a condition of an object's status.
+pub fn condition(status: &Value, kind: &str) -> Option<String> {
+    let conditions = status["conditions"].as_array()?;
+    let one = conditions.iter().find(|one| one["type"] == kind)?;
+    let text = |field: &str| one[field].as_str().unwrap_or_default().to_owned();
+    Some(format!("{} {}", text("status"), text("reason")))
+}

@@ -1,0 +1,74 @@
+//! Waypoints that the control plane deploys.
+
+mod definitions;
+mod faults;
+mod gateways;
+mod requests;
+mod rollouts;
+
+use ambit_cluster_tests::{Space, Waypoint, address};
+
+/// A client `client` and a server `server` in the mesh, and a waypoint that takes its namespace.
+struct Covered<'a> {
+    space: &'a Space<'a>,
+    waypoint: Waypoint<'a>,
+    /// The server's pod.
+    server: String,
+    /// By its Service, and by its own address.
+    urls: [String; 2],
+}
+
+impl<'a> Covered<'a> {
+    #[track_caller]
+    fn new(space: &'a Space<'a>) -> Self {
+        space.label(Some("ambient"));
+        space.deploy(
+            "server",
+            1,
+            Some("n2"),
+            &["serve", "--port=8080", "--echo=9000"],
+        );
+        let server = space.ready("server", 1).remove(0);
+        space.until_captured("server", true);
+        space.client("client", Some("n1"));
+        space.until_captured("client", true);
+        let waypoint = Waypoint::apply(space);
+        let covered = Self {
+            space,
+            waypoint,
+            urls: [
+                format!("http://server.{}", space.name()),
+                format!("http://{}:8080", address(&server)),
+            ],
+            server: server.metadata.name.unwrap_or_default(),
+        };
+        for url in &covered.urls {
+            covered.until_through(space, url);
+        }
+        covered
+    }
+
+    /// Waits until requests of `client` in a namespace come to the server from its waypoint.
+    #[track_caller]
+    fn until_through(&self, from: &Space<'_>, url: &str) {
+        let addresses = self.waypoint.addresses();
+        ambit_cluster_tests::until(&format!("{url} leads through the waypoint"), || {
+            let answer = from.get("client", &format!("{url}/"));
+            let caller = answer.ok().and_then(|answer| caller(&answer));
+            caller.is_some_and(|caller| addresses.contains(&caller))
+        });
+    }
+
+    /// The lines of the server's log that tell of requests for a path.
+    fn seen(&self, path: &str) -> Vec<String> {
+        let log = self.space.log(&self.server);
+        let lines = log.lines().filter(|line| line.contains(path));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+/// Who called, as the server saw it.
+fn caller(answer: &str) -> Option<std::net::IpAddr> {
+    let (_, rest) = answer.split_once("called by ")?;
+    rest.split_whitespace().next()?.parse().ok()
+}

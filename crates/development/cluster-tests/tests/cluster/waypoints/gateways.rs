@@ -1,0 +1,141 @@
+//! Which Gateways get a waypoint, what they say, and what is left when they go.
+
+use ambit_cluster_tests::{Mesh, Space, address, condition, until};
+use serde_json::{Value, json};
+
+use super::{Covered, caller};
+
+#[test]
+fn a_deleted_gateway_releases_its_pods_and_leaves_nothing() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("deleted");
+    let covered = Covered::new(&space);
+    let status = covered.waypoint.gateway()["status"].clone();
+    assert_eq!(
+        condition(&status, "Programmed").as_deref(),
+        Some("True Programmed")
+    );
+    let name = format!("waypoint.{}.svc.cluster.local", space.name());
+    let addresses = status["addresses"].as_array().unwrap();
+    assert!(addresses.iter().any(|one| one["value"] == name.as_str()));
+    assert_eq!(covered.waypoint.objects().lines().count(), 4);
+
+    covered.waypoint.delete();
+    until("nothing is left of it", || {
+        covered.waypoint.objects().is_empty() && covered.waypoint.pods().is_empty()
+    });
+    until_direct(&space, &covered);
+}
+
+#[test]
+fn a_gateway_that_gets_another_class_loses_its_waypoint() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("class");
+    let covered = Covered::new(&space);
+    // Of a controller that is not here.
+    let class = format!("of-{}", space.name());
+    let theirs = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
+        "metadata": {"name": class}, "spec": {"controllerName": "example.com/other"}});
+    mesh.apply(&theirs.to_string());
+    covered
+        .waypoint
+        .patch(&json!({"spec": {"gatewayClassName": class}}));
+    until("nothing is left of it", || {
+        covered.waypoint.objects().is_empty() && covered.waypoint.pods().is_empty()
+    });
+    until("its status says nothing of a waypoint", || {
+        let status = covered.waypoint.gateway()["status"].clone();
+        status["addresses"].is_null() && condition(&status, "Programmed") != said("True Programmed")
+    });
+    until_direct(&space, &covered);
+    let there = mesh.kubectl(&["get", "gatewayclass", &class, "--output=json"]);
+    let there: Value = serde_json::from_str(&there).unwrap();
+    assert_ne!(
+        condition(&there["status"], "Accepted"),
+        said("True Accepted")
+    );
+    mesh.kubectl(&["delete", "gatewayclass", &class]);
+}
+
+#[test]
+fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("which");
+    let gateway = |name: &str, class: &str, labels: Value, annotations: Value| {
+        let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": name, "labels": labels, "annotations": annotations},
+            "spec": {"gatewayClassName": class,
+                "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]}});
+        space.apply(&gateway.to_string());
+    };
+    let ours = "istio-waypoint";
+    let type_of = "networking.istio.io/service-type";
+    let other_name = "gateway.istio.io/name-override";
+    gateway("other-class", "example", json!({}), json!({}));
+    gateway(
+        "other-revision",
+        ours,
+        json!({"istio.io/rev": "canary"}),
+        json!({}),
+    );
+    gateway(
+        "other-name",
+        ours,
+        json!({}),
+        json!({other_name: "renamed"}),
+    );
+    gateway(
+        "other-type",
+        ours,
+        json!({}),
+        json!({type_of: "ExternalName"}),
+    );
+    let balanced = json!({type_of: "NodePort", "ambit.io/waypoint-replicas": "1"});
+    gateway("good", ours, json!({"istio.io/rev": "default"}), balanced);
+
+    until("the good one is programmed", || {
+        of(&space, "good", "Programmed") == said("True Programmed")
+    });
+    for refused in ["other-name", "other-type"] {
+        until(&format!("{refused} is refused"), || {
+            of(&space, refused, "Accepted") == said("False Invalid")
+        });
+    }
+    for left in ["other-class", "other-revision"] {
+        assert_ne!(
+            of(&space, left, "Accepted"),
+            said("True Accepted"),
+            "{left}"
+        );
+    }
+    let all = ["get", "deployments,services", "--namespace", space.name()];
+    let made = mesh.kubectl(&[&all[..], &["--output=name"]].concat());
+    assert_eq!(made, "deployment.apps/good\nservice/good\n");
+    let service = ["get", "service", "good", "--namespace", space.name()];
+    let kind = mesh.kubectl(&[&service[..], &["--output=jsonpath={.spec.type}"]].concat());
+    assert_eq!(kind, "NodePort");
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "what it is compared with")]
+fn said(condition: &str) -> Option<String> {
+    Some(condition.to_owned())
+}
+
+/// A condition of a Gateway.
+fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
+    let get = ["get", "gateway", gateway, "--output=json", "--namespace"];
+    let text = space.mesh().kubectl(&[&get[..], &[space.name()]].concat());
+    let gateway: Value = serde_json::from_str(&text).unwrap();
+    condition(&gateway["status"], kind)
+}
+
+/// Waits until requests come to the server from the client itself.
+fn until_direct(space: &Space<'_>, covered: &Covered<'_>) {
+    let client = address(&space.pods("client")[0]);
+    for url in &covered.urls {
+        until(&format!("{url} leads straight to the server"), || {
+            let answer = space.get("client", &format!("{url}/"));
+            answer.ok().and_then(|answer| caller(&answer)) == Some(client)
+        });
+    }
+}

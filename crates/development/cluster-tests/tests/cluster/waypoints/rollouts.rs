@@ -1,0 +1,70 @@
+//! Waypoints whose pods are replaced while they are used.
+
+use ambit_cluster_tests::{Load, Mesh, Waypoint, until};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use super::Covered;
+
+/// How long an answer takes that comes line by line.
+const STREAM_SECONDS: usize = 20;
+
+#[test]
+fn no_request_fails_while_a_waypoint_is_restarted_scaled_and_changed() {
+    // The requests are to be late for no other reason.
+    let mesh = Mesh::alone();
+    let space = mesh.space("rollouts");
+    let covered = Covered::new(&space);
+    let waypoint = &covered.waypoint;
+    let loads = [("load-1", "n1"), ("load-2", "n2")]
+        .map(|(name, node)| Load::start_gently(&space, name, node, "server"));
+    let streams = ["restarted", "scaled", "changed"].map(|name| format!("stream-{name}"));
+    let work: [(&str, &dyn Fn()); 3] = [
+        (&streams[0], &|| waypoint.replaced(restart)),
+        (&streams[1], &|| {
+            waypoint.scale(1);
+            waypoint.scale(2);
+        }),
+        (&streams[2], &|| waypoint.replaced(change)),
+    ];
+    for (stream, work) in work {
+        stream_through(&covered, stream);
+        work();
+    }
+    for load in loads {
+        load.finish().assert_flawless();
+    }
+    for stream in &streams {
+        until(&format!("{stream} has its whole answer"), || {
+            let pod = space.pods(stream).remove(0);
+            assert_ne!(phase(&pod), Some("Failed"), "{}", space.log(stream));
+            phase(&pod) == Some("Succeeded")
+        });
+        let lines = space.log(stream).matches("still here").count();
+        assert_eq!(lines, STREAM_SECONDS * 10, "{stream}");
+    }
+}
+
+fn restart(waypoint: &Waypoint<'_>) {
+    waypoint.kubectl(&["rollout", "restart", "deployment/waypoint"]);
+}
+
+/// What is asked for explicitly is given to the pods, too.
+fn change(waypoint: &Waypoint<'_>) {
+    let infrastructure = json!({"annotations": {"example.com/note": "changed"}});
+    waypoint.patch(&json!({"spec": {"infrastructure": infrastructure}}));
+}
+
+/// An answer that takes longer than what is done meanwhile, and has begun.
+fn stream_through(covered: &Covered<'_>, name: &str) {
+    let url = format!("http://server/slowly/{STREAM_SECONDS}?{name}");
+    let script = format!("exec ambit lab-tool get '{url}' --timeout=20000");
+    covered.space.run(name, Some("n1"), &script);
+    until(&format!("{name} has begun"), || {
+        !covered.seen(name).is_empty()
+    });
+}
+
+fn phase(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
+}

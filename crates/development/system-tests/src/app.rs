@@ -1,0 +1,84 @@
+//! An application in a pod, whose other end is the test: it hears every byte and answers as the test says.
+
+use std::{
+    io::{self, Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use crate::{Mesh, Place};
+
+/// The heads of requests that have reached an application.
+#[derive(Clone, Debug, Default)]
+pub struct Heads(Arc<Mutex<Vec<String>>>);
+
+impl Heads {
+    /// All of them so far, in lower case.
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().expect("nobody panics with it").clone()
+    }
+
+    fn push(&self, head: String) {
+        self.0.lock().expect("nobody panics with it").push(head);
+    }
+}
+
+impl Mesh {
+    /// Serves each connection to a port of a pod by a function, until the pod or the test ends.
+    pub fn serve(
+        &self,
+        pod: &str,
+        port: u16,
+        serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static,
+    ) -> SocketAddr {
+        let any = SocketAddr::from(([0, 0, 0, 0], port));
+        let listener = self.client().listen(Place::Pod(pod.to_owned()), any);
+        let listener = listener.unwrap_or_else(|error| panic!("no port {port} in {pod}: {error}"));
+        thread::spawn(move || {
+            for stream in listener.incoming().filter_map(Result::ok) {
+                let serve = serve.clone();
+                // How a connection ends is what the test looks at from its other end.
+                thread::spawn(move || serve(stream));
+            }
+        });
+        SocketAddr::new(self.ip(pod), port)
+    }
+
+    /// An application of HTTP/1.1 that answers with the address of who called, and notes what it hears.
+    pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, Heads) {
+        let heads = Heads::default();
+        let noted = heads.clone();
+        let address = self.serve(pod, port, move |mut stream| {
+            let caller = stream.peer_addr()?.ip();
+            while let Some(head) = read_head(&mut stream)? {
+                noted.push(head.to_ascii_lowercase());
+                stream.write_all(answer(caller).as_bytes())?;
+            }
+            Ok(())
+        });
+        (address, heads)
+    }
+}
+
+fn answer(caller: IpAddr) -> String {
+    let body = format!("called by {caller}\n");
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+/// The head of a request, to its empty line; none if the client has ended.
+///
+/// # Errors
+/// When the connection breaks.
+pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte)? == 0 {
+            return Ok(None);
+        }
+        head.extend(byte);
+    }
+    Ok(Some(String::from_utf8_lossy(&head).into_owned()))
+}

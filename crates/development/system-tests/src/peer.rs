@@ -1,0 +1,225 @@
+//! A program in a pod that speaks HBONE by itself, as sidecars do, and as attackers would.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
+
+use ambit_certificates::{CaClient as _, CertificateRequest, CsrClient, CsrClientOptions};
+use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_hbone::{Settings, TunnelError, client, tls};
+use ambit_lab::Place;
+use ambit_model::Identity;
+use ambit_testkit::Pki;
+use ambit_tls::{TlsSettings, WorkloadCert};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    runtime::Runtime,
+};
+
+use crate::{Mesh, PATIENCE};
+
+/// The control plane's name and port in a lab.
+const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
+/// A server that sends nothing for so long has sent all.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What comes of a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is no connection, or it ended before the tunnel stood.
+    Cut(String),
+    /// The tunnel was refused with this status.
+    Refused(u16),
+    /// The tunnel stood, and this came out of it.
+    Said(String),
+}
+
+impl Outcome {
+    /// Whether the application has answered.
+    pub fn is_from(&self, text: &str) -> bool {
+        matches!(self, Self::Said(said) if said.contains(text))
+    }
+}
+
+/// A certificate, and the place of its holder.
+pub struct Peer<'a> {
+    mesh: &'a Mesh,
+    place: Place,
+    cert: Arc<WorkloadCert>,
+    runtime: Runtime,
+}
+
+impl std::fmt::Debug for Peer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in {:?}", self.cert.identity(), self.place)
+    }
+}
+
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+impl<'a> Peer<'a> {
+    /// A pod that has asked the mesh's CA for the certificate of its own account, by its token.
+    pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
+        let account = mesh.pod(pod).service_account;
+        let (namespace, _) = pod.split_once('/').expect("namespace/name");
+        let identity = Identity::new("cluster.local", namespace, account);
+        let token = in_lab(mesh, pod, "pods/$AMBIT_POD_UID/token");
+        let runtime = runtime();
+        let fetched = runtime.block_on(fetch(mesh, &identity, token.trim()));
+        Self {
+            place: Place::Pod(pod.to_owned()),
+            cert: Arc::new(fetched),
+            runtime,
+            mesh,
+        }
+    }
+
+    /// The same certificate, in another pod.
+    pub fn moved_to(&self, pod: &str) -> Self {
+        Self {
+            place: Place::Pod(pod.to_owned()),
+            cert: Arc::clone(&self.cert),
+            runtime: runtime(),
+            mesh: self.mesh,
+        }
+    }
+
+    /// A pod whose certificate another authority has signed, for any identity. It trusts the mesh.
+    pub fn foreign(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
+        let identity: Identity = identity.parse().expect("a SPIFFE id");
+        let request = CertificateRequest::new(&identity).expect("a request");
+        let day = Duration::from_secs(86_400);
+        let mut answer = Pki::new().answer(&request.pem, &identity, day);
+        if let Some(roots) = answer.last_mut() {
+            roots.push_str(&in_lab(mesh, "shop/client", "root-cert.pem"));
+        }
+        let settings = TlsSettings::default();
+        let cert = WorkloadCert::from_response(&settings, &identity, request.key, &answer);
+        Self {
+            place: Place::Pod(pod.to_owned()),
+            cert: Arc::new(cert.expect("a certificate")),
+            runtime: runtime(),
+            mesh,
+        }
+    }
+
+    /// Opens a tunnel at a server of an identity, sends, and reads until the other side ends.
+    pub fn ask(
+        &self,
+        server: (&str, SocketAddr),
+        authority: &str,
+        headers: &[(&'static str, &str)],
+        request: &str,
+    ) -> Outcome {
+        let (identity, address) = server;
+        let expected: Identity = identity.parse().expect("a SPIFFE id");
+        let authority: Uri = authority.parse().expect("an authority");
+        let mut all = HeaderMap::new();
+        for (name, value) in headers {
+            let value = HeaderValue::from_str(value).expect("a header");
+            all.append(HeaderName::from_static(name), value);
+        }
+        let work = async {
+            let stream = self.mesh.client().dial(self.place.clone(), address);
+            let stream = stream.map_err(|error| Outcome::Cut(error.to_string()))?;
+            stream.set_nonblocking(true).expect("a socket");
+            let stream = tokio::net::TcpStream::from_std(stream).expect("a socket");
+            self.tunnel(stream, &expected, authority, all, request)
+                .await
+        };
+        let outcome = self
+            .runtime
+            .block_on(async { tokio::time::timeout(PATIENCE, work).await });
+        let outcome = outcome.expect("a tunnel stands or is refused");
+        outcome.unwrap_or_else(|ended| ended)
+    }
+
+    async fn tunnel(
+        &self,
+        stream: tokio::net::TcpStream,
+        expected: &Identity,
+        authority: Uri,
+        headers: HeaderMap,
+        request: &str,
+    ) -> Result<Outcome, Outcome> {
+        let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
+        let config = self.cert.client_config(std::slice::from_ref(expected));
+        let config = config.expect("a TLS configuration");
+        let stream = tls::connect(stream, config, PATIENCE).await;
+        let stream = stream.map_err(|error| cut(&error))?;
+        let (client, driver) = client::handshake(stream, &Settings::default())
+            .await
+            .map_err(|error| cut(&error))?;
+        let driver = tokio::spawn(driver.run(|| ()));
+        let opened = client.tunnel(authority, headers).await;
+        let (tunnel, _) = opened.map_err(|error| match error {
+            TunnelError::Status(status) => Outcome::Refused(status.as_u16()),
+            other => cut(&other),
+        })?;
+        let mut io = tunnel.into_io();
+        io.write_all(request.as_bytes())
+            .await
+            .map_err(|error| cut(&error))?;
+        let mut said = Vec::new();
+        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut said));
+        // Whatever came before the end counts, and how it ended does not.
+        let _ended = reading.await;
+        driver.abort();
+        Ok(Outcome::Said(String::from_utf8_lossy(&said).into_owned()))
+    }
+}
+
+/// A file of the lab's private part, as a pod's process reads it.
+fn in_lab(mesh: &Mesh, pod: &str, file: &str) -> String {
+    let run = mesh.directory().join("*/run").display().to_string();
+    mesh.run(pod, &["sh", "-c", &format!("cat {run}/{file}")])
+}
+
+async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
+    // The product's own client connects by itself, and the lab is in namespaces of its own.
+    let near = forward(mesh, CONTROL.into()).expect("a local listener");
+    let settings = TlsSettings::default();
+    let config = ChannelConfig {
+        address: format!("https://localhost:{}", near.port()),
+        roots: RootCa::Pem(in_lab(mesh, "shop/client", "root-cert.pem")),
+        alternative_name: Some(SocketAddr::from(CONTROL).ip().to_string()),
+        tls: settings.clone(),
+    };
+    let token = Some(TokenSource::Literal(token.to_owned()));
+    let headers = CallHeaders::new(token, Some("Kubernetes"), []).expect("headers");
+    let options = CsrClientOptions {
+        impersonate: false,
+        ..CsrClientOptions::default()
+    };
+    let channel = channel(&config).expect("a channel");
+    let client = CsrClient::new(channel, headers, settings, options);
+    let fetched = client.fetch(identity).await;
+    fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
+}
+
+/// A local address that leads to one in the lab.
+fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let near = listener.local_addr()?;
+    let client = mesh.client().clone();
+    std::thread::spawn(move || -> io::Result<()> {
+        let (inside, _) = listener.accept()?;
+        let outside = client.dial(Place::Fabric, to).map_err(io::Error::other)?;
+        let back = (outside.try_clone()?, inside.try_clone()?);
+        std::thread::spawn(move || pass(&back.0, &back.1));
+        pass(&inside, &outside)
+    });
+    Ok(near)
+}
+
+fn pass(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    io::copy(&mut from, &mut to)?;
+    to.shutdown(std::net::Shutdown::Write)
+}

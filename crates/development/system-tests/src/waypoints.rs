@@ -1,0 +1,46 @@
+//! A mesh whose namespace `shop` has a waypoint.
+
+use crate::{Mesh, PAIR, until};
+
+/// The Gateway of the waypoint.
+pub const GATEWAY: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+";
+
+/// [`PAIR`] with a waypoint, and `more` manifests, once the clients' proxies know of it; and the waypoint's
+/// address.
+pub fn with_waypoint(more: &str) -> (Mesh, String) {
+    let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{more}"));
+    let address = mesh.ip("shop/waypoint").to_string();
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    for client in ["shop/client", "legacy/client"] {
+        until_through(&mesh, &address, client, &direct);
+    }
+    until_through(&mesh, &address, "shop/client", "http://server.shop/");
+    (mesh, address)
+}
+
+/// Waits until requests are delivered by the waypoint.
+#[track_caller]
+pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
+    until("requests go through the waypoint", || {
+        let answer = mesh.get(client, url);
+        answer.succeeded() && answer.body.contains(&format!("called by {waypoint}"))
+    });
+}
+
+/// Whether an answer of HTTP/1 is there with all of its body.
+pub fn is_whole(answer: &str) -> bool {
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    length.is_some_and(|length| length.parse().is_ok_and(|length| body.len() >= length))
+}

@@ -1,0 +1,322 @@
+//! Who opens tunnels by itself, with a certificate of its own, gets past a waypoint neither by saying that it calls
+//! for somebody else, nor by asking the waypoint for what is not its own, nor by asking the pod.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{Mesh, Outcome, Peer, until, with_waypoint};
+
+/// Pods with a token of their account: outside of the mesh; uncaptured, under the account of the covered pod; and
+/// another namespace with a waypoint and a pod of its own.
+const PEERS: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: sidecar, namespace: legacy}
+spec:
+  nodeName: node-1
+  serviceAccountName: sidecar
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: twin, namespace: shop, labels: {istio.io/dataplane-mode: none}}
+spec:
+  nodeName: node-2
+  serviceAccountName: server
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: other, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: passage, namespace: other}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: api, namespace: other, labels: {app: api}}
+spec:
+  nodeName: node-2
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, api]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: other}
+spec:
+  clusterIP: 10.96.0.77
+  selector: {app: api}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+";
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
+const SERVER: &str = "spiffe://cluster.local/ns/shop/sa/server";
+const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
+const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
+const CLAIM: &str = "x-ambit-original-peer";
+
+/// The waypoint lets this principal pass, and nobody else.
+fn only(mesh: &Mesh, spiffe: &str) {
+    let principal = spiffe.trim_start_matches("spiffe://");
+    mesh.apply(
+        "policy",
+        &format!(
+            "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: only, namespace: shop}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
+  action: ALLOW
+  rules:
+  - from: [{{source: {{principals: [{principal}]}}}}]
+    to: [{{operation: {{methods: [GET]}}}}]
+"
+        ),
+    );
+}
+
+fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(mesh.ip(pod), port)
+}
+
+fn is_denied(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Said(said) if said.starts_with("HTTP/1.1 403"))
+}
+
+#[test]
+fn nobody_is_believed_who_says_that_it_calls_for_somebody_else() {
+    let (mesh, _) = with_waypoint(PEERS);
+    let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
+    let target = port(&mesh, "shop/server", 8080).to_string();
+    let sidecar = Peer::of_pod(&mesh, "legacy/sidecar");
+    let peers = [
+        (
+            "a pod outside of the mesh",
+            sidecar.moved_to("legacy/sidecar"),
+        ),
+        (
+            "a pod of the covered pod's account",
+            Peer::of_pod(&mesh, "shop/twin"),
+        ),
+        ("another waypoint", Peer::of_pod(&mesh, "other/passage")),
+    ];
+    let client = format!("for=\"{}\"", port(&mesh, "shop/client", 4711));
+    // What they are is what they are judged by, whatever address they call from.
+    only(&mesh, CLIENT);
+    for (what, peer) in &peers {
+        let ask = |headers: &[(&'static str, &str)]| peer.ask(waypoint, &target, headers, GET);
+        until(&format!("{what} is refused for what it is"), || {
+            is_denied(&ask(&[]))
+        });
+        let outcome = ask(&[("forwarded", &client)]);
+        assert!(is_denied(&outcome), "{what}: {outcome:?}");
+        for claim in [CLIENT, "none", "nobody", SERVER] {
+            let outcome = ask(&[(CLAIM, claim), ("forwarded", &client)]);
+            assert_eq!(outcome, Outcome::Refused(403), "{what} says {claim}");
+        }
+        let outcome = ask(&[(CLAIM, "none"), (CLAIM, CLIENT), ("forwarded", &client)]);
+        assert_eq!(outcome, Outcome::Refused(403), "{what} says two things");
+    }
+    // A captured pod that has come by a certificate is at its own address, and that is all.
+    let captured = sidecar.moved_to("shop/client");
+    for claim in [CLIENT, "none"] {
+        let outcome = captured.ask(
+            waypoint,
+            &target,
+            &[(CLAIM, claim), ("forwarded", &client)],
+            GET,
+        );
+        assert_eq!(outcome, Outcome::Refused(403), "{claim}");
+    }
+    let outcome = captured.ask(waypoint, &target, &[], GET);
+    assert!(is_denied(&outcome), "{outcome:?}");
+    // Not even who may call may call for another.
+    only(&mesh, SIDECAR);
+    until("the sidecar may call", || {
+        sidecar
+            .ask(waypoint, &target, &[], GET)
+            .is_from("plain-marker")
+    });
+    let outcome = sidecar.ask(waypoint, &target, &[(CLAIM, SIDECAR)], GET);
+    assert_eq!(outcome, Outcome::Refused(403));
+}
+
+#[test]
+fn a_waypoint_leads_nowhere_but_to_its_own() {
+    let (mesh, _) = with_waypoint(PEERS);
+    let address = port(&mesh, "shop/waypoint", 15008);
+    let waypoint = (WAYPOINT, address);
+    let sidecar = Peer::of_pod(&mesh, "legacy/sidecar");
+    let ask = |authority: &str| sidecar.ask(waypoint, authority, &[], GET);
+    let server = mesh.ip("shop/server");
+    for own in [
+        format!("{server}:8080"),
+        format!("[::ffff:{server}]:8080"),
+        "server.shop.svc.cluster.local:80".to_owned(),
+    ] {
+        let outcome = ask(&own);
+        assert!(outcome.is_from("plain-marker"), "{own}: {outcome:?}");
+    }
+    let [api, legacy, itself, client] = [
+        "other/api",
+        "legacy/server",
+        "shop/waypoint",
+        "legacy/client",
+    ]
+    .map(|pod| mesh.ip(pod).to_string());
+    let others = [
+        format!("{api}:8080"),
+        "10.96.0.77:80".to_owned(),
+        "api.other.svc.cluster.local:80".to_owned(),
+        "api:80".to_owned(),
+        format!("{legacy}:8080"),
+        format!("{client}:8080"),
+        format!("{itself}:15008"),
+        format!("{itself}:15000"),
+        format!("{itself}:15020"),
+        format!("{itself}:15021"),
+        "waypoint.shop.svc.cluster.local:15008".to_owned(),
+        "waypoint.shop.svc.cluster.local:15021".to_owned(),
+        "127.0.0.1:15000".to_owned(),
+        "127.0.0.1:15020".to_owned(),
+        "[::1]:15000".to_owned(),
+        "[::ffff:127.0.0.1]:15000".to_owned(),
+        "localhost:15000".to_owned(),
+        "0.0.0.0:15020".to_owned(),
+        "[::]:15020".to_owned(),
+        "169.254.169.254:80".to_owned(),
+        "[fe80::1]:80".to_owned(),
+        "255.255.255.255:80".to_owned(),
+        "224.0.0.1:80".to_owned(),
+        "172.18.0.2:15012".to_owned(),
+        "kubernetes.default.svc.cluster.local:443".to_owned(),
+        "10.96.0.1:443".to_owned(),
+        // The same address as others may read it.
+        format!("{}:8080", u32::from_be_bytes(octets(&server.to_string()))),
+        format!("0{server}:8080"),
+        format!("{server}.:8080"),
+        format!("someone@{server}:8080"),
+        format!("{server}:0"),
+        format!("{server}:15008"),
+        format!("{server}:15001"),
+        format!("{server}:15006"),
+        "server.shop.svc.cluster.local:8080".to_owned(),
+        "server.shop.svc.cluster.local:0".to_owned(),
+    ];
+    for authority in others {
+        let outcome = ask(&authority);
+        let refused = match &outcome {
+            Outcome::Refused(status) => *status >= 400,
+            // A pod of its own, whose proxy refuses its own ports: nothing comes of it.
+            Outcome::Said(said) => {
+                authority.starts_with(&format!("{server}:"))
+                    && (said.is_empty() || said.starts_with("HTTP/1.1 50"))
+            }
+            Outcome::Cut(_) => false,
+        };
+        assert!(refused, "{authority}: {outcome:?}");
+    }
+    assert!(ask(&format!("{server}:8080")).is_from("plain-marker"));
+}
+
+fn octets(address: &str) -> [u8; 4] {
+    let octets: Vec<u8> = address
+        .split('.')
+        .map(|part| part.parse().unwrap())
+        .collect();
+    octets.try_into().unwrap()
+}
+
+#[test]
+fn who_asks_the_pod_itself_is_led_through_its_waypoint_as_what_it_is() {
+    let (mesh, address) = with_waypoint(PEERS);
+    let called = format!("called by {address}");
+    let pod = (SERVER, port(&mesh, "shop/server", 15008));
+    let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
+    let target = port(&mesh, "shop/server", 8080).to_string();
+    // Of another authority, or of another mesh: whatever it calls itself.
+    for identity in [WAYPOINT, CLIENT, "spiffe://elsewhere/ns/shop/sa/waypoint"] {
+        let foreign = Peer::foreign(&mesh, "legacy/sidecar", identity);
+        for server in [waypoint, pod] {
+            let outcome = foreign.ask(server, &target, &[], GET);
+            assert!(
+                matches!(outcome, Outcome::Cut(_)),
+                "{identity}: {outcome:?}"
+            );
+        }
+    }
+    let peers = [
+        (SIDECAR, Peer::of_pod(&mesh, "legacy/sidecar")),
+        // Of no waypoint but its own a pod takes anything directly.
+        (
+            "spiffe://cluster.local/ns/other/sa/passage",
+            Peer::of_pod(&mesh, "other/passage"),
+        ),
+        // The pod's own account delivers nothing either.
+        (SERVER, Peer::of_pod(&mesh, "shop/twin")),
+    ];
+    for (identity, peer) in &peers {
+        let ask = |headers: &[(&'static str, &str)]| peer.ask(pod, &target, headers, GET);
+        only(&mesh, identity);
+        until(&format!("{identity} may call"), || {
+            ask(&[]).is_from("plain-marker")
+        });
+        let outcome = ask(&[]);
+        assert!(outcome.is_from(&called), "{outcome:?}");
+        // That would go in circles, or be a lie.
+        for claim in [CLIENT, "none"] {
+            let outcome = ask(&[(CLAIM, claim)]);
+            assert_eq!(outcome, Outcome::Refused(508), "{identity} says {claim}");
+        }
+        only(&mesh, CLIENT);
+        until(&format!("{identity} may not call"), || is_denied(&ask(&[])));
+    }
+}
+
+#[test]
+fn headers_that_say_who_somebody_is_come_from_the_waypoint_alone() {
+    let (mesh, waypoint) = with_waypoint("");
+    let (address, heads) = mesh.serve_heads("shop/server", 8081);
+    for (client, headers) in [
+        ("shop/client", "X-Forwarded-For: 192.0.2.1\r\n"),
+        ("legacy/client", ""),
+    ] {
+        let request = format!(
+            "GET /{client} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n{headers}\
+             X-Forwarded-Client-Cert: By={WAYPOINT};URI={SERVER}\r\n{CLAIM}: {SERVER}\r\n\
+             Forwarded: for=192.0.2.2\r\n\r\n"
+        );
+        let answer = mesh.dial(client, address).unwrap();
+        let answer = { answer }.raw(request.as_bytes(), |_| false).unwrap();
+        assert!(
+            answer.contains(&format!("called by {waypoint}")),
+            "{answer}"
+        );
+        let heads = heads.all();
+        let head = heads.last().unwrap();
+        assert!(head.starts_with(&format!("get /{client} ")), "{head}");
+        for absent in ["x-forwarded-client-cert", CLAIM] {
+            assert!(!head.contains(absent), "{head}");
+        }
+        let ip = mesh.ip(client);
+        let chain = match headers.is_empty() {
+            true => format!("x-forwarded-for: {ip}\r\n"),
+            false => format!("x-forwarded-for: 192.0.2.1, {ip}\r\n"),
+        };
+        assert!(head.contains(&chain), "{head}");
+        for made in ["x-request-id: ", "traceparent: 00-"] {
+            assert!(head.contains(made), "{head}");
+        }
+    }
+}

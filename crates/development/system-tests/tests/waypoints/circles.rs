@@ -1,0 +1,115 @@
+//! Whatever leads from waypoint to waypoint comes to an end: at an application, or at a refusal.
+
+use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_through};
+
+/// A second waypoint, and a service whose pod and whose requests go through it.
+const SECOND: &str = "
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: yonder, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: far, namespace: shop, labels: {app: far, istio.io/use-waypoint: yonder}}
+spec:
+  nodeName: node-1
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: shop, labels: {istio.io/use-waypoint: yonder}}
+spec:
+  selector: {app: far}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: near, namespace: shop, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+";
+
+/// A route of one service to another.
+fn route(from: &str, to: &str) -> String {
+    format!(
+        "
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: {from}, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: {from}, port: 80}}]
+  rules: [{{backendRefs: [{{name: {to}, port: 80}}]}}]
+"
+    )
+}
+
+/// Open connections of a pod's processes.
+fn connections(mesh: &Mesh, pod: &str) -> usize {
+    let table = mesh.run(pod, &["cat", "/proc/self/net/tcp", "/proc/self/net/tcp6"]);
+    let established = |line: &&str| line.split_whitespace().nth(3) == Some("01");
+    table.lines().filter(established).count()
+}
+
+#[test]
+fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
+    // Everything on one node: clients, waypoints and what they cover.
+    let manifests = format!("{PAIR}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
+    let mesh = Mesh::up_with(
+        &manifests,
+        Options {
+            nodes: 1,
+            ..options()
+        },
+    );
+    let near = mesh.ip("shop/waypoint").to_string();
+    let yonder = mesh.ip("shop/yonder").to_string();
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    until_through(&mesh, &near, "shop/client", &direct);
+    until_through(&mesh, &near, "shop/client", "http://near.shop/");
+    until_through(&mesh, &yonder, "shop/client", "http://far.shop/");
+
+    // A pod calls itself: through its service, as any other would.
+    until_through(&mesh, &near, "shop/server", "http://near.shop/");
+    mesh.get("shop/server", &direct).ok();
+    // Two services of different waypoints call one another.
+    until_through(&mesh, &yonder, "shop/server", "http://far.shop/");
+    until_through(&mesh, &near, "shop/far", "http://near.shop/");
+    // A waypoint's own pod is no way past it, nor does it go in circles.
+    until_through(&mesh, &near, "shop/waypoint", &direct);
+    until_through(&mesh, &near, "shop/yonder", &direct);
+
+    // A route to a service of another waypoint: that one delivers.
+    mesh.apply("routes", &route("near", "far"));
+    until("the route leads through both waypoints", || {
+        let answer = mesh.get("shop/client", "http://near.shop/");
+        answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
+    });
+
+    // Routes in a circle.
+    mesh.apply("routes", &(route("near", "far") + &route("far", "near")));
+    let refused = |url: &str| mesh.get("shop/client", url).body.starts_with("508");
+    for url in ["http://near.shop/", "http://far.shop/"] {
+        until(&format!("{url} is refused for its circle"), || refused(url));
+    }
+    let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
+    for _ in 0..30 {
+        assert!(refused("http://near.shop/"));
+    }
+    let after = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
+    for (before, after) in before.into_iter().zip(after) {
+        // Few more, for each worker keeps connections of its own: not one for each request.
+        assert!(after <= before + 15, "{before} connections became {after}");
+    }
+    mesh.remove("routes");
+    until_through(&mesh, &near, "shop/client", "http://near.shop/");
+}

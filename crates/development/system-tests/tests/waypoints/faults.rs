@@ -1,0 +1,253 @@
+//! Waypoints, node proxies and the control plane are killed or stopped under load. Requests inside fail and later
+//! ones succeed again; none reaches the covered pod around its waypoint, which is seen on the wire to the pod, inside
+//! the pod, and by the application.
+
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use ambit_system_tests::{Capture, FlowReport, GATEWAY, Heads, Mesh, PAIR, Place, is_whole, until};
+
+/// The port of the application.
+const PORT: u16 = 8081;
+const SERVICE: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  clusterIP: 10.96.0.81
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8081}]
+";
+
+struct Scene {
+    mesh: Mesh,
+    server: IpAddr,
+    heads: Heads,
+}
+
+impl Scene {
+    fn new(manifests: &str) -> Self {
+        let mesh = Mesh::up(manifests);
+        let (address, heads) = mesh.serve_heads("shop/server", PORT);
+        Self {
+            server: address.ip(),
+            heads,
+            mesh,
+        }
+    }
+
+    /// One request on a connection of its own; the answer, if one came.
+    fn ask(&self, client: &str, to: (IpAddr, u16), path: &str) -> Option<String> {
+        let mut connection = self.mesh.dial(client, to.into()).ok()?;
+        let request = format!("GET /{path} HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n");
+        let answer = connection.raw(request.as_bytes(), is_whole).ok()?;
+        answer.starts_with("HTTP/1.1 200").then_some(answer)
+    }
+
+    fn service() -> (IpAddr, u16) {
+        ([10, 96, 0, 81].into(), 80)
+    }
+
+    fn pod(&self) -> (IpAddr, u16) {
+        (self.server, PORT)
+    }
+
+    /// Waits until everybody is answered, by the service's address and the pod's.
+    fn until_all_work(&self, after: &str) {
+        for client in ["shop/client", "legacy/client"] {
+            for to in [Self::service(), self.pod()] {
+                until(&format!("{client} is answered by {to:?} {after}"), || {
+                    self.ask(client, to, "works").is_some()
+                });
+            }
+        }
+    }
+
+    fn waypoints(&self) -> Vec<(String, IpAddr)> {
+        let pods = self.mesh.client().status().unwrap().pods;
+        let all = pods.into_iter().filter(|pod| {
+            pod.namespace == "shop" && pod.name.starts_with("waypoint-") && !pod.ips.is_empty()
+        });
+        all.map(|pod| (format!("shop/{}", pod.name), pod.ips[0]))
+            .collect()
+    }
+
+    /// Kills a waypoint's process (SIGKILL), from inside its pod.
+    fn kill_waypoint(&self, pod: &str) {
+        let kill = "for process in /proc/[0-9]*; do \
+                    grep -qz \"^AMBIT_POD_UID=$AMBIT_POD_UID$\" $process/environ 2>/dev/null \
+                    && case $(readlink $process/exe) in *ambit-waypoint) kill -9 ${process#/proc/};; esac; done; true";
+        self.mesh.run(pod, &["sh", "-c", kill]);
+    }
+
+    /// What was seen on its way to the pod's application or proxy.
+    fn seen(&self, capture: Capture) -> Vec<FlowReport> {
+        let reports = capture.finish().reports();
+        let to_pod = reports.into_iter().filter(|report| {
+            report.server.ip() == self.server && [PORT, 15008].contains(&report.server.port())
+        });
+        to_pod.collect()
+    }
+}
+
+/// Requests of both clients to both addresses, one after the other, until stopped.
+struct Load<'a> {
+    scene: &'a Scene,
+    stop: AtomicBool,
+    good: AtomicU32,
+}
+
+impl Load<'_> {
+    fn run(&self, client: &str) {
+        let targets = [Scene::service(), self.scene.pod()];
+        for target in targets.iter().cycle() {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            if self.scene.ask(client, *target, "load").is_some() {
+                self.good.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Waits until so many more were answered.
+    fn go_on(&self, more: u32) {
+        let from = self.good.load(Ordering::Relaxed);
+        until("requests go on", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+        });
+    }
+}
+
+/// Ends the load also when the test panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn whatever_dies_no_request_gets_around_the_waypoint() {
+    let two = GATEWAY.replace(
+        "{name: waypoint, namespace: shop}",
+        "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '2'}}",
+    );
+    let scene = Scene::new(&format!("{PAIR}\n---{two}{SERVICE}"));
+    let waypoints = scene.waypoints();
+    let [first, second] = waypoints.as_slice() else {
+        panic!("two waypoints, not {waypoints:?}")
+    };
+    let is_of_waypoint = |ip: &IpAddr| *ip == first.1 || *ip == second.1;
+    let called_by_waypoint = |answer: &str| {
+        waypoints
+            .iter()
+            .any(|(_, ip)| answer.contains(&format!("called by {ip}\n")))
+    };
+    for client in ["shop/client", "legacy/client"] {
+        for to in [Scene::service(), scene.pod()] {
+            until("requests go through a waypoint", || {
+                scene
+                    .ask(client, to, "before")
+                    .is_some_and(|answer| called_by_waypoint(&answer))
+            });
+        }
+    }
+    let before = scene.heads.all().len();
+    let mesh = &scene.mesh;
+    let on_wire = mesh.watch_at(Place::Node("node-2".into()), &[]);
+    let in_pod = mesh.watch_at(Place::Pod("shop/server".into()), &[]);
+    let load = Load {
+        scene: &scene,
+        stop: AtomicBool::new(false),
+        good: AtomicU32::new(0),
+    };
+    std::thread::scope(|scope| {
+        let _stop = Stop(&load.stop);
+        for client in ["shop/client", "legacy/client"] {
+            let load = &load;
+            scope.spawn(move || load.run(client));
+        }
+        load.go_on(4);
+        scene.kill_waypoint(&first.0);
+        scene.until_all_work("after one waypoint was killed");
+        scene.kill_waypoint(&first.0);
+        scene.kill_waypoint(&second.0);
+        scene.until_all_work("after all waypoints were killed");
+        for node in ["node-1", "node-2"] {
+            mesh.kill("proxy", Some(node));
+            scene.until_all_work(&format!("after the node proxy of {node} was killed"));
+        }
+        {
+            let _away = mesh.hang("control", None);
+            load.go_on(4);
+            scene.kill_waypoint(&first.0);
+            // The other one serves on; what was killed has nobody to learn from.
+            load.go_on(4);
+        }
+        mesh.kill("control", None);
+        scene.until_all_work("after the control plane came back");
+        scene.kill_waypoint(&second.0);
+        scene.until_all_work("after another waypoint was killed");
+    });
+    let on_wire = scene.seen(on_wire);
+    assert!(!on_wire.is_empty());
+    for report in &on_wire {
+        // What comes from outside of the mesh comes as it is, and is led to the waypoint by the pod's proxy.
+        let from_outside =
+            report.client == mesh.ip("legacy/client") && report.server.port() == PORT;
+        let from_waypoint = is_of_waypoint(&report.client) && report.server.port() == 15008;
+        assert!(from_outside || from_waypoint, "{report:?}");
+    }
+    let in_pod = scene.seen(in_pod);
+    let to_application: Vec<_> = in_pod
+        .iter()
+        .filter(|report| is_of_waypoint(&report.client))
+        .collect();
+    assert!(
+        to_application
+            .iter()
+            .any(|report| report.server.port() == PORT),
+        "{in_pod:#?}"
+    );
+    for report in &in_pod {
+        let own = is_of_waypoint(&report.client);
+        assert!(
+            own || report.client == mesh.ip("legacy/client"),
+            "{report:?}"
+        );
+    }
+    let heads = scene.heads.all();
+    assert!(heads.len() > before);
+    for head in &heads[before..] {
+        for made in ["x-request-id: ", "traceparent: ", "x-forwarded-for: "] {
+            assert!(head.contains(made), "{head}");
+        }
+    }
+}
+
+/// What the test above sees where there is nothing to see.
+#[test]
+fn without_a_gateway_the_same_capture_sees_direct_requests() {
+    let scene = Scene::new(&format!("{PAIR}{SERVICE}"));
+    scene.until_all_work("at first");
+    let client = scene.mesh.ip("shop/client");
+    until("the client's proxy knows the pod as captured", || {
+        let on_wire = scene.mesh.watch_at(Place::Node("node-2".into()), &[]);
+        let in_pod = scene.mesh.watch_at(Place::Pod("shop/server".into()), &[]);
+        let answer = scene.ask("shop/client", scene.pod(), "direct");
+        let (on_wire, in_pod) = (scene.seen(on_wire), scene.seen(in_pod));
+        let saw = |reports: &[FlowReport], port: u16| {
+            reports
+                .iter()
+                .any(|report| report.client == client && report.server.port() == port)
+        };
+        answer.is_some() && saw(&in_pod, PORT) && (saw(&on_wire, 15008) || saw(&in_pod, 15008))
+    });
+    let heads = scene.heads.all();
+    assert!(!heads.last().unwrap().contains("x-request-id"));
+}

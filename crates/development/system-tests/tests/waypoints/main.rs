@@ -1,0 +1,14 @@
+//! Waypoints under faults, in circles, and under every kind of traffic. One module a property, which its header
+//! states.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests"
+)]
+
+mod circles;
+mod faults;
+mod protocols;
+mod rollout;

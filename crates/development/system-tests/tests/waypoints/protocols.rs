@@ -1,0 +1,320 @@
+//! Kinds of traffic, end to end through real proxies and a waypoint: the application hears what the client says, and
+//! the client what the application answers.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use ambit_system_tests::{Mesh, read_head, until, with_waypoint};
+use bytes::Bytes;
+use h2::{RecvStream, SendStream, client::SendRequest};
+use http::{HeaderMap, HeaderValue, Request, Response};
+
+const NO_SECRETS: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-secrets, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules: [{to: [{operation: {paths: [/shop.Secrets/*]}}]}]
+";
+/// More than all windows and buffers between the two ends hold.
+const LARGE: usize = 64 << 20;
+
+fn status_of(answer: &str) -> &str {
+    answer.split(' ').nth(1).unwrap_or_default()
+}
+
+fn exchange(mesh: &Mesh, address: SocketAddr, request: &str, enough: &str) -> String {
+    let mut connection = mesh.dial("shop/client", address).unwrap();
+    connection
+        .raw(request.as_bytes(), |answer| answer.contains(enough))
+        .unwrap()
+}
+
+#[test]
+fn http_1_in_all_its_forms() {
+    let (mesh, _) = with_waypoint("");
+    let app = mesh.serve("shop/server", 8081, |mut stream| {
+        while let Some(head) = read_head(&mut stream)? {
+            let head = head.to_ascii_lowercase();
+            if head.starts_with("get /socket ") {
+                assert!(head.contains("upgrade: websocket"), "{head}");
+                stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")?;
+                let mut reader = stream.try_clone()?;
+                return std::io::copy(&mut reader, &mut stream).map(drop);
+            }
+            if head.starts_with("post /refused ") {
+                stream.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
+                return Ok(());
+            }
+            if head.starts_with("post /asked ") {
+                let mut body = Vec::new();
+                while !body.ends_with(b"hello\r\n0\r\n\r\n") && body != b"hello" {
+                    let mut byte = [0];
+                    stream.read_exact(&mut byte)?;
+                    body.extend(byte);
+                }
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole")?;
+        }
+        Ok(())
+    });
+    // HTTP/1.0, with a host and without: the connection ends with the answer.
+    for host in ["", "Host: app\r\n"] {
+        let answer = exchange(&mesh, app, &format!("GET / HTTP/1.0\r\n{host}\r\n"), "\0");
+        assert!(
+            status_of(&answer) == "200" && answer.ends_with("whole"),
+            "{answer}"
+        );
+    }
+    // A body that waits to be asked for, and is.
+    let mut asked = mesh.dial("shop/client", app).unwrap();
+    let head =
+        b"POST /asked HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    let continues = asked
+        .raw(head, |answer| answer.ends_with("\r\n\r\n"))
+        .unwrap();
+    assert_eq!(status_of(&continues), "100");
+    let answer = asked
+        .raw(b"hello", |answer| answer.ends_with("whole"))
+        .unwrap();
+    assert_eq!(status_of(&answer), "200");
+    // One that the application does not want.
+    let head =
+        "POST /refused HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    let answer = exchange(&mesh, app, head, " 413 ");
+    assert!(answer.contains("HTTP/1.1 413 "), "{answer}");
+    // Another protocol.
+    let mut socket = mesh.dial("shop/client", app).unwrap();
+    let upgrade =
+        b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    let switched = socket
+        .raw(upgrade, |answer| answer.ends_with("\r\n\r\n"))
+        .unwrap();
+    assert_eq!(status_of(&switched), "101");
+    socket.say("\u{1} a frame").unwrap();
+    socket.say("GET / HTTP/1.1\r\n\r\n").unwrap();
+}
+
+#[test]
+fn what_is_not_http_is_passed_through_whoever_begins() {
+    let (mesh, waypoint) = with_waypoint("");
+    let greets = mesh.serve("shop/server", 8082, |mut stream| {
+        let caller = stream.peer_addr()?.ip();
+        stream.write_all(format!("220 hello {caller}\r\n").as_bytes())?;
+        let mut reader = stream.try_clone()?;
+        std::io::copy(&mut reader, &mut stream).map(drop)
+    });
+    let mut client = mesh.dial("shop/client", greets).unwrap();
+    let greeting = client.raw(b"", |answer| answer.ends_with("\r\n")).unwrap();
+    assert_eq!(greeting, format!("220 hello {waypoint}\r\n"));
+    client.say("EHLO me\r\n").unwrap();
+    // A client hello of TLS and what follows, byte for byte.
+    let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let mut tls = mesh.dial("shop/client", echo).unwrap();
+    tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
+        .unwrap();
+    tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
+}
+
+/// The memory of a waypoint's processes.
+fn memory(mesh: &Mesh) -> usize {
+    let sum = "for process in /proc/[0-9]*; do case $(readlink $process/exe) in *ambit-waypoint) \
+               grep VmRSS $process/status;; esac; done";
+    let lines = mesh.run("shop/waypoint", &["sh", "-c", sum]);
+    let sizes = lines
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
+    sizes.sum::<usize>() << 10
+}
+
+#[test]
+fn a_slow_reader_costs_only_itself() {
+    let (mesh, _) = with_waypoint("");
+    let (go, wait) = mpsc::channel::<()>();
+    let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
+    let app = mesh.serve("shop/server", 8081, move |mut stream| {
+        let head = read_head(&mut stream)?.unwrap_or_default();
+        if head.starts_with("GET") {
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n")?;
+            let piece = vec![b'x'; 1 << 20];
+            return (0..LARGE >> 20).try_for_each(|_| stream.write_all(&piece));
+        }
+        // Reads nothing of a body until it may.
+        let _told = wait.lock().unwrap().recv();
+        let read = std::io::copy(
+            &mut stream.try_clone()?.take(LARGE as u64),
+            &mut std::io::sink(),
+        )?;
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{read}")
+    });
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    let before = memory(&mesh);
+    let place = || ambit_system_tests::Place::Pod("shop/client".into());
+    let dial = || mesh.client().dial(place(), app).unwrap();
+    // An answer that nobody reads, and a body that nobody reads.
+    let mut down = dial();
+    down.write_all(b"GET /down HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut up = dial();
+    let mut written = up.try_clone().unwrap();
+    let uploading = thread::spawn(move || {
+        let head = format!(
+            "POST /up HTTP/1.1\r\nHost: app\r\nContent-Length: {LARGE}\r\nConnection: close\r\n\r\n"
+        );
+        written.write_all(head.as_bytes()).unwrap();
+        let piece = vec![b'y'; 1 << 20];
+        (0..LARGE >> 20)
+            .try_for_each(|_| written.write_all(&piece))
+            .unwrap();
+    });
+    for _ in 0..20 {
+        mesh.get("shop/client", &direct).ok();
+    }
+    assert!(!uploading.is_finished(), "the upload was buffered");
+    let grown = memory(&mesh).saturating_sub(before);
+    assert!(grown < LARGE, "{grown} bytes for two that wait");
+    // All comes, once it is wanted.
+    go.send(()).unwrap();
+    uploading.join().unwrap();
+    up.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = String::new();
+    up.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with(&LARGE.to_string()), "{answer}");
+    down.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let read = std::io::copy(&mut down, &mut std::io::sink()).unwrap();
+    assert!(read > LARGE as u64, "{read}");
+}
+
+/// An application of gRPC: each message comes back, and the status is the last part of the path.
+async fn serve_grpc(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(request) = connection.accept().await {
+        let (request, mut respond) = request?;
+        tokio::spawn(async move {
+            let status = request.uri().path().rsplit('/').next().unwrap().to_owned();
+            assert_eq!(request.headers()["te"], "trailers");
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", HeaderValue::from_str(&status).unwrap());
+            let response = Response::builder().header("content-type", "application/grpc");
+            let mut send = respond
+                .send_response(response.body(()).unwrap(), false)
+                .unwrap();
+            let mut body = request.into_body();
+            while let Some(Ok(data)) = body.data().await {
+                body.flow_control().release_capacity(data.len()).unwrap();
+                send.send_data(data, false).unwrap();
+            }
+            send.send_trailers(trailers).unwrap();
+        });
+    }
+    Ok(())
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+struct Call {
+    send: SendStream<Bytes>,
+    answer: RecvStream,
+    status: Option<String>,
+}
+
+async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
+    let request = Request::post(format!("http://app{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    let mut ready = client.clone().ready().await.unwrap();
+    let (answer, send) = ready
+        .send_request(request.body(()).unwrap(), false)
+        .unwrap();
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status(), 200, "{answer:?}");
+    let status = answer.headers().get("grpc-status");
+    let status = status.map(|status| status.to_str().unwrap().to_owned());
+    Call {
+        send,
+        answer: answer.into_body(),
+        status,
+    }
+}
+
+impl Call {
+    /// Sends a message and waits for it to come back.
+    async fn say(&mut self, message: &'static [u8]) {
+        self.send
+            .send_data(Bytes::from_static(message), false)
+            .unwrap();
+        let mut heard = Vec::new();
+        while heard.len() < message.len() {
+            let data = self.answer.data().await.unwrap().unwrap();
+            self.answer
+                .flow_control()
+                .release_capacity(data.len())
+                .unwrap();
+            heard.extend_from_slice(&data);
+        }
+        assert_eq!(heard, message);
+    }
+
+    /// Ends it; the status in the trailers.
+    async fn end(mut self) -> String {
+        self.send.send_data(Bytes::new(), true).unwrap();
+        while self.answer.data().await.is_some() {}
+        let trailers = self.answer.trailers().await.unwrap().unwrap();
+        trailers["grpc-status"].to_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn grpc_streams_both_ways_and_says_how_it_ended() {
+    let (mesh, _) = with_waypoint("");
+    mesh.apply("policy", NO_SECRETS);
+    let app = mesh.serve("shop/server", 8083, |stream| {
+        stream.set_nonblocking(true)?;
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream)?;
+            serve_grpc(stream).await.map_err(std::io::Error::other)
+        })
+    });
+    let mesh = &mesh;
+    let open = || {
+        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let stream = mesh.client().dial(place, app).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    };
+    let ask = |path: &'static str| {
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(open()).unwrap();
+            let (client, connection) = h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            let mut opened = call(&client, path).await;
+            if let Some(status) = opened.status {
+                return (0, status);
+            }
+            // A bidirectional stream: each message is answered before the next is sent.
+            let mut other = call(&client, "/shop.Orders/Other/0").await;
+            for _ in 0..3 {
+                opened.say(b"\0\0\0\0\x05hello").await;
+                other.say(b"\0\0\0\0\x02hi").await;
+            }
+            assert_eq!(other.end().await, "0");
+            (3, opened.end().await)
+        })
+    };
+    assert_eq!(ask("/shop.Orders/Ok/0"), (3, "0".to_owned()));
+    assert_eq!(ask("/shop.Orders/Missing/5"), (3, "5".to_owned()));
+    until("the policy refuses with a status of gRPC", || {
+        ask("/shop.Secrets/All/0") == (0, "7".to_owned())
+    });
+}

@@ -1,0 +1,63 @@
+//! Why an endpoint did not answer a request.
+
+use std::error::Error;
+
+use ambit_proxy::report::chain;
+use ambit_telemetry::http::ResponseFlag;
+use http::StatusCode;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) flag: ResponseFlag,
+    /// What the client is told.
+    pub(super) status: StatusCode,
+    /// For the log.
+    pub(super) text: String,
+    /// Whether the endpoint says that it has done nothing with the request.
+    pub(super) is_untouched: bool,
+}
+
+impl Broken {
+    /// There is no connection to it.
+    pub(super) fn unreached(text: String) -> Self {
+        Self::new(ResponseFlag::UpstreamConnectionFailure, text)
+    }
+
+    fn new(flag: ResponseFlag, text: String) -> Self {
+        Self {
+            flag,
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            text,
+            is_untouched: false,
+        }
+    }
+
+    /// How a request that was sent, at least in part, came to nothing.
+    pub(super) fn of(error: &hyper::Error) -> Self {
+        let text = chain(error);
+        let cause = error
+            .source()
+            .and_then(|cause| cause.downcast_ref::<h2::Error>());
+        let is_violation = error.is_parse()
+            || cause.is_some_and(|cause| cause.reason().is_some() && !cause.is_remote());
+        if is_violation {
+            return Self {
+                status: StatusCode::BAD_GATEWAY,
+                ..Self::new(ResponseFlag::UpstreamProtocolError, text)
+            };
+        }
+        match cause {
+            Some(reset) if reset.is_remote() && reset.is_reset() => Self {
+                is_untouched: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
+                ..Self::new(ResponseFlag::UpstreamRemoteReset, text)
+            },
+            // It names the last request that may have been processed; only those after it end like this.
+            Some(going) if going.is_remote() && going.is_go_away() => Self {
+                is_untouched: true,
+                ..Self::new(ResponseFlag::UpstreamConnectionTermination, text)
+            },
+            _ => Self::new(ResponseFlag::UpstreamConnectionTermination, text),
+        }
+    }
+}

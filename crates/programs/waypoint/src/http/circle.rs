@@ -1,0 +1,70 @@
+//! Requests that go from waypoint to waypoint, because routes lead to services that have waypoints of their own:
+//! not in circles.
+
+use ambit_telemetry::http::ResponseFlag;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use super::reply::Reply;
+use crate::upstream::Way;
+
+/// How many waypoints a request has passed. Only waypoints see it.
+const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
+/// A request that has passed so many goes in a circle. Each route to a service with another waypoint adds one or two.
+const MOST: u8 = 8;
+
+/// How many waypoints a request has passed before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Passed(u8);
+
+impl Passed {
+    /// Of a request as it came. Whoever says too much harms itself; too little is made good at the next waypoint.
+    ///
+    /// # Errors
+    /// When these are too many.
+    pub(super) fn take(headers: &mut HeaderMap) -> Result<Self, Reply> {
+        let said = headers.remove(PASSED);
+        let text = said.as_ref().and_then(|said| said.to_str().ok());
+        let passed = text.and_then(|text| text.parse().ok()).unwrap_or(0);
+        if passed >= MOST {
+            let text = "the routes of waypoints lead in a circle";
+            let flag = ResponseFlag::NoRoute;
+            return Err(Reply::new(StatusCode::LOOP_DETECTED, text, flag));
+        }
+        Ok(Self(passed))
+    }
+
+    /// Tells it to the waypoint that is next, if one is.
+    pub(super) fn tell(self, headers: &mut HeaderMap, way: &Way) {
+        if way.leads_to_waypoint() {
+            headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));
+        } else {
+            headers.remove(PASSED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(said: &'static str) -> Result<Passed, StatusCode> {
+        let mut headers = HeaderMap::new();
+        headers.insert(PASSED, HeaderValue::from_static(said));
+        let taken = Passed::take(&mut headers);
+        assert!(headers.is_empty());
+        taken.map_err(|reply| reply.status)
+    }
+
+    #[test]
+    fn too_many_waypoints_are_a_circle() {
+        assert_eq!(Passed::take(&mut HeaderMap::new()), Ok(Passed(0)));
+        assert_eq!(taken("7"), Ok(Passed(7)));
+        for said in ["8", "255"] {
+            assert_eq!(taken(said), Err(StatusCode::LOOP_DETECTED), "{said}");
+        }
+        // No waypoint says that.
+        for said in ["", "-1", "256", "x"] {
+            assert_eq!(taken(said), Ok(Passed(0)), "{said}");
+        }
+    }
+}

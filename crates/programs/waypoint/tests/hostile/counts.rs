@@ -1,0 +1,53 @@
+//! What is counted of connections that are not HTTP, and of policies that are no more.
+
+use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey};
+use ambit_testkit::until;
+use ambit_xds::WaypointUpdate;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    application::scripted,
+    fixture::{TCP, World, lines_about, record},
+};
+
+const VIP: &str = "10.0.0.1";
+
+fn policy(name: &str, action: HttpAction, dry_run: bool) -> WaypointUpdate {
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record(&format!("ns/{name}")),
+        for_gateway: true,
+        action,
+        dry_run,
+        rules: vec![HttpRule::default()],
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record(name), Box::new(policy))
+}
+
+#[tokio::test]
+async fn connections_count_for_policies_on_trial_and_name_the_one_that_audits_them() {
+    let world = World::new().await;
+    let (echo, _) = scripted(|_, mut stream| async move {
+        let (mut read, mut write) = stream.split();
+        let _ended = tokio::io::copy(&mut read, &mut write).await;
+    })
+    .await;
+    world.serve("web", VIP, &[echo]);
+    world.publish(policy("trial", HttpAction::Deny, true));
+    world.publish(policy("audit", HttpAction::Audit, false));
+    let denied = || world.count("ambit_policy_dry_run_denied_total", &["ns/trial"]);
+    let client = world.client().await;
+    for number in 1..=2 {
+        let mut tunnel = client.tunnel(VIP, TCP).await;
+        tunnel.write_all(b"hello").await.unwrap();
+        tunnel.read_exact(&mut [0; 5]).await.unwrap();
+        assert_eq!(denied(), number);
+    }
+    let lines = lines_about(client.address);
+    let audited = lines.iter().filter(|line| line.contains("audit"));
+    assert_eq!(audited.count(), 2, "{lines:?}");
+    // A connection that is denied counts too.
+    world.publish(policy("no", HttpAction::Deny, false));
+    until("a policy denies", || denied() == 2).await;
+    assert!(client.try_tunnel(VIP, TCP).await.is_err());
+}

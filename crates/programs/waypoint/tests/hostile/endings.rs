@@ -1,0 +1,356 @@
+//! Applications that do not answer as they should: what clients get, what is counted, and what is sent again.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use ambit_testkit::until;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::Notify,
+    time::timeout,
+};
+
+use crate::{
+    application::{Strict, head, scripted},
+    fixture::{HTTP1, HTTP2, LONG, World, heard, lines_about},
+};
+
+const VIP: &str = "10.0.0.1";
+const OTHER: &str = "10.0.0.2";
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+const POST: &[u8] =
+    b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
+
+fn reset(stream: TcpStream) {
+    stream.set_zero_linger().unwrap();
+}
+
+async fn wait(event: &Notify) {
+    timeout(LONG, event.notified()).await.expect("in vain");
+}
+
+/// An application that answers each request with these bytes and closes.
+async fn answering(bytes: &'static [u8]) -> SocketAddr {
+    let application = scripted(move |_, mut stream| async move {
+        head(&mut stream).await;
+        // The waypoint may have heard enough.
+        let _cut = stream.write_all(bytes).await;
+    });
+    application.await.0
+}
+
+#[rustfmt::skip]
+const ANSWERS: &[(&str, &[u8], u16, &str, &str)] = &[
+    ("nothing", b"", 503, "UC", ""),
+    ("garbage", b"\x16\x03\x01garbage\r\n\r\n", 502, "UPE", ""),
+    ("half a head", b"HTTP/1.1 200 OK\r\nX: ", 503, "UC", ""),
+    ("a status that is none", b"HTTP/1.1 99x OK\r\n\r\n", 502, "UPE", ""),
+    ("another protocol", b"SSH-2.0-server\r\n", 502, "UPE", ""),
+    ("two lengths", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 502, "UPE", ""),
+    ("a signed length", b"HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\nx", 502, "UPE", ""),
+    ("a folded line", b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n", 502, "UPE", ""),
+    ("a NUL in a value", b"HTTP/1.1 200 OK\r\nX: \0\r\nContent-Length: 0\r\n\r\n", 502, "UPE", ""),
+    ("an encoding besides chunked", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 502, "UPE", ""),
+    ("a connection header that takes a length away", b"HTTP/1.1 200 OK\r\nConnection: content-length\r\nContent-Length: 1\r\n\r\nx", 502, "UPE", ""),
+    ("an upgrade that nobody asked for", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", 502, "UPE", ""),
+    ("a shorter body than said", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", 200, "UC", "ab"),
+    ("a longer body than said", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabcd", 200, "-", "ab"),
+    ("a body up to the end", b"HTTP/1.1 200 OK\r\n\r\nabc", 200, "-", "abc"),
+    ("a chunk that is cut", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", 200, "UC", "ab"),
+    ("a chunk of no size", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab", 200, "UC", ""),
+    ("interim answers before it", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", 200, "-", "x"),
+];
+
+#[tokio::test]
+async fn each_answer_has_its_status_its_flag_and_its_line() {
+    let world = World::new().await;
+    let mut wrong = Vec::new();
+    for (number, (what, bytes, status, flags, body)) in (1..).zip(ANSWERS) {
+        let application = answering(bytes).await;
+        let vip = format!("10.0.1.{number}");
+        world.serve(&format!("web{number}"), &vip, &[application]);
+        let client = world.client().await;
+        let before = world.ended(*status, flags);
+        let said = client.say(&vip, HTTP1, GET).await;
+        let text = said.text();
+        let (_, got) = text.split_once("\r\n\r\n").unwrap_or_default();
+        let is_right = match (status, *flags) {
+            // The part that was on its way is lost, or not.
+            (200, "UC") => !said.ended && body.starts_with(got.trim_end()) | got.contains(body),
+            (200, _) => said.ended && said.statuses() == [200] && got.contains(body),
+            _ => said.ended && said.statuses() == [*status],
+        };
+        // The report is made when the last of it is dropped.
+        until(&format!("{what} is counted: {text:?}"), || {
+            world.ended(*status, flags) == before + 1
+        })
+        .await;
+        let lines = lines_about(client.address);
+        let code = format!(" {status} {flags} ");
+        let is_logged = |line: &String| line.contains(&code) && line.contains(&format!("{vip}:80"));
+        if !is_right || !lines.iter().any(is_logged) {
+            wrong.push(format!("{what}: {said:?} {lines:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
+    const TWO: &[u8] =
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil";
+    let world = World::new().await;
+    let (application, _) = scripted(|_, mut stream| async move {
+        loop {
+            head(&mut stream).await;
+            if stream.write_all(TWO).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let client = world.client().await;
+    for _ in 0..50 {
+        let said = client.say(VIP, HTTP1, GET).await;
+        assert!(said.text().ends_with("good"), "{said:?}");
+    }
+}
+
+#[tokio::test]
+async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_client() {
+    let world = World::new().await;
+    let ended = Arc::new(Notify::new());
+    let told = ended.clone();
+    let (interim, _) = scripted(move |_, mut stream| {
+        let told = told.clone();
+        async move {
+            head(&mut stream).await;
+            while stream
+                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+                .await
+                .is_ok()
+            {}
+            told.notify_one();
+        }
+    })
+    .await;
+    let (headers, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let begun = stream.write_all(b"HTTP/1.1 200 OK\r\n").await.is_ok();
+        while begun
+            && stream
+                .write_all(b"X: aaaaaaaaaaaaaaaaaaaaaaa\r\n")
+                .await
+                .is_ok()
+        {}
+    })
+    .await;
+    let strict = Strict::start().await;
+    world.serve("interim", VIP, &[interim]);
+    world.serve("headers", "10.0.0.3", &[headers]);
+    world.serve("strict", OTHER, &[strict.address]);
+    let client = world.client().await;
+    let said = client.say("10.0.0.3", HTTP1, POST).await;
+    assert_eq!(said.statuses(), [502], "{said:?}");
+    assert_eq!(world.ended(502, "UPE"), 1);
+    let mut flooded = client.tunnel(VIP, HTTP1).await;
+    flooded.write_all(GET).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(client.get(OTHER, HTTP1).await, 200);
+    }
+    drop(flooded);
+    wait(&ended).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_never_comes_is_waited_for_until_the_client_goes() {
+    let world = World::new().await;
+    let (asked, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let tell = (asked.clone(), ended.clone());
+    let (silent, _) = scripted(move |_, mut stream| {
+        let (asked, ended) = tell.clone();
+        async move {
+            head(&mut stream).await;
+            asked.notify_one();
+            // The end, of whatever kind.
+            let _end = stream.read(&mut [0; 64]).await;
+            ended.notify_one();
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[silent]);
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    tunnel.write_all(GET).await.unwrap();
+    wait(&asked).await;
+    // Half of the connection is at its end; the client still waits.
+    tunnel.shutdown().await.unwrap();
+    assert_eq!(world.ended(0, "DC"), 0);
+    drop(tunnel);
+    wait(&ended).await;
+    until("the request is counted", || world.ended(0, "DC") == 1).await;
+    let lines = lines_about(client.address);
+    assert!(
+        lines.iter().any(|line| line.contains(" 0 DC ")),
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_request_is_passed_on() {
+    let world = World::new().await;
+    let early = answering(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await;
+    world.serve("web", VIP, &[early]);
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    let begin = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 100000000\r\n\r\nabc";
+    tunnel.write_all(begin).await.unwrap();
+    let mut answer = vec![0; 12];
+    tunnel.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 413");
+    // It is cut then: nobody will read the rest.
+    let said = heard(tunnel).await;
+    assert!(said.text().ends_with("no"), "{said:?}");
+}
+
+// === what is sent again ===
+
+/// Two endpoints of which the first one to be asked fails like this; how often they were asked, and what the
+/// client got.
+async fn tried(
+    request: &[u8],
+    fail: impl Fn(TcpStream) + Send + Sync + Copy + 'static,
+) -> (usize, Vec<u16>) {
+    let world = World::new().await;
+    let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut endpoints = Vec::new();
+    for _ in 0..2 {
+        let before = before.clone();
+        let endpoint = scripted(move |_, mut stream| {
+            let before = before.clone();
+            async move {
+                head(&mut stream).await;
+                if before.fetch_add(1, Relaxed) == 0 {
+                    return fail(stream);
+                }
+                let ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                let _cut = stream.write_all(ok).await;
+            }
+        });
+        endpoints.push(endpoint.await.0);
+    }
+    world.serve("web", VIP, &endpoints);
+    let said = world.client().await.say(VIP, HTTP1, request).await;
+    (before.load(Relaxed), said.statuses())
+}
+
+const BODILESS: &[u8] =
+    b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+
+/// The same by HTTP/2, where the first request is reset for this reason; or, without one, the connection is closed.
+async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
+    let world = World::new().await;
+    let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut endpoints = Vec::new();
+    for _ in 0..2 {
+        let before = before.clone();
+        let endpoint = scripted(move |_, stream| {
+            let before = before.clone();
+            async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    match (before.fetch_add(1, Relaxed), reason) {
+                        (0, Some(reason)) => respond.send_reset(reason),
+                        // It has been processed, as the last one of the connection.
+                        (0, None) => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
+                        _ => {
+                            let ok = http::Response::new(());
+                            let _gone = respond
+                                .send_response(ok, true)
+                                .map(drop::<h2::SendStream<bytes::Bytes>>);
+                        }
+                    }
+                }
+            }
+        });
+        endpoints.push(endpoint.await.0);
+    }
+    world.serve("web", VIP, &endpoints);
+    let said = world.client().await.say(VIP, HTTP2, request).await;
+    (before.load(Relaxed), said.statuses())
+}
+
+#[tokio::test]
+async fn what_http2_says_was_not_processed_is_sent_again_and_nothing_else() {
+    let refused = Some(h2::Reason::REFUSED_STREAM);
+    let failed = Some(h2::Reason::INTERNAL_ERROR);
+    for (what, request, reason, expected) in [
+        ("refused", BODILESS, refused, (2, vec![200])),
+        ("refused with a body", POST, refused, (1, vec![503])),
+        ("failed", BODILESS, failed, (1, vec![503])),
+        ("failed, harmless", GET, failed, (2, vec![200])),
+        ("closed after it", BODILESS, None, (1, vec![503])),
+    ] {
+        assert_eq!(tried_http2(request, reason).await, expected, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn what_may_have_been_done_is_not_done_again() {
+    const PUT: &[u8] =
+        b"PUT / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
+    for (request, expected) in [
+        (GET, (2, vec![200])),
+        (POST, (1, vec![503])),
+        (BODILESS, (1, vec![503])),
+        (PUT, (1, vec![503])),
+    ] {
+        let what = String::from_utf8_lossy(request);
+        assert_eq!(tried(request, reset).await, expected, "{what}");
+        assert_eq!(tried(request, drop).await, expected, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_tried_more_than_three_times() {
+    let world = World::new().await;
+    let mut counts = Vec::new();
+    let mut endpoints = Vec::new();
+    for _ in 0..5 {
+        let (endpoint, count) = scripted(|_, mut stream| async move {
+            head(&mut stream).await;
+            reset(stream);
+        })
+        .await;
+        endpoints.push(endpoint);
+        counts.push(count);
+    }
+    world.serve("web", VIP, &endpoints);
+    let said = world.client().await.say(VIP, HTTP1, GET).await;
+    assert_eq!(said.statuses(), [503], "{said:?}");
+    let asked: usize = counts.iter().map(|count| count.load(Relaxed)).sum();
+    assert_eq!(asked, 3);
+    assert_eq!(world.ended(503, "URX,UC"), 1, "{}", world.metrics());
+}
+
+#[tokio::test]
+async fn where_nobody_listens_another_is_asked_whatever_the_request() {
+    let world = World::new().await;
+    let strict = Strict::start().await;
+    // Nobody listens at the second address, on the same port.
+    let nobody = SocketAddr::from(([127, 0, 8, 1], strict.address.port()));
+    world.serve("web", VIP, &[strict.address, nobody]);
+    world.serve("nobody", OTHER, &[nobody]);
+    let client = world.client().await;
+    for _ in 0..20 {
+        let said = client.say(VIP, HTTP1, POST).await;
+        assert_eq!(said.statuses(), [200], "{said:?}");
+    }
+    let said = client.say(OTHER, HTTP1, POST).await;
+    assert_eq!(said.statuses(), [503], "{said:?}");
+    assert_eq!(world.ended(503, "UF"), 1, "{}", world.metrics());
+}

@@ -1,0 +1,371 @@
+//! Frames of HTTP/2 that no client should send: on the connection that carries tunnels, and inside of one.
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+
+use crate::{
+    application::Strict,
+    fixture::{HTTP1, HTTP2, LONG, World},
+};
+
+const VIP: &str = "10.0.0.1";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// `GET /` of the host `web`, and `CONNECT` to the service, in HPACK.
+const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
+const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+const PROTOCOL_ERROR: u32 = 1;
+const FLOW_CONTROL_ERROR: u32 = 3;
+const FRAME_SIZE_ERROR: u32 = 6;
+const REFUSED_STREAM: u32 = 7;
+const ENHANCE_YOUR_CALM: u32 = 11;
+
+/// The process may grow by as much as this, whatever is sent.
+const GROWTH: u64 = 128 << 20;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// What an attacker sends: once, and then with numbers from one on until it is cut off, or has sent enough.
+struct Attack {
+    what: &'static str,
+    first: Vec<u8>,
+    repeated: fn(u32, &[u8]) -> Vec<u8>,
+    times: u32,
+    /// The code of the GOAWAY that ends the connection.
+    ended_with: u32,
+}
+
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
+fn attacks(request: &[u8]) -> Vec<Attack> {
+    let nothing = |_: u32, _: &[u8]| Vec::new();
+    let open = |flags| frame(HEADERS, flags, 1, request);
+    let once = |what, first, ended_with| Attack {
+        what,
+        first,
+        repeated: nothing,
+        times: 0,
+        ended_with,
+    };
+    vec![
+        Attack {
+            what: "requests that are reset at once",
+            first: Vec::new(),
+            repeated: |number, request| {
+                let stream = number * 2 - 1;
+                let open = frame(HEADERS, END_HEADERS | END_STREAM, stream, request);
+                [open, frame(RST_STREAM, 0, stream, &8u32.to_be_bytes())].concat()
+            },
+            times: 100_000,
+            ended_with: ENHANCE_YOUR_CALM,
+        },
+        Attack {
+            what: "headers that never end",
+            first: open(0),
+            repeated: |_, _| frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b"),
+            times: 100_000,
+            ended_with: ENHANCE_YOUR_CALM,
+        },
+        Attack {
+            what: "empty headers that never end",
+            first: open(0),
+            repeated: |_, _| frame(CONTINUATION, 0, 1, b""),
+            times: 100_000,
+            ended_with: ENHANCE_YOUR_CALM,
+        },
+        Attack {
+            what: "data without bytes",
+            first: open(END_HEADERS),
+            repeated: |_, _| frame(DATA, 0, 1, b""),
+            times: 100_000,
+            ended_with: ENHANCE_YOUR_CALM,
+        },
+        once(
+            "a window beyond 31 bits",
+            frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes()),
+            FLOW_CONTROL_ERROR,
+        ),
+        once(
+            "a window that grows by nothing",
+            frame(WINDOW_UPDATE, 0, 0, &[0; 4]),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "the end of a stream that was never opened",
+            frame(RST_STREAM, 0, 5, &8u32.to_be_bytes()),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "data for a stream that was never opened",
+            frame(DATA, 0, 5, b"a"),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "data for no stream",
+            frame(DATA, 0, 0, b"a"),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "a stream with a server's number",
+            frame(HEADERS, END_HEADERS | END_STREAM, 2, request),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "a continuation of nothing",
+            frame(CONTINUATION, END_HEADERS, 1, request),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "a ping in the middle of headers",
+            [open(0), frame(PING, 0, 0, &[0; 8])].concat(),
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "an index that there is not in HPACK",
+            frame(HEADERS, END_HEADERS, 1, b"\xff\xff\x7f"),
+            // RFC 9113 wants COMPRESSION_ERROR; the library does not tell the two apart.
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "a table larger than was allowed",
+            frame(HEADERS, END_HEADERS, 1, b"\x3f\xff\xff\xff\x7f\x82"),
+            // RFC 9113 wants COMPRESSION_ERROR; the library does not tell the two apart.
+            PROTOCOL_ERROR,
+        ),
+        once(
+            "a frame longer than was allowed",
+            [&[0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1][..], &[0; 64]].concat(),
+            FRAME_SIZE_ERROR,
+        ),
+        once(
+            "settings of half a parameter",
+            frame(SETTINGS, 0, 0, b"abc"),
+            // RFC 9113 wants FRAME_SIZE_ERROR.
+            PROTOCOL_ERROR,
+        ),
+        once("a short ping", frame(PING, 0, 0, b"abc"), PROTOCOL_ERROR),
+    ]
+}
+
+/// What the other end said of errors.
+#[derive(Debug, Default)]
+struct Heard {
+    goaway: Option<u32>,
+    resets: Vec<(u32, u32)>,
+    headers: usize,
+}
+
+/// Reads frames up to the end of the connection.
+async fn listen(mut io: impl AsyncRead + Unpin, until: impl Fn(&Heard) -> bool) -> Heard {
+    let mut heard = Heard::default();
+    loop {
+        let mut head = [0; 9];
+        if until(&heard) || io.read_exact(&mut head).await.is_err() {
+            return heard;
+        }
+        let [a, b, c, kind, _, stream @ ..] = head;
+        let length = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap();
+        let mut payload = vec![0; length];
+        if io.read_exact(&mut payload).await.is_err() {
+            return heard;
+        }
+        let word = |from: usize| u32::from_be_bytes(payload[from..from + 4].try_into().unwrap());
+        match kind {
+            GOAWAY => heard.goaway = Some(word(4)),
+            RST_STREAM => heard.resets.push((u32::from_be_bytes(stream), word(0))),
+            HEADERS => heard.headers += 1,
+            _ => {}
+        }
+    }
+}
+
+async fn attack<IO>(io: IO, request: &[u8], attack: &Attack) -> Heard
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (read, mut write) = tokio::io::split(io);
+    let hearing = ambit_rt::spawn("listening", listen(read, |_| false));
+    let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &attack.first].concat();
+    let sending = async {
+        write.write_all(&begin).await?;
+        for number in 1..=attack.times {
+            write.write_all(&(attack.repeated)(number, request)).await?;
+            if hearing.is_finished() {
+                break;
+            }
+            // The listener has its turn.
+            tokio::task::yield_now().await;
+        }
+        write.flush().await
+    };
+    // Being cut off is what is expected.
+    let _cut: std::io::Result<()> = timeout(LONG, sending).await.unwrap();
+    timeout(LONG, hearing)
+        .await
+        .unwrap_or_else(|_| panic!("{} goes on for ever", attack.what))
+        .unwrap()
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+async fn world() -> (World, Strict) {
+    let (world, strict) = (World::new().await, Strict::start().await);
+    world.serve("web", VIP, &[strict.address]);
+    (world, strict)
+}
+
+#[tokio::test]
+async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
+    let (world, _application) = world().await;
+    let other = world.client().await;
+    let before = resident();
+    for one in attacks(CONNECT) {
+        let (connection, _) = world.tls().await;
+        let heard = attack(connection, CONNECT, &one).await;
+        assert_eq!(
+            heard.goaway,
+            Some(one.ended_with),
+            "{}: {heard:?}",
+            one.what
+        );
+        assert_eq!(other.get(VIP, HTTP1).await, 200, "{}", one.what);
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < GROWTH, "{grown} bytes");
+}
+
+#[tokio::test]
+async fn connections_inside_of_tunnels_end_with_the_right_error_and_others_go_on() {
+    let (world, _application) = world().await;
+    let client = world.client().await;
+    let before = resident();
+    for (number, one) in (0..).zip(attacks(GET)) {
+        let tunnel = client.tunnel(VIP, HTTP2).await;
+        let heard = attack(tunnel, GET, &one).await;
+        assert_eq!(
+            heard.goaway,
+            Some(one.ended_with),
+            "{}: {heard:?}",
+            one.what
+        );
+        // By the same connection of tunnels.
+        assert_eq!(client.get(VIP, HTTP1).await, 200, "{}", one.what);
+        assert_eq!(world.refused("http2"), number + 1, "{}", one.what);
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < GROWTH, "{grown} bytes");
+}
+
+/// Sends bytes after the preface, and listens until `enough`.
+async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Heard) -> bool) -> Heard
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let (read, mut write) = tokio::io::split(io);
+    let all = [PREFACE, &frame(SETTINGS, 0, 0, b""), bytes].concat();
+    write.write_all(&all).await.unwrap();
+    write.flush().await.unwrap();
+    timeout(LONG, listen(read, enough)).await.expect("in vain")
+}
+
+#[tokio::test]
+async fn more_streams_than_allowed_are_refused_one_by_one() {
+    let (world, _application) = world().await;
+    let opens = |request: &[u8]| -> Vec<u8> {
+        let open = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, request);
+        (0..300).flat_map(open).collect()
+    };
+    let refused = |heard: &Heard| {
+        let refused = heard
+            .resets
+            .iter()
+            .filter(|(_, code)| *code == REFUSED_STREAM);
+        refused.count() >= 50
+    };
+    let (connection, _) = world.tls().await;
+    let heard = say(connection, &opens(CONNECT), refused).await;
+    assert!(refused(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let client = world.client().await;
+    let tunnel = client.tunnel(VIP, HTTP2).await;
+    let heard = say(tunnel, &opens(GET), refused).await;
+    assert!(refused(&heard) && heard.goaway.is_none(), "{heard:?}");
+    assert_eq!(client.get(VIP, HTTP1).await, 200);
+}
+
+#[tokio::test]
+async fn headers_beyond_the_limit_end_their_stream_alone() {
+    let (world, _application) = world().await;
+    // 70 lines of a kilobyte.
+    let line = [&b"\x00\x01a\x7f\xf9\x07"[..], &[b'a'; 1144]].concat();
+    let send = |request: &[u8]| {
+        let mut bytes = frame(HEADERS, 0, 1, request);
+        for _ in 0..5 {
+            bytes.extend(frame(CONTINUATION, 0, 1, &line.repeat(14)));
+        }
+        bytes.extend(frame(CONTINUATION, END_HEADERS, 1, b""));
+        bytes
+    };
+    let ended = |heard: &Heard| heard.headers > 0 || !heard.resets.is_empty();
+    let (connection, _) = world.tls().await;
+    let heard = say(connection, &send(CONNECT), ended).await;
+    assert!(ended(&heard) && heard.goaway.is_none(), "{heard:?}");
+    let client = world.client().await;
+    let tunnel = client.tunnel(VIP, HTTP2).await;
+    let heard = say(tunnel, &send(GET), ended).await;
+    assert!(ended(&heard) && heard.goaway.is_none(), "{heard:?}");
+    assert_eq!(client.get(VIP, HTTP1).await, 200);
+}
+
+#[tokio::test]
+async fn who_asks_for_answers_and_does_not_read_them_holds_up_only_itself() {
+    let (world, _application) = world().await;
+    let client = world.client().await;
+    let before = resident();
+    let pings = frame(PING, 0, 0, &[0; 8]).repeat(50_000);
+    let settings = frame(SETTINGS, 0, 0, b"").repeat(50_000);
+    let mut held = Vec::new();
+    for flood in [pings, settings] {
+        let (mut connection, _) = world.tls().await;
+        let mut tunnel = client.tunnel(VIP, HTTP2).await;
+        let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &flood].concat();
+        let inside = begin.clone();
+        held.push(ambit_rt::spawn_abortable("outside", async move {
+            // For as long as it is let; never reads.
+            let _cut = connection.write_all(&begin).await;
+            std::future::pending::<()>().await;
+        }));
+        held.push(ambit_rt::spawn_abortable("inside", async move {
+            let _cut = tunnel.write_all(&inside).await;
+            std::future::pending::<()>().await;
+        }));
+        for _ in 0..20 {
+            assert_eq!(client.get(VIP, HTTP1).await, 200);
+        }
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < GROWTH, "{grown} bytes");
+}

@@ -1,0 +1,144 @@
+//! The real program as its own supervisor: who ends with whom, with which code, and what becomes of openings.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+};
+
+use ambit_netlab::Host;
+use ambit_testkit::until_blocking;
+use rustix::process::{Pid, Signal, kill_process};
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-waypoint"));
+    command
+        .args(["proxy", "waypoint"])
+        .env_clear()
+        .stdin(Stdio::null());
+    command
+}
+
+/// A supervisor in a network of its own, and its worker. The control plane is away.
+struct Running {
+    host: Host,
+    supervisor: Child,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let host = Host::new("waypoint").await.unwrap();
+        let mut command = program();
+        command
+            .envs([
+                ("POD_NAME", "waypoint-1"),
+                ("POD_NAMESPACE", "shop"),
+                ("SERVICE_ACCOUNT", "waypoint"),
+                ("GATEWAY_NAME", "waypoint"),
+                ("XDS_ADDRESS", "https://127.0.0.1:1"),
+                ("CA_ADDRESS", "https://127.0.0.1:1"),
+                ("AMBIT_WAYPOINT_LINGER", "1ms"),
+            ])
+            .stdout(Stdio::null());
+        let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
+        let running = Self { host, supervisor };
+        until_blocking("it listens", || running.connect().is_ok());
+        // Opened last.
+        until_blocking("it serves", || running.knock(15021).is_ok());
+        running
+    }
+
+    fn knock(&self, port: u16) -> std::io::Result<TcpStream> {
+        self.host
+            .run(|| TcpStream::connect(("127.0.0.1", port)))
+            .unwrap()
+    }
+
+    /// Opens a connection as clients do.
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        self.knock(15008)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.supervisor)
+    }
+
+    fn worker(&self) -> Option<Pid> {
+        let pid = self.supervisor.id();
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).ok()?;
+        Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is what the test wanted.
+        let _ended = self.supervisor.kill();
+        let _reaped = self.supervisor.wait();
+    }
+}
+
+/// Whether a process runs no more; somebody may still have to collect it.
+fn is_gone(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    !stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
+    let output = program().output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.matches("POD_NAME").count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn no_opening_is_refused_while_workers_are_killed() {
+    let running = Running::start().await;
+    let (over, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let (opening, over, opened) = (&running, &over, &opened);
+        let clients = scope.spawn(move || {
+            while !over.load(Relaxed) {
+                opening.connect().expect("nobody is refused");
+                opened.fetch_add(1, Relaxed);
+            }
+        });
+        let go_on = |from: usize| {
+            until_blocking("openings go on", || {
+                clients.is_finished() || opened.load(Relaxed) > from + 20
+            });
+        };
+        for _ in 0..3 {
+            go_on(opened.load(Relaxed));
+            let worker = running.worker().unwrap();
+            kill_process(worker, Signal::KILL).unwrap();
+            go_on(opened.load(Relaxed));
+            until_blocking("another worker serves", || {
+                running.worker().is_some_and(|next| next != worker) && running.knock(15021).is_ok()
+            });
+        }
+        over.store(true, Relaxed);
+    });
+}
+
+#[tokio::test]
+async fn told_to_end_it_passes_that_on_and_nobody_listens_any_more() {
+    let mut running = Running::start().await;
+    let worker = running.worker().unwrap();
+    kill_process(running.pid(), Signal::TERM).unwrap();
+    assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
+    assert!(is_gone(worker));
+    assert!(running.connect().is_err());
+}
+
+#[tokio::test]
+async fn the_end_of_the_supervisor_is_that_of_the_worker() {
+    let mut running = Running::start().await;
+    let worker = running.worker().unwrap();
+    kill_process(running.pid(), Signal::KILL).unwrap();
+    let _killed = running.supervisor.wait().unwrap();
+    until_blocking("the worker is gone", || is_gone(worker));
+}

@@ -65,6 +65,11 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
         "Istio accepts it without a word; we say that two of its principals match nobody",
     ),
     (
+        "Service vec/wp istio.io/WaypointBound=False NoReadyWaypoint",
+        "no pod of the waypoint vec/waypoint is ready",
+        "Istio says that the waypoint is accepted, although no pod of it is ready",
+    ),
+    (
         "PeerAuthentication other/empty-selector ZtunnelAccepted=True Accepted",
         "attached",
         "Istio writes no conditions on PeerAuthentications",

@@ -735,6 +735,7 @@ async fn the_roles_are_what_is_used() {
                 "labels": {"istio.io/use-waypoint": "nowhere"}}}),
         );
     }
+    let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
     let flags = ["--untaint-nodes", "--waypoints", r#"{"image": "w:1"}"#];
     let replica = cluster.replica_with("a", &flags).await;
@@ -760,6 +761,9 @@ async fn the_roles_are_what_is_used() {
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
     followed(&cluster, DEPLOYMENTS).await;
+    for collection in &others {
+        followed(&cluster, collection).await;
+    }
     shown("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
     })
@@ -808,6 +812,28 @@ const ELSEWHERE: [&str; 8] = [
     "delete policy/poddisruptionbudgets",
 ];
 
+/// Kinds of which the control plane writes nothing.
+const ONLY_READ: [(&str, &str, &str); 10] = [
+    ("gateway.networking.k8s.io", "grpcroutes", "GRPCRoute"),
+    ("gateway.networking.k8s.io", "tcproutes", "TCPRoute"),
+    ("gateway.networking.k8s.io", "tlsroutes", "TLSRoute"),
+    (
+        "gateway.networking.k8s.io",
+        "referencegrants",
+        "ReferenceGrant",
+    ),
+    ("networking.istio.io", "virtualservices", "VirtualService"),
+    ("networking.istio.io", "destinationrules", "DestinationRule"),
+    ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
+    (
+        "security.istio.io",
+        "requestauthentications",
+        "RequestAuthentication",
+    ),
+    ("telemetry.istio.io", "telemetries", "Telemetry"),
+    ("extensions.istio.io", "wasmplugins", "WasmPlugin"),
+];
+
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
@@ -833,6 +859,19 @@ impl Cluster {
             );
         }
         cluster
+    }
+
+    /// Defines a kind; gives the path of its objects.
+    fn define(&self, group: &str, plural: &str, kind: &str) -> String {
+        let collection = format!("/apis/{group}/v1/{plural}");
+        self.server.serve(&collection, kind);
+        self.server.put(
+            DEFINITIONS,
+            json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                "metadata": {"name": format!("{plural}.{group}")},
+                "spec": {"versions": [{"name": "v1", "served": true}]}}),
+        );
+        collection
     }
 
     fn gateway(&self, name: &str) {

@@ -14,14 +14,17 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
+/// Tables of routes by port, and by the namespace of the clients that they are for; of everybody without one.
+type Tables = HashMap<(u16, Option<ArcStr>), Arc<RouteTable>>;
+
 /// A service that the waypoint serves.
 #[derive(Debug)]
 pub struct Served {
     /// Its name.
     pub name: NamespacedHostname,
     routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for, by the namespace of the clients that they are for.
-    tables: Mutex<HashMap<(u16, Option<ArcStr>), Arc<RouteTable>>>,
+    /// Of the ports that were asked for.
+    tables: Mutex<Tables>,
 }
 
 impl Served {

@@ -25,6 +25,7 @@ const RESERVED_HEADERS: &[&str] = &[
     "transfer-encoding",
     "upgrade",
     "x-ambit-original-peer",
+    "x-ambit-waypoints-passed",
     "x-forwarded-client-cert",
     "x-forwarded-for",
 ];
@@ -32,7 +33,7 @@ const RESERVED_HEADERS: &[&str] = &[
 /// Whether no route may change a header of this name.
 pub fn is_reserved_header(name: &str) -> bool {
     let is_same = |reserved: &&str| reserved.eq_ignore_ascii_case(name);
-    RESERVED_HEADERS.iter().any(|one| is_same(&one))
+    RESERVED_HEADERS.iter().any(is_same)
 }
 
 /// The name of a route object. Written `Kind/namespace/name`.

@@ -1,0 +1,58 @@
+//! The command line: which part, and of `cluster` which scenario.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{cluster, control, memory, report, traffic, waypoint};
+
+/// Names the Envoy that waypoints are compared with.
+const ENVOY: &str = "AMBIT_BENCH_ENVOY";
+
+/// Measures and prints what the arguments name; everything without any.
+pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
+    if let [mode, envoy, directory] = &*arguments
+        && mode == "envoy-as-waypoint"
+    {
+        return waypoint::stand_in(Path::new(envoy), Path::new(directory));
+    }
+    // Images are distinguished from names by their file name extension.
+    let (archives, names): (Vec<_>, Vec<_>) = arguments
+        .into_iter()
+        .partition(|argument| argument.ends_with(".tar"));
+    let only = names.first();
+    let wanted = |name: &str| only.is_none_or(|only| only == name);
+    let (mut rows, mut lines) = (Vec::new(), Vec::new());
+    if wanted("traffic") {
+        lines.extend(traffic::run()?);
+    }
+    if wanted("memory") {
+        lines.extend(memory::run()?);
+    }
+    if wanted("control") {
+        lines.extend(control::run()?);
+    }
+    if wanted("waypoint") {
+        let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
+        waypoint::run(Path::new(&envoy))?;
+        if only.is_some() {
+            return Ok(());
+        }
+    }
+    if wanted("cluster") {
+        let archives: Vec<PathBuf> = archives.iter().map(PathBuf::from).collect();
+        let scenario = names.get(1).map(String::as_str);
+        let (of_cluster, more) = cluster::run(scenario, &archives)?;
+        rows.extend(of_cluster);
+        lines.extend(more);
+    }
+    anyhow::ensure!(
+        !lines.is_empty() || !rows.is_empty(),
+        "there is `traffic`, `memory`, `control`, `waypoint` and `cluster`"
+    );
+    if !rows.is_empty() {
+        cluster::print(&rows);
+    }
+    report::print(&lines);
+    Ok(())
+}

@@ -248,14 +248,15 @@ impl Mesh {
     /// The first address of a service, by the beginning of its host name, with a port.
     pub fn service(&self, host: &str, port: u16) -> SocketAddr {
         let dump = self.proxy_dump("node-1");
-        let services = dump["services"].as_array().into_iter().flatten();
+        let services = dump.get("services").and_then(serde_json::Value::as_array);
+        let services = services.into_iter().flatten();
         let named = |service: &&serde_json::Value| {
-            let name = service["hostname"].as_str();
+            let name = service.get("hostname").and_then(serde_json::Value::as_str);
             name.is_some_and(|name| name.starts_with(host))
         };
         let mut vips = services
             .filter(named)
-            .filter_map(|one| one["vips"][0].as_str());
+            .filter_map(|one| one.pointer("/vips/0")?.as_str());
         let ip = vips
             .next()
             .and_then(|vip| vip.trim_start_matches('/').parse().ok());

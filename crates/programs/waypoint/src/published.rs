@@ -14,6 +14,9 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
+/// A port, and the namespace of the clients that a table is for; `None` for everybody.
+type TableKey = (u16, Option<ArcStr>);
+
 /// A service that the waypoint serves.
 #[derive(Debug)]
 pub struct Served {
@@ -21,7 +24,7 @@ pub struct Served {
     pub name: NamespacedHostname,
     routes: Vec<HttpRoute>,
     /// Of the ports that were asked for, by the namespace of the clients that they are for.
-    tables: Mutex<HashMap<(u16, Option<ArcStr>), Arc<RouteTable>>>,
+    tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
 }
 
 impl Served {

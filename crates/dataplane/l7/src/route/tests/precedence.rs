@@ -70,7 +70,7 @@ fn naive(routes: &[HttpRoute], asked: &Asked) -> String {
             }
         }
     }
-    best.map_or("none".to_owned(), |(_, name)| name)
+    best.map_or_else(|| "none".to_owned(), |(_, name)| name)
 }
 
 fn paths() -> impl Strategy<Value = Option<HttpPathMatch>> {

@@ -14,8 +14,8 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-/// Tables of routes by port, and by the namespace of the clients that they are for; of everybody without one.
-type Tables = HashMap<(u16, Option<ArcStr>), Arc<RouteTable>>;
+/// A port, and the namespace of the clients that a table is for; `None` for everybody.
+type TableKey = (u16, Option<ArcStr>);
 
 /// A service that the waypoint serves.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub struct Served {
     /// Its name.
     pub name: NamespacedHostname,
     routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for.
-    tables: Mutex<Tables>,
+    /// Of the ports that were asked for, by the namespace of the clients that they are for.
+    tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
 }
 
 impl Served {

@@ -114,6 +114,11 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         return;
     };
     let waypoint = shard.waypoint.clone();
+    if !waypoint.published.is_known() {
+        // A refusal of a tunnel would be final; without an answer, clients turn to another replica.
+        let why = "the control plane has not said yet what to serve";
+        return log_denied(peer, local, Direction::Inbound, why);
+    }
     let slot = match waypoint.setups.begin(peer.ip()) {
         Ok(slot) => slot,
         Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),

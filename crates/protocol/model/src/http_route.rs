@@ -32,8 +32,8 @@ const RESERVED_HEADERS: &[&str] = &[
 
 /// Whether no route may change a header of this name.
 pub fn is_reserved_header(name: &str) -> bool {
-    let is_same = |reserved: &&str| reserved.eq_ignore_ascii_case(name);
-    RESERVED_HEADERS.iter().any(is_same)
+    let mut reserved = RESERVED_HEADERS.iter();
+    reserved.any(|one| one.eq_ignore_ascii_case(name))
 }
 
 /// The name of a route object. Written `Kind/namespace/name`.

@@ -139,7 +139,7 @@ impl Tests {
     /// Of the crate `name`, without `ambit-`.
     pub(crate) fn of(name: &str) -> Self {
         let (needs, root, binaries): (&[&[Need]], bool, bool) = match name {
-            "agent" | "netlab" | "node-proxy" => (&[LAB], true, false),
+            "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB], true, false),
             "sys" => (&[LAB, IPTABLES], true, false),
             "cni" => (&[LAB, PLUGINS], true, false),
             // A lab runs in a user namespace where there is no root.

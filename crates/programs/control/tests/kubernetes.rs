@@ -680,21 +680,8 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
     second.running.stop().await;
 }
 
-/// What the chart's roles grant the control plane is what it asks for, no more and no less.
-#[tokio::test]
-async fn the_roles_are_what_is_used() {
-    let cluster = Cluster::with_gateways();
-    cluster.gateway("way");
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
-    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
-    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
-    cluster.server.put(
-        NODES,
-        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
-            "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
-    );
-    cluster.policy("bad", json!({"rulez": [{}]}));
+/// Objects that the control plane has something to say of.
+fn put_one_of_each_kind(cluster: &Cluster) {
     for (collection, kind, api, spec) in [
         (
             SERVICES,
@@ -735,6 +722,24 @@ async fn the_roles_are_what_is_used() {
                 "labels": {"istio.io/use-waypoint": "nowhere"}}}),
         );
     }
+}
+
+/// What the chart's roles grant the control plane is what it asks for, no more and no less.
+#[tokio::test]
+async fn the_roles_are_what_is_used() {
+    let cluster = Cluster::with_gateways();
+    cluster.gateway("way");
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    cluster.server.put(
+        NODES,
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+            "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
+    );
+    cluster.policy("bad", json!({"rulez": [{}]}));
+    put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
     let flags = ["--untaint-nodes", "--waypoints", r#"{"image": "w:1"}"#];

@@ -83,22 +83,11 @@ impl Files {
                 "normalize_path": true,
                 "use_remote_address": false,
                 "http_filters": [work.policies(), router()],
-                "route_config": {"virtual_hosts": [{
-                    "name": "requests",
-                    "domains": ["*"],
-                    "routes": work.routes(),
-                }]},
+                "route_config": {"virtual_hosts": [
+                    {"name": "http2", "domains": ["*:81"], "routes": work.routes(8081)},
+                    {"name": "http", "domains": ["*"], "routes": work.routes(8080)},
+                ]},
             }))]}],
-        });
-        let to_tunnel = json!({
-            "name": "tunnel",
-            "internal_listener": {},
-            "filter_chains": [{"filters": [typed("tcp",
-                "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", json!({
-                    "stat_prefix": "tunnel",
-                    "cluster": "hbone",
-                    "tunneling_config": {"hostname": format!("{backend}:8080")},
-                }))]}],
         });
         let ready = json!({
             "name": "ready",
@@ -116,10 +105,11 @@ impl Files {
             "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
                 "envoy.extensions.bootstrap.internal_listener.v3.InternalListener", json!({}))],
             "static_resources": {
-                "listeners": [tunnels, requests, to_tunnel, ready],
+                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081), ready],
                 "clusters": [
                     internal("requests", "requests"),
-                    backends(),
+                    backends(8080),
+                    backends(8081),
                     self.hbone(backend),
                 ],
             },
@@ -165,8 +155,8 @@ impl Work {
     }
 
     /// As the HTTPRoutes say.
-    fn routes(self) -> Vec<Value> {
-        let to = json!({"cluster": "backend", "timeout": "0s"});
+    fn routes(self, port: u16) -> Vec<Value> {
+        let to = json!({"cluster": format!("backend-{port}"), "timeout": "0s"});
         let mut routes: Vec<Value> = (0..self.rules)
             .map(
                 |n| json!({"match": {"path_separated_prefix": format!("/route/{n}")}, "route": to}),
@@ -238,9 +228,24 @@ fn internal(name: &str, listener: &str) -> Value {
     cluster
 }
 
-/// The pod, in the protocol that the request came in.
-fn backends() -> Value {
-    let mut backends = internal("backend", "tunnel");
+/// What opens tunnels to a port of the pod.
+fn to_tunnel(backend: &str, port: u16) -> Value {
+    let proxy = json!({
+        "stat_prefix": "tunnel",
+        "cluster": "hbone",
+        "tunneling_config": {"hostname": format!("{backend}:{port}")},
+    });
+    let proxy_type = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
+    json!({
+        "name": format!("tunnel-{port}"),
+        "internal_listener": {},
+        "filter_chains": [{"filters": [typed("tcp", proxy_type, proxy)]}],
+    })
+}
+
+/// A port of the pod, in the protocol that the request came in.
+fn backends(port: u16) -> Value {
+    let mut backends = internal(&format!("backend-{port}"), &format!("tunnel-{port}"));
     backends["typed_extension_protocol_options"] = protocol(&json!({
         "use_downstream_protocol_config":
             {"http_protocol_options": {}, "http2_protocol_options": {}},

@@ -1,6 +1,6 @@
 //! What the kernel accounts to a process: CPU time and resident memory.
 
-use std::{fs, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 
@@ -101,19 +101,24 @@ impl Memory {
     }
 }
 
+/// All processes, with their directories in `/proc`.
+fn processes() -> Result<Vec<(u32, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) {
+            found.push((pid, entry.path()));
+        }
+    }
+    Ok(found)
+}
+
 /// The process that has this id in its innermost process namespace, and this (shortened) name.
 pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let Ok(status) = fs::read_to_string(entry.path().join("status")) else {
+    for (pid, directory) in processes()? {
+        let Ok(status) = fs::read_to_string(directory.join("status")) else {
             continue;
         };
         let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
@@ -130,16 +135,8 @@ pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
 /// The processes of that name that were started with this variable, `NAME=value`.
 pub(crate) fn with_variable(name: &str, variable: &str) -> Result<Vec<u32>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let read = |file: &str| fs::read(entry.path().join(file)).unwrap_or_default();
+    for (pid, directory) in processes()? {
+        let read = |file: &str| fs::read(directory.join(file)).unwrap_or_default();
         let is_named = String::from_utf8_lossy(&read("comm")).trim() == name;
         if is_named
             && read("environ")

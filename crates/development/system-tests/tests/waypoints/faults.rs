@@ -2,12 +2,11 @@
 //! ones succeed again; none reaches the covered pod around its waypoint, which is seen on the wire to the pod, inside
 //! the pod, and by the application.
 
-use std::{
-    net::IpAddr,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
-};
+use std::net::IpAddr;
 
 use ambit_system_tests::{Capture, FlowReport, GATEWAY, Heads, Mesh, PAIR, Place, is_whole, until};
+
+use crate::progress::Progress;
 
 /// The port of the application.
 const PORT: u16 = 8081;
@@ -96,38 +95,20 @@ impl Scene {
 /// Requests of both clients to both addresses, one after the other, until stopped.
 struct Load<'a> {
     scene: &'a Scene,
-    stop: AtomicBool,
-    good: AtomicU32,
+    progress: Progress,
 }
 
 impl Load<'_> {
     fn run(&self, client: &str) {
         let targets = [Scene::service(), self.scene.pod()];
         for target in targets.iter().cycle() {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.progress.is_over() {
                 return;
             }
             if self.scene.ask(client, *target, "load").is_some() {
-                self.good.fetch_add(1, Ordering::Relaxed);
+                self.progress.answered();
             }
         }
-    }
-
-    /// Waits until so many more were answered.
-    fn go_on(&self, more: u32) {
-        let from = self.good.load(Ordering::Relaxed);
-        until("requests go on", || {
-            self.good.load(Ordering::Relaxed) >= from + more
-        });
-    }
-}
-
-/// Ends the load also when the test panics.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -163,16 +144,15 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     let in_pod = mesh.watch_at(Place::Pod("shop/server".into()), &[]);
     let load = Load {
         scene: &scene,
-        stop: AtomicBool::new(false),
-        good: AtomicU32::new(0),
+        progress: Progress::default(),
     };
     std::thread::scope(|scope| {
-        let _stop = Stop(&load.stop);
+        let _stop = load.progress.stop_at_end();
         for client in ["shop/client", "legacy/client"] {
             let load = &load;
             scope.spawn(move || load.run(client));
         }
-        load.go_on(4);
+        load.progress.go_on(4);
         scene.kill_waypoint(&first.0);
         scene.until_all_work("after one waypoint was killed");
         scene.kill_waypoint(&first.0);
@@ -184,10 +164,10 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
         }
         {
             let _away = mesh.hang("control", None);
-            load.go_on(4);
+            load.progress.go_on(4);
             scene.kill_waypoint(&first.0);
             // The other one serves on; what was killed has nobody to learn from.
-            load.go_on(4);
+            load.progress.go_on(4);
         }
         mesh.kill("control", None);
         scene.until_all_work("after the control plane came back");

@@ -10,5 +10,6 @@
 
 mod circles;
 mod faults;
+mod progress;
 mod protocols;
 mod rollout;

@@ -1,14 +1,10 @@
 //! A waypoint that is replaced or made smaller fails no request, neither on kept connections nor on new ones.
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
-};
+use std::{net::SocketAddr, sync::Mutex};
 
 use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, until, until_through};
+
+use crate::progress::Progress;
 
 const SERVICE: &str = "
 ---
@@ -44,8 +40,7 @@ fn names(mesh: &Mesh) -> Vec<String> {
 /// keeps it.
 struct Load<'a> {
     mesh: &'a Mesh,
-    stop: AtomicBool,
-    good: AtomicU32,
+    progress: Progress,
     failures: Mutex<Vec<String>>,
 }
 
@@ -57,7 +52,7 @@ impl Load<'_> {
             "GET / HTTP/1.1\r\nHost: shelf\r\nConnection: close\r\n\r\n"
         };
         let mut kept = None;
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.progress.is_over() {
             let connection = kept
                 .take()
                 .map_or_else(|| self.mesh.dial("shop/client", to), Ok);
@@ -73,7 +68,7 @@ impl Load<'_> {
                         .to_ascii_lowercase()
                         .contains("\r\nconnection: close");
                     kept = Some(connection).filter(|_| keeps && !closes);
-                    self.good.fetch_add(1, Ordering::Relaxed);
+                    self.progress.answered();
                 }
                 Ok((_, answer)) => self.failed(keeps, &answer),
                 Err(error) => self.failed(keeps, &error.to_string()),
@@ -86,23 +81,6 @@ impl Load<'_> {
             .lock()
             .unwrap()
             .push(format!("kept {keeps}: {why:?}"));
-    }
-
-    /// Waits until so many more were answered.
-    fn go_on(&self, more: u32) {
-        let from = self.good.load(Ordering::Relaxed);
-        until("requests go on", || {
-            self.good.load(Ordering::Relaxed) >= from + more
-        });
-    }
-}
-
-/// Ends the load also when the test panics.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -124,12 +102,11 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
     }
     let load = Load {
         mesh: &mesh,
-        stop: AtomicBool::new(false),
-        good: AtomicU32::new(0),
+        progress: Progress::default(),
         failures: Mutex::default(),
     };
     std::thread::scope(|scope| {
-        let _stop = Stop(&load.stop);
+        let _stop = load.progress.stop_at_end();
         for (to, keeps) in [
             (service, true),
             (direct, true),
@@ -139,16 +116,16 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
             let load = &load;
             scope.spawn(move || load.run(to, keeps));
         }
-        load.go_on(20);
+        load.progress.go_on(20);
         mesh.apply("manifests", &manifests(2, 2));
         until("both pods are new", || {
             let now = names(&mesh);
             now.len() == 2 && !now.iter().any(|name| first.contains(name))
         });
-        load.go_on(20);
+        load.progress.go_on(20);
         mesh.apply("manifests", &manifests(1, 2));
         until("one pod is left", || names(&mesh).len() == 1);
-        load.go_on(20);
+        load.progress.go_on(20);
     });
     let failures = load.failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{failures:#?}");

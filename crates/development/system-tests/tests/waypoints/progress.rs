@@ -1,0 +1,46 @@
+//! How a load gets on beside what a test does.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ambit_system_tests::until;
+
+/// Of one load.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    stop: AtomicBool,
+    good: AtomicU32,
+}
+
+impl Progress {
+    /// Whether the load is to end.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// One more was answered.
+    pub(crate) fn answered(&self) {
+        self.good.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until so many more were answered.
+    pub(crate) fn go_on(&self, more: u32) {
+        let from = self.good.load(Ordering::Relaxed);
+        until("requests go on", || {
+            self.good.load(Ordering::Relaxed) >= from + more
+        });
+    }
+
+    /// Ends the load when it is dropped, also by a panic.
+    pub(crate) fn stop_at_end(&self) -> Stop<'_> {
+        Stop(&self.stop)
+    }
+}
+
+/// See [`Progress::stop_at_end`].
+pub(crate) struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -5,18 +5,18 @@
 //! parameters; then the older route, its name, and the order in it.
 
 mod filters;
+mod lookup;
 
-use std::{cmp::Reverse, sync::Arc};
+use std::sync::Arc;
 
 use ambit_model::{
-    ArcStr, HttpBackend, HttpPathMatch, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
-    HttpValueMatch, MAX_EXPRESSION, RouteName,
+    ArcStr, HttpBackend, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, RouteName,
 };
-use http::{HeaderMap, HeaderName};
+use http::HeaderMap;
 use rand::{Rng, RngCore};
-use regex::{Regex, RegexBuilder};
 
-use crate::path::canonical_escapes;
+use lookup::{Entry, Lookup};
+
 pub use filters::{Filters, MatchedPath, Redirect, RedirectError, changed};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
@@ -39,8 +39,7 @@ pub struct RouteRequest<'a> {
 /// The routes of one port of a service.
 #[derive(Debug, Default)]
 pub struct RouteTable {
-    /// The most specific first.
-    entries: Vec<Entry>,
+    matches: Lookup,
     rules: Vec<Arc<Rule>>,
     has_routes: bool,
 }
@@ -82,52 +81,31 @@ pub enum Choice<'a> {
     NoMatch,
 }
 
-#[derive(Debug)]
-struct Entry {
-    path: Path,
-    method: Option<ArcStr>,
-    headers: Vec<(HeaderName, Value)>,
-    query: Vec<(ArcStr, Value)>,
-    rule: usize,
-    /// Of a match that cannot be understood: what it might match is not served.
-    broken: bool,
-}
-
-#[derive(Debug)]
-enum Path {
-    Exact(ArcStr),
-    Prefix(ArcStr),
-    Regex(Regex),
-    Any,
-}
-
-#[derive(Debug)]
-enum Value {
-    Exact(ArcStr),
-    Regex(Regex),
-    /// A broken one.
-    Any,
-}
-
 impl RouteTable {
     /// The table of a port for clients of a namespace, or for everybody, of routes that are in the order of age and
     /// name.
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
+        let mut matches = Vec::new();
         let is_in =
             |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
         for route in routes.iter().filter(is_in) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
-                table.add(route, index, rule);
+                table.add(route, index, rule, &mut matches);
             }
         }
-        // Stable: what is equally specific stays in the order of age, name and place.
-        table.entries.sort_by_key(Entry::specificity);
+        table.matches = Lookup::new(matches);
         table
     }
 
-    fn add(&mut self, route: &HttpRoute, index: usize, rule: &HttpRouteRule) {
+    fn add(
+        &mut self,
+        route: &HttpRoute,
+        index: usize,
+        rule: &HttpRouteRule,
+        entries: &mut Vec<Entry>,
+    ) {
         let everything = [HttpRouteMatch::default()];
         let matches = if rule.matches.is_empty() {
             &everything[..]
@@ -145,7 +123,7 @@ impl RouteTable {
                     ..Rule::new(route, index, rule)
                 }));
             }
-            self.entries.push(entry);
+            entries.push(entry);
         }
     }
 
@@ -159,7 +137,7 @@ impl RouteTable {
         if !self.has_routes {
             return Choice::Itself;
         }
-        let entry = self.entries.iter().find(|entry| entry.matches(request));
+        let entry = self.matches.find(request);
         let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
         rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
     }
@@ -213,162 +191,6 @@ impl Rule {
             is_drawn
         })
     }
-}
-
-impl Entry {
-    fn new(of: &HttpRouteMatch, rule: usize) -> Self {
-        let mut broken = false;
-        let path = match &of.path {
-            None => Path::Any,
-            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical(path)),
-            Some(HttpPathMatch::Prefix(path)) => {
-                let path = canonical(path);
-                Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
-            }
-            Some(HttpPathMatch::Regex(pattern)) => {
-                regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
-            }
-        };
-        let mut value = |of: &HttpValueMatch| match of {
-            HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
-            HttpValueMatch::Regex(pattern) => {
-                regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
-            }
-        };
-        let query = of.query_params.iter();
-        let query = query.map(|(name, of)| (name.clone(), value(of))).collect();
-        let mut headers = Vec::new();
-        let mut unknown = false;
-        for (name, of) in &of.headers {
-            match HeaderName::from_bytes(name.as_bytes()) {
-                Ok(name) => headers.push((name, value(of))),
-                Err(_) => unknown = true,
-            }
-        }
-        Self {
-            path,
-            method: of.method.clone(),
-            headers,
-            query,
-            rule,
-            broken: broken || unknown,
-        }
-    }
-
-    fn prefix(&self) -> usize {
-        match &self.path {
-            Path::Prefix(prefix) => prefix.len(),
-            Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
-        }
-    }
-
-    fn specificity(&self) -> impl Ord + use<> {
-        let (kind, length) = match &self.path {
-            Path::Exact(path) => (0, path.len()),
-            Path::Prefix(path) => (1, path.len()),
-            Path::Regex(pattern) => (2, pattern.as_str().len()),
-            // As a prefix of everything.
-            Path::Any => (1, 0),
-        };
-        (
-            kind,
-            Reverse(length),
-            self.method.is_none(),
-            Reverse(self.headers.len()),
-            Reverse(self.query.len()),
-        )
-    }
-
-    fn matches(&self, request: &RouteRequest<'_>) -> bool {
-        let path = match &self.path {
-            Path::Any => true,
-            Path::Exact(path) => request.path == path,
-            Path::Prefix(prefix) => request
-                .path
-                .strip_prefix(prefix.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
-            Path::Regex(pattern) => pattern.is_match(request.path),
-        };
-        path && self
-            .method
-            .as_ref()
-            .is_none_or(|method| request.method == method)
-            && self.headers.iter().all(|(name, of)| {
-                let value = request.headers.get(name);
-                value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
-            })
-            && self.query.iter().all(|(name, of)| {
-                parameter(request.query, name).is_some_and(|value| of.matches(&value))
-            })
-    }
-}
-
-impl Value {
-    fn matches(&self, text: &str) -> bool {
-        match self {
-            Self::Exact(exact) => text == exact,
-            Self::Regex(pattern) => pattern.is_match(text),
-            Self::Any => true,
-        }
-    }
-}
-
-/// A path of a match in the form that paths of requests have.
-fn canonical(path: &str) -> ArcStr {
-    canonical_escapes(path).as_ref().into()
-}
-
-/// A pattern that matches whole texts; in linear time, whatever the text.
-fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
-    let build = |pattern: &str| {
-        RegexBuilder::new(pattern)
-            .size_limit(MAX_EXPRESSION)
-            .dfa_size_limit(MAX_EXPRESSION)
-            .build()
-    };
-    // By itself first: `a)|(b` is none, and would be one with what is added.
-    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
-    *broken |= built.is_err();
-    built.ok()
-}
-
-/// The first value of a parameter, percent-decoded.
-fn parameter(query: Option<&str>, name: &str) -> Option<String> {
-    let pairs = query?.split('&');
-    let mut decoded = pairs.map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key), value)
-    });
-    let found = decoded.find(|(key, _)| key == name)?;
-    Some(decode(found.1))
-}
-
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let escaped = match (first, after) {
-            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)),
-            _ => None,
-        };
-        match escaped {
-            Some((high, low)) => {
-                bytes.push(high << 4 | low);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(if *first == b'+' { b' ' } else { *first });
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit)
-        .to_digit(16)
-        .and_then(|value| u8::try_from(value).ok())
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 mod precedence;
 
-use ambit_model::{HttpRouteMatch, NamespacedHostname};
-use http::HeaderMap;
+use ambit_model::{HttpPathMatch, HttpRouteMatch, HttpValueMatch, NamespacedHostname};
+use http::{HeaderMap, HeaderName};
 
 use super::*;
 

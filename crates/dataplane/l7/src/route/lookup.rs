@@ -1,0 +1,260 @@
+//! The matches of all routes of a port, and which one a request takes.
+//!
+//! They stand in the order of the specification, the most specific first. A path finds those that name it, or a prefix
+//! of it, by hash: what a request costs does not grow with the routes of a service, but for regular expressions,
+//! which are tried one after the other.
+
+use std::{cmp::Reverse, collections::HashMap, ops::Range};
+
+use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch, MAX_EXPRESSION};
+use http::HeaderName;
+use regex::{Regex, RegexBuilder};
+
+use super::RouteRequest;
+use crate::path::canonical_escapes;
+
+/// Matches, ready for look-up.
+#[derive(Debug, Default)]
+pub(super) struct Lookup {
+    /// The most specific first.
+    entries: Vec<Entry>,
+    exact: HashMap<ArcStr, Range<usize>>,
+    prefixes: HashMap<ArcStr, Range<usize>>,
+    /// Of `prefixes`, in bytes: each once, the longest first.
+    lengths: Vec<usize>,
+    /// Where those for every path begin, and behind them regular expressions.
+    rest: usize,
+}
+
+/// A match of a rule.
+#[derive(Debug)]
+pub(super) struct Entry {
+    path: Path,
+    method: Option<ArcStr>,
+    headers: Vec<(HeaderName, Value)>,
+    query: Vec<(ArcStr, Value)>,
+    /// The place of its rule in the table.
+    pub(super) rule: usize,
+    /// Of a match that cannot be understood: what it might match is not served.
+    pub(super) broken: bool,
+}
+
+#[derive(Debug)]
+enum Path {
+    Exact(ArcStr),
+    Prefix(ArcStr),
+    Regex(Regex),
+    Any,
+}
+
+#[derive(Debug)]
+enum Value {
+    Exact(ArcStr),
+    Regex(Regex),
+    /// A broken one.
+    Any,
+}
+
+impl Lookup {
+    /// Of matches in the order of the age, names and places of their rules.
+    pub(super) fn new(mut entries: Vec<Entry>) -> Self {
+        // Stable: what is equally specific stays in the order of age, name and place.
+        entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
+        let mut lookup = Self::default();
+        for (index, entry) in entries.iter().enumerate() {
+            let of_path = match &entry.path {
+                Path::Exact(path) => lookup.exact.entry(path.clone()),
+                Path::Prefix(path) if !path.is_empty() => {
+                    if lookup.lengths.last() != Some(&path.len()) {
+                        lookup.lengths.push(path.len());
+                    }
+                    lookup.prefixes.entry(path.clone())
+                }
+                Path::Prefix(_) | Path::Any | Path::Regex(_) => continue,
+            };
+            of_path.or_insert(index..index).end = index + 1;
+            lookup.rest = index + 1;
+        }
+        lookup.entries = entries;
+        lookup
+    }
+
+    /// The most specific match of a request.
+    pub(super) fn find(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
+        let path = request.path;
+        let within = |range: &Range<usize>| {
+            let entries = self.entries.get(range.clone()).unwrap_or_default();
+            entries.iter().find(|entry| entry.matches(request))
+        };
+        let exact = self.exact.get(path).and_then(within);
+        exact.or_else(|| {
+            let mut prefixes = self.lengths.iter().filter_map(|length| {
+                let (prefix, rest) = path.split_at_checked(*length)?;
+                let is_whole = rest.is_empty() || rest.starts_with('/');
+                is_whole.then(|| self.prefixes.get(prefix)).flatten()
+            });
+            let by_prefix = prefixes.find_map(within);
+            by_prefix.or_else(|| within(&(self.rest..self.entries.len())))
+        })
+    }
+}
+
+impl Entry {
+    pub(super) fn new(of: &HttpRouteMatch, rule: usize) -> Self {
+        let mut broken = false;
+        let path = match &of.path {
+            None => Path::Any,
+            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical(path)),
+            Some(HttpPathMatch::Prefix(path)) => {
+                let path = canonical(path);
+                Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
+            }
+            Some(HttpPathMatch::Regex(pattern)) => {
+                regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
+            }
+        };
+        let mut value = |of: &HttpValueMatch| match of {
+            HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
+            HttpValueMatch::Regex(pattern) => {
+                regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
+            }
+        };
+        let query = of.query_params.iter();
+        let query = query.map(|(name, of)| (name.clone(), value(of))).collect();
+        let mut headers = Vec::new();
+        let mut unknown = false;
+        for (name, of) in &of.headers {
+            match HeaderName::from_bytes(name.as_bytes()) {
+                Ok(name) => headers.push((name, value(of))),
+                Err(_) => unknown = true,
+            }
+        }
+        Self {
+            path,
+            method: of.method.clone(),
+            headers,
+            query,
+            rule,
+            broken: broken || unknown,
+        }
+    }
+
+    /// How many bytes of a path it takes as prefix.
+    pub(super) fn prefix(&self) -> usize {
+        match &self.path {
+            Path::Prefix(prefix) => prefix.len(),
+            Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
+        }
+    }
+
+    /// The less, the more specific. Equal paths stand side by side; of one length only equal ones can both match.
+    fn specificity(&self) -> impl Ord + '_ {
+        let (kind, length, path) = match &self.path {
+            Path::Exact(path) => (0, path.len(), path.as_str()),
+            Path::Prefix(path) => (1, path.len(), path.as_str()),
+            // As a prefix of everything.
+            Path::Any => (1, 0, ""),
+            Path::Regex(pattern) => (2, pattern.as_str().len(), ""),
+        };
+        (
+            kind,
+            Reverse(length),
+            path,
+            self.method.is_none(),
+            Reverse(self.headers.len()),
+            Reverse(self.query.len()),
+        )
+    }
+
+    fn matches(&self, request: &RouteRequest<'_>) -> bool {
+        let path = match &self.path {
+            Path::Any => true,
+            Path::Exact(path) => request.path == path,
+            Path::Prefix(prefix) => request
+                .path
+                .strip_prefix(prefix.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+            Path::Regex(pattern) => pattern.is_match(request.path),
+        };
+        path && self
+            .method
+            .as_ref()
+            .is_none_or(|method| request.method == method)
+            && self.headers.iter().all(|(name, of)| {
+                let value = request.headers.get(name);
+                value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
+            })
+            && self.query.iter().all(|(name, of)| {
+                parameter(request.query, name).is_some_and(|value| of.matches(&value))
+            })
+    }
+}
+
+impl Value {
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Exact(exact) => text == exact,
+            Self::Regex(pattern) => pattern.is_match(text),
+            Self::Any => true,
+        }
+    }
+}
+
+/// A path of a match in the form that paths of requests have.
+fn canonical(path: &str) -> ArcStr {
+    canonical_escapes(path).as_ref().into()
+}
+
+/// A pattern that matches whole texts; in linear time, whatever the text.
+fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
+    let build = |pattern: &str| {
+        RegexBuilder::new(pattern)
+            .size_limit(MAX_EXPRESSION)
+            .dfa_size_limit(MAX_EXPRESSION)
+            .build()
+    };
+    // By itself first: `a)|(b` is none, and would be one with what is added.
+    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
+    *broken |= built.is_err();
+    built.ok()
+}
+
+/// The first value of a parameter, percent-decoded.
+fn parameter(query: Option<&str>, name: &str) -> Option<String> {
+    let pairs = query?.split('&');
+    let mut decoded = pairs.map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decode(key), value)
+    });
+    let found = decoded.find(|(key, _)| key == name)?;
+    Some(decode(found.1))
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escaped = match (first, after) {
+            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)),
+            _ => None,
+        };
+        match escaped {
+            Some((high, low)) => {
+                bytes.push(high << 4 | low);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(if *first == b'+' { b' ' } else { *first });
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit)
+        .to_digit(16)
+        .and_then(|value| u8::try_from(value).ok())
+}
+

@@ -1,6 +1,7 @@
 //! Waypoints: the same load through ours and through Envoy, which is configured to do the same work, between
 //! the same node proxies.
 
+mod change;
 mod envoy;
 mod manifests;
 mod table;
@@ -26,6 +27,8 @@ use crate::{
 const SECONDS: u32 = 5;
 /// Each figure is the median of so many, measured alternately.
 const ROUNDS: usize = 3;
+/// Of each of the further services.
+const RULES_OF_SERVICE: usize = 1000;
 
 /// What a waypoint has to look at.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +37,8 @@ struct Work {
     policies: usize,
     /// Rules of routes; the load is for the last of them.
     rules: usize,
+    /// Further services with [`RULES_OF_SERVICE`] rules each.
+    services: usize,
 }
 
 /// Requests from one client.
@@ -64,15 +69,19 @@ struct Side {
     name: &'static str,
     /// Its processes'.
     program: &'static str,
+    /// Of its service.
+    address: &'static str,
 }
 
 const OURS: Side = Side {
     name: "ours",
     program: "ambit-waypoint",
+    address: "10.97.0.1",
 };
 const ENVOY: Side = Side {
     name: "envoy",
     program: "envoy",
+    address: "10.97.0.2",
 };
 
 /// All figures of this kind, printed; `envoy` is the program to compare with.
@@ -81,8 +90,7 @@ pub(crate) fn run(envoy: &Path) -> Result<()> {
     let mut rows = Vec::new();
     {
         let bench = Bench::up(envoy, Work::default())?;
-        let idle = |side: Side| settled(|| process::resident_mb(&bench.pids(side)?));
-        rows.push(Row::memory("idle", idle(OURS)?, idle(ENVOY)?));
+        rows.push(bench.memory("idle", true)?);
         for load in [
             Load::Http1(1),
             Load::Http1(32),
@@ -92,26 +100,29 @@ pub(crate) fn run(envoy: &Path) -> Result<()> {
         ] {
             rows.extend(bench.compare("", load)?);
         }
+        rows.push(change::compare(&bench)?);
     }
-    let loaded = [
-        (
-            "100 policies, ",
-            Work {
-                policies: 100,
-                rules: 0,
-            },
-        ),
-        (
-            "100 rules, ",
-            Work {
-                policies: 0,
-                rules: 100,
-            },
-        ),
-    ];
-    for (what, work) in loaded {
+    let policies = Work {
+        policies: 100,
+        ..Work::default()
+    };
+    let rules = Work {
+        rules: 100,
+        ..Work::default()
+    };
+    let many = Work {
+        rules: RULES_OF_SERVICE,
+        services: 9,
+        ..Work::default()
+    };
+    for (what, work) in [
+        ("100 policies", policies),
+        ("100 rules", rules),
+        ("10,000 rules", many),
+    ] {
         let bench = Bench::up(envoy, work)?;
-        rows.extend(bench.compare(what, Load::Http1(32))?);
+        rows.push(bench.memory(what, true)?);
+        rows.extend(bench.compare(&format!("{what}, "), Load::Http1(32))?);
     }
     table::print(&rows);
     Ok(())
@@ -121,6 +132,7 @@ pub(crate) fn run(envoy: &Path) -> Result<()> {
 struct Bench {
     rig: Rig,
     work: Work,
+    envoy: Files,
     _scratch: tempfile::TempDir,
 }
 
@@ -134,13 +146,15 @@ impl Bench {
             let servers = status.pods.iter().filter(|pod| pod.name == "server");
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
         })?;
-        Files::new(scratch.path()).configure(work, &rig.address("envoy", "server")?)?;
+        let files = Files::new(scratch.path());
+        files.configure(work, &rig.address("envoy", "server")?)?;
         rig.until("all pods ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         })?;
         let bench = Self {
             rig,
             work,
+            envoy: files,
             _scratch: scratch,
         };
         for side in [OURS, ENVOY] {
@@ -162,14 +176,18 @@ impl Bench {
         }
         let mut rows = Row::of(&format!("{what}{load}"), &ours, &envoy);
         if matches!(load, Load::Http1(1000)) {
-            let memory = |side| process::resident_mb(&self.pids(side)?);
-            rows.push(Row::memory(
-                &load.to_string(),
-                memory(OURS)?,
-                memory(ENVOY)?,
-            ));
+            rows.push(self.memory(&load.to_string(), false)?);
         }
         Ok(rows)
+    }
+
+    /// Of both; when nothing goes on, once it does not change any more.
+    fn memory(&self, what: &str, is_idle: bool) -> Result<Row> {
+        let resident = |side| {
+            let now = || process::resident_mb(&self.pids(side)?);
+            if is_idle { settled(now) } else { now() }
+        };
+        Ok(Row::memory(what, resident(OURS)?, resident(ENVOY)?))
     }
 
     fn measure(&self, side: Side, load: Load) -> Result<Figures> {

@@ -26,6 +26,9 @@ use tonic::Request;
 
 use super::Work;
 
+/// The file of routes.
+const ROUTES: &str = "routes.json";
+
 /// Threads, as many as our waypoint has workers.
 const WORKERS: &str = "2";
 /// The files of one Envoy.
@@ -47,9 +50,19 @@ impl Files {
 
     /// Writes the configuration, at which the pod has been waiting.
     pub(crate) fn configure(&self, work: Work, backend: &str) -> Result<()> {
-        let text = self.configuration(work, backend).to_string();
-        fs::write(self.path("envoy.new"), text)?;
-        Ok(fs::rename(self.path("envoy.new"), self.path("envoy.json"))?)
+        self.route(work, None)?;
+        self.replace("envoy.json", &self.configuration(work, backend).to_string())
+    }
+
+    /// Replaces the routes; with a mark, which is added to all answers as a header.
+    pub(super) fn route(&self, work: Work, mark: Option<usize>) -> Result<()> {
+        self.replace(ROUTES, &Self::routes(work, mark).to_string())
+    }
+
+    fn replace(&self, name: &str, text: &str) -> Result<()> {
+        let beside = self.path("replacement");
+        fs::write(&beside, text)?;
+        Ok(fs::rename(beside, self.path(name))?)
     }
 }
 

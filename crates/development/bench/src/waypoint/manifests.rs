@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, path::Path};
 
 use anyhow::Result;
 
-use super::{ENVOY, OURS, Work};
+use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
 
 /// HTTPRoute allows so many.
 const RULES_PER_ROUTE: usize = 16;
@@ -43,6 +43,7 @@ apiVersion: v1
 kind: Service
 metadata: {{name: server, namespace: {name}}}
 spec:
+  clusterIP: {address}
   selector: {{app: server}}
   ports:
   - {{name: http, port: 80, targetPort: 8080}}
@@ -56,17 +57,55 @@ spec:
   listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]
 ---
 ",
-            name = side.name
+            name = side.name,
+            address = side.address,
         )?;
         for n in 0..work.policies {
             text += &policy(side.name, n);
         }
-        let rules: Vec<usize> = (0..work.rules).collect();
-        for (n, rules) in rules.chunks(RULES_PER_ROUTE).enumerate() {
-            text += &route(side.name, n, rules);
+        text += &routes(side.name, "server", work.rules);
+        for n in 0..work.services {
+            let service = format!("many-{n}");
+            write!(
+                text,
+                "apiVersion: v1
+kind: Service
+metadata: {{name: {service}, namespace: {}}}
+spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8080}}]}}
+---
+",
+                side.name
+            )?;
+            text += &routes(side.name, &service, RULES_OF_SERVICE);
         }
     }
     Ok(text)
+}
+
+/// A route that adds a header to all answers.
+pub(super) fn marking(side: Side, mark: usize) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: marking, namespace: {}}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: server}}]
+  rules:
+  - filters:
+    - type: ResponseHeaderModifier
+      responseHeaderModifier: {{set: [{{name: x-mark, value: '{mark}'}}]}}
+    backendRefs: [{{name: server, port: 80}}]
+",
+        side.name
+    )
+}
+
+fn routes(namespace: &str, service: &str, rules: usize) -> String {
+    let rules: Vec<usize> = (0..rules).collect();
+    let routes = rules.chunks(RULES_PER_ROUTE).enumerate();
+    routes
+        .map(|(n, rules)| route(namespace, service, n, rules))
+        .collect()
 }
 
 fn policy(name: &str, n: usize) -> String {
@@ -83,13 +122,13 @@ spec:
     )
 }
 
-fn route(name: &str, n: usize, rules: &[usize]) -> String {
+fn route(namespace: &str, service: &str, n: usize, rules: &[usize]) -> String {
     let mut text = format!(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
-metadata: {{name: route-{n}, namespace: {name}}}
+metadata: {{name: {service}-{n}, namespace: {namespace}}}
 spec:
-  parentRefs: [{{group: '', kind: Service, name: server}}]
+  parentRefs: [{{group: '', kind: Service, name: {service}}}]
   rules:
 "
     );

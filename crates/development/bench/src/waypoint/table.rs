@@ -25,6 +25,12 @@ impl Row {
         Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
     }
 
+    /// Times of changed routes, in milliseconds.
+    pub(super) fn change(ours: Vec<f64>, envoy: Vec<f64>) -> Self {
+        let middle = |times| median(times).unwrap_or(f64::NAN);
+        Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
+    }
+
     fn smaller(what: &str, unit: &'static str, ours: f64, envoy: f64, wanted: f64) -> Self {
         eprintln!("  {what}: {ours:.2}, Envoy {envoy:.2} {unit}");
         Self {

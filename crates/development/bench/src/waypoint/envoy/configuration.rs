@@ -7,7 +7,10 @@
 
 use serde_json::{Value, json};
 
-use super::{super::Work, Files};
+use super::{
+    super::{RULES_OF_SERVICE, Work},
+    Files, ROUTES,
+};
 
 /// Istio's default format.
 const ACCESS_LOG: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
@@ -35,6 +38,34 @@ impl Files {
                 "match_typed_subject_alt_names": [{"san_type": "URI", "matcher": peers}],
             },
         })
+    }
+
+    /// The routes of requests, which Envoy follows by a file of their own.
+    pub(super) fn routes(work: Work, mark: Option<usize>) -> Value {
+        let mut hosts = vec![json!({
+            "name": "http2", "domains": ["*:81"], "routes": work.routes(8081),
+        })];
+        for n in 0..work.services {
+            let name = format!("many-{n}");
+            let many = Work {
+                rules: RULES_OF_SERVICE,
+                ..Work::default()
+            };
+            hosts.push(json!({"name": name, "domains": [name], "routes": many.routes(8080)}));
+        }
+        let mut http = json!({"name": "http", "domains": ["*"], "routes": work.routes(8080)});
+        if let Some(mark) = mark {
+            http["response_headers_to_add"] = json!([{
+                "header": {"key": "x-mark", "value": mark.to_string()},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }]);
+        }
+        hosts.push(http);
+        json!({"resources": [{
+            "@type": "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+            "name": "requests",
+            "virtual_hosts": hosts,
+        }]})
     }
 
     pub(super) fn configuration(&self, work: Work, backend: &str) -> Value {
@@ -83,10 +114,10 @@ impl Files {
                 "normalize_path": true,
                 "use_remote_address": false,
                 "http_filters": [work.policies(), router()],
-                "route_config": {"virtual_hosts": [
-                    {"name": "http2", "domains": ["*:81"], "routes": work.routes(8081)},
-                    {"name": "http", "domains": ["*"], "routes": work.routes(8080)},
-                ]},
+                "rds": {"route_config_name": "requests", "config_source": {
+                    "resource_api_version": "V3",
+                    "path_config_source": {"path": self.path(ROUTES)},
+                }},
             }))]}],
         });
         let ready = json!({

@@ -1,0 +1,91 @@
+//! From a changed route to the first answer that shows it.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
+
+/// So many changes each, of which the median counts.
+const CHANGES: usize = 20;
+/// What a change may take at most.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads
+/// its routes from the file that changes.
+pub(super) fn compare(bench: &Bench) -> Result<Row> {
+    let (mut ours, mut envoy) = (Asking::begin(bench, OURS)?, Asking::begin(bench, ENVOY)?);
+    let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
+    for mark in 1..=CHANGES {
+        let began = Instant::now();
+        bench
+            .rig
+            .apply("marking.yaml", &manifests::marking(OURS, mark))?;
+        our_times.push(ours.until(mark, began)?);
+        let began = Instant::now();
+        bench.envoy.route(bench.work, Some(mark))?;
+        their_times.push(envoy.until(mark, began)?);
+    }
+    Ok(Row::change(our_times, their_times))
+}
+
+/// A client that asks again and again over one connection.
+struct Asking {
+    stream: BufReader<TcpStream>,
+}
+
+impl Asking {
+    fn begin(bench: &Bench, side: Side) -> Result<Self> {
+        let client = format!("{}/client", side.name);
+        let stream = bench.rig.dial(&client, &format!("{}:80", side.address))?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Milliseconds from the beginning to an answer with the mark.
+    fn until(&mut self, mark: usize, began: Instant) -> Result<f64> {
+        let wanted = mark.to_string();
+        loop {
+            if self.ask()?.as_deref() == Some(wanted.as_str()) {
+                return Ok(began.elapsed().as_secs_f64() * 1e3);
+            }
+            ensure!(
+                began.elapsed() < PATIENCE,
+                "a changed route has no effect after {PATIENCE:?}"
+            );
+        }
+    }
+
+    /// The mark of one answer.
+    fn ask(&mut self) -> Result<Option<String>> {
+        let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
+        self.stream.get_mut().write_all(request)?;
+        let (mut mark, mut length) = (None, None);
+        loop {
+            let mut line = String::new();
+            ensure!(
+                self.stream.read_line(&mut line)? > 0,
+                "the connection was closed"
+            );
+            let line = line.trim_end().to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("x-mark:") {
+                mark = Some(value.trim().to_owned());
+            } else if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse().ok();
+            }
+        }
+        let length: u64 = length.context("an answer without a length")?;
+        let read = std::io::copy(&mut self.stream.by_ref().take(length), &mut std::io::sink())?;
+        ensure!(read == length, "an answer was cut off");
+        Ok(mark)
+    }
+}

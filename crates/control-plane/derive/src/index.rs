@@ -5,6 +5,7 @@
 mod addresses;
 mod attachment;
 mod binding;
+mod foreign;
 mod hosts;
 mod instances;
 mod kind;
@@ -362,7 +363,8 @@ impl Index {
             for service in self.served.update(uid, served::as_endpoint(workload)) {
                 self.mark_host(service.hostname);
             }
-            for scope in self.behind.update(uid, served::as_target(workload)) {
+            let target = served::as_target(workload, |at| self.foreign_at(at));
+            for scope in self.behind.update(uid, target) {
                 self.mark_policies(&scope);
             }
         }

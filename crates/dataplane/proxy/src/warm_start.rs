@@ -10,8 +10,7 @@ use ambit_handover::{
     journal::{Entry, Journal, Purpose},
 };
 use ambit_model::{ArcStr, Identity};
-use ambit_wire::encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
-use ambit_xds::{Cached, Client, Handler};
+use ambit_xds::{Cached, Client, Handler, Role};
 use parking_lot::Mutex;
 use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
@@ -26,22 +25,20 @@ const CERTIFICATES: Purpose = Purpose {
     name: "certificates",
     backing: Backing::Memory,
 };
-/// The types cached; their tags are their positions.
-const TYPES: [&str; 2] = [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL];
 /// Set in the tag of the entry that says that a type is complete.
 const COMPLETE: u8 = 0x80;
 
 /// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
-/// no space for it: it is a help, not a need. `whole`: the mesh is followed as a whole.
+/// no space for it: it is a help, not a need. `role`: of whom the mesh is cached, if it is.
 pub fn take_over(
     held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,
-    whole: bool,
+    role: Option<Role>,
 ) -> (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>) {
     if !supervisor.is_supervised() {
         return (None, None);
     }
-    let mesh = whole.then(|| MeshCache::open(held.take_file(MESH.number), supervisor));
+    let mesh = role.map(|role| MeshCache::open(role, held.take_file(MESH.number), supervisor));
     let certificates = WarmCertificates::open(held.take_file(CERTIFICATES.number), supervisor);
     (
         mesh.and_then(|mesh| usable(MESH, mesh)),
@@ -60,17 +57,25 @@ fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
 
 /// The mesh.
 #[derive(Debug)]
-pub struct MeshCache(Mutex<(Journal, [bool; TYPES.len()])>);
+pub struct MeshCache {
+    /// The types cached; their tags are their positions.
+    types: Vec<&'static str>,
+    /// And whether all of each type is there.
+    state: Mutex<(Journal, Vec<bool>)>,
+}
 
 impl MeshCache {
-    fn open(held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
+    fn open(role: Role, held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
         let journal = Journal::open(MESH, held, supervisor)?;
-        Ok(Self(Mutex::new((journal, [false; TYPES.len()]))))
+        let types: Vec<_> = role.type_urls().collect();
+        let complete = vec![false; types.len()];
+        let state = Mutex::new((journal, complete));
+        Ok(Self { types, state })
     }
 
     /// Gives the client what was cached, if that is all there was.
     pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
-        let (journal, complete) = &mut *self.0.lock();
+        let (journal, complete) = &mut *self.state.lock();
         for entry in journal.entries()? {
             let tag = usize::from(entry.tag & !COMPLETE);
             if let Some(complete) = complete.get_mut(tag) {
@@ -78,11 +83,11 @@ impl MeshCache {
             }
         }
         if complete.contains(&false) {
-            *complete = Default::default();
+            complete.fill(false);
             journal.clear();
             return Ok(());
         }
-        for (tag, type_url) in (0..).zip(TYPES) {
+        for (tag, type_url) in (0..).zip(&self.types) {
             let of_type = journal.entries()?.filter(|entry| entry.tag == tag);
             client.restore(type_url, of_type.map(cached));
         }
@@ -92,18 +97,22 @@ impl MeshCache {
 
     /// See [`Handler::cache`].
     pub fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
-        let Some(tag) = tag(type_url) else { return };
+        let Some(tag) = self.tag(type_url) else {
+            return;
+        };
         let value = match cached {
             Cached::Resource(bytes) => &bytes[..],
             Cached::Gone(_) => &[],
         };
-        self.0.lock().0.add(tag, name.as_bytes(), value);
+        self.state.lock().0.add(tag, name.as_bytes(), value);
     }
 
     /// See [`Handler::push_cached`].
     pub fn push_cached(&self, type_url: &str, complete: bool) {
-        let Some(tag) = tag(type_url) else { return };
-        let (journal, known) = &mut *self.0.lock();
+        let Some(tag) = self.tag(type_url) else {
+            return;
+        };
+        let (journal, known) = &mut *self.state.lock();
         if let Some(known) = known.get_mut(usize::from(tag))
             && complete
             && !std::mem::replace(known, true)
@@ -112,11 +121,11 @@ impl MeshCache {
         }
         journal.flush();
     }
-}
 
-fn tag(type_url: &str) -> Option<u8> {
-    let position = TYPES.iter().position(|known| *known == type_url)?;
-    u8::try_from(position).ok()
+    fn tag(&self, type_url: &str) -> Option<u8> {
+        let position = self.types.iter().position(|known| *known == type_url)?;
+        u8::try_from(position).ok()
+    }
 }
 
 fn cached(entry: Entry) -> Cached {

@@ -38,6 +38,7 @@ impl MeshTable {
 
     /// The route to the waypoint of the local workload, for a connection to `dst` that
     /// [passes by](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` has been tried.
+    /// There is none to a waypoint that would take everybody who is led there for the workload itself.
     pub fn hairpin(
         &self,
         local: &Workload,
@@ -50,6 +51,12 @@ impl MeshTable {
                 workload: local.uid.clone(),
             });
         };
+        if attached.refuse {
+            return Err(RouteError::PassesBy {
+                waypoint: attached.waypoint.destination.to_string(),
+                of: local.uid.clone(),
+            });
+        }
         let caller = Caller {
             source: local,
             failed,

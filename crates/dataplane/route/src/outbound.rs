@@ -181,6 +181,16 @@ pub enum RouteError {
         /// Its uid.
         workload: ArcStr,
     },
+    /// At a workload whose waypoint is another implementation's.
+    #[error(
+        "{of} is reached through its waypoint {waypoint} alone, which cannot be told whose connection this is: refused"
+    )]
+    PassesBy {
+        /// The waypoint's address.
+        waypoint: String,
+        /// The workload's uid.
+        of: ArcStr,
+    },
     /// In on-demand mode: the control plane sent no answer about the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {

@@ -108,6 +108,7 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
         waypoint: gateway(waypoint, 15008),
         identities: identities.to_vec(),
         enforce,
+        refuse: false,
         for_services: true,
     }
 }

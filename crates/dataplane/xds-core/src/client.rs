@@ -263,12 +263,6 @@ impl Push<'_> {
         self.kind
     }
 
-    /// Whether it is of a type that is followed as a whole.
-    pub fn is_whole(&self) -> bool {
-        let state = self.kind.and_then(|kind| self.client.types.get(kind));
-        state.is_some_and(|state| !state.config.on_demand)
-    }
-
     /// Whether any of it was refused so far without a substitute.
     pub fn is_refused(&self) -> bool {
         self.rejected > 0

@@ -103,8 +103,7 @@ pub trait Handler: Send + 'static {
     /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
     fn waypoint_known(&self, _resource: Resource) {}
 
-    /// This resource of a type that is followed as a whole was accepted. What is cached in this order can
-    /// be restored.
+    /// This resource was accepted, or is gone. What is cached in this order can be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
     /// A push was processed and cached; the first one of a type without a refusal makes it complete.
@@ -137,7 +136,7 @@ pub(crate) async fn take_in<H: Handler>(
         removed_resources,
     } = response;
     let push = client.begin_push(&type_url, nonce);
-    let cached_type = push.is_whole().then_some(type_url.as_str());
+    let cached_type = push.kind().map(|_| type_url.as_str());
     let mut batch = Batch::new(push, handler, intake, cached_type);
     let kind = batch.kind();
     for (index, bytes) in resources.into_iter().enumerate() {

@@ -55,6 +55,11 @@ impl Role {
         }
     }
 
+    /// The URLs of the types that a client follows.
+    pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
+        self.resources().iter().map(|resource| resource.type_url())
+    }
+
     /// The types that a client follows, in the order of their [`Kind`].
     pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
         let resources = self.resources().iter();

@@ -180,7 +180,7 @@ impl Where {
         labs::chosen(self.lab.as_deref(), &self.target)
     }
 
-    /// The waypoints of its namespace, or of all.
+    /// The waypoints of its namespace, or of all, whose ever they are.
     fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
         let all = match self.lab() {
             Some(lab) => in_lab::gateways(&lab)?,
@@ -188,7 +188,8 @@ impl Where {
         };
         let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace;
         let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
-        found.retain(|gateway| gateway.is_waypoint() && here(gateway));
+        let is_one = |one: &Seen| one.is_waypoint() || one.is_foreign_waypoint();
+        found.retain(|gateway| is_one(gateway) && here(gateway));
         found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
         Ok(found)
     }
@@ -213,14 +214,18 @@ impl Made {
 }
 
 fn list(found: &[Seen], everywhere: bool) -> String {
+    // The class is a column only where there are others than ours.
+    let has_foreign = found.iter().any(|gateway| !gateway.is_waypoint());
     let rows = found.iter().map(|gateway| {
         let row = [
             gateway.name(),
             gateway.revision(),
             gateway.traffic_type(),
             gateway.programmed(),
+            gateway.class(),
         ];
-        row_of(gateway, everywhere, &row)
+        let shown = row.len() - usize::from(!has_foreign);
+        row_of(gateway, everywhere, row.get(..shown).unwrap_or_default())
     });
     let header = [
         "NAMESPACE",
@@ -228,8 +233,11 @@ fn list(found: &[Seen], everywhere: bool) -> String {
         "REVISION",
         "TRAFFIC TYPE",
         "PROGRAMMED",
+        "CLASS",
     ];
-    table(header_of(&header, everywhere), rows)
+    let shown = header.len() - usize::from(!has_foreign);
+    let header = header.get(..shown).unwrap_or_default();
+    table(header_of(header, everywhere), rows)
 }
 
 fn conditions(found: &[Seen], everywhere: bool) -> String {
@@ -260,7 +268,9 @@ fn row_of(gateway: &Seen, everywhere: bool, row: &[&str]) -> Vec<String> {
 }
 
 fn delete(args: &DeleteArgs) -> Result<(), CliError> {
-    let found = args.place.found(false)?;
+    let mut found = args.place.found(false)?;
+    // Those of other controllers are not ours to delete.
+    found.retain(Seen::is_waypoint);
     let names: Vec<_> = match args.all {
         true => found
             .iter()

@@ -201,8 +201,24 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
 
 #[tokio::test]
 async fn records_are_istios_byte_by_byte() {
+    assert_records_are_istios(&cluster()).await;
+}
+
+/// Which Gateway is a waypoint does not depend on its class for Istio.
+#[tokio::test]
+async fn records_name_a_waypoint_of_another_class_as_istios_do() {
     let server = cluster();
-    let (mesh, _reports, _drain) = followed(&server).await;
+    let list: Value = serde_json::from_str(&file("objects-gateways.json")).unwrap();
+    let mut gateway = list["items"][0].clone();
+    assert_eq!(gateway["spec"]["gatewayClassName"], "istio-waypoint");
+    gateway["spec"]["gatewayClassName"] = "another".into();
+    let version = gateway["apiVersion"].as_str().unwrap();
+    server.put(&format!("/apis/{version}/gateways"), gateway.clone());
+    assert_records_are_istios(&server).await;
+}
+
+async fn assert_records_are_istios(server: &ApiServer) {
+    let (mesh, _reports, _drain) = followed(server).await;
     let store = mesh.store.read();
     let mut differences = Vec::new();
     let mut listed: BTreeMap<_, _> = RECORDS

@@ -111,12 +111,14 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
 
+    // On demand, each worker asks for what its own connections need.
+    let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
     let mesh = follow_mesh(
         env,
         &config,
         &metrics,
         &mut registry,
-        warm_start::take_over(&mut held, &supervisor, !config.xds_on_demand),
+        warm_start::take_over(&mut held, &supervisor, cached),
         state_ready,
     )?;
     let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);

@@ -10,7 +10,7 @@ use ambit_proxy::{
     control_plane::{XdsSettings, client_options},
     identities::{self, CertificateSettings},
     state::{NotUnderstoodPolicies, StateConfig},
-    warm_start::{self, WarmCertificates},
+    warm_start::{self, MeshCache, WarmCertificates},
 };
 use ambit_rt::{
     DrainMode, Env, Readiness, ReadyTask, Shutdown, drain,
@@ -18,7 +18,7 @@ use ambit_rt::{
     panics::Ends,
 };
 use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
-use ambit_xds::{Client, Ending, Handler, NodeInfo, Resource, Role, Update};
+use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Resource, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -82,9 +82,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
     let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
-    // The mesh is asked for anew: the records that are needed are few.
-    let (_mesh, keys) = warm_start::take_over(&mut held, &supervisor, false);
-    let parts = build(env, &config, (metrics, http_metrics), known, keys)?;
+    let left = warm_start::take_over(&mut held, &supervisor, Some(Role::Waypoint));
+    let parts = build(env, &config, (metrics, http_metrics), known, left)?;
     let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
@@ -138,7 +137,7 @@ fn build(
     config: &Arc<Config>,
     (metrics, http_metrics): (Arc<Metrics>, Arc<HttpMetrics>),
     known: ReadyTask,
-    keys: Option<Arc<WarmCertificates>>,
+    (cache, keys): (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>),
 ) -> anyhow::Result<Surroundings> {
     let (state, demands) = SharedState::on_demand(StateConfig {
         // No workload is local to a waypoint, but its own.
@@ -169,9 +168,15 @@ fn build(
         metrics: metrics.clone(),
         http_metrics: http_metrics.clone(),
         known,
+        cache: cache.clone(),
     };
     let options = client_options(env, &xds_settings(config), NotUnderstoodPolicies::Deny)?;
-    let client = Client::new(options, follower, Some(demands));
+    let mut client = Client::new(options, follower, Some(demands));
+    if let Some(cache) = cache {
+        cache
+            .restore(&mut client)
+            .context("cannot read what is cached of the mesh")?;
+    }
     ambit_rt::spawn_essential("xds", client.run());
     Ok(Surroundings {
         state,
@@ -255,6 +260,8 @@ struct Follower {
     metrics: Arc<Metrics>,
     http_metrics: Arc<HttpMetrics>,
     known: ReadyTask,
+    /// What the next worker starts with.
+    cache: Option<Arc<MeshCache>>,
 }
 
 impl Handler for Follower {
@@ -283,6 +290,18 @@ impl Handler for Follower {
         self.published.complete(resource);
         if self.published.is_known() {
             self.known.ready();
+        }
+    }
+
+    fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
+        if let Some(cache) = &self.cache {
+            cache.cache(type_url, name, cached);
+        }
+    }
+
+    fn push_cached(&self, type_url: &str, complete: bool) {
+        if let Some(cache) = &self.cache {
+            cache.push_cached(type_url, complete);
         }
     }
 

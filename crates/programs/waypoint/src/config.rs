@@ -64,6 +64,9 @@ pub struct Config {
     /// `AMBIT_WAYPOINT_LINGER`: how long new connections are still taken when the process is to end, until
     /// clients have learnt of it.
     pub linger: Duration,
+    /// `AMBIT_REQUEST_HEADERS_TIMEOUT`: how long the header section of a request of HTTP/1 may take, from its first
+    /// byte on.
+    pub headers_timeout: Duration,
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
@@ -134,6 +137,9 @@ impl Config {
             linger: env
                 .duration("AMBIT_WAYPOINT_LINGER")?
                 .unwrap_or(Duration::from_secs(2)),
+            headers_timeout: env
+                .duration("AMBIT_REQUEST_HEADERS_TIMEOUT")?
+                .unwrap_or(Duration::from_secs(60)),
             access_log: access_log(env)?,
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,

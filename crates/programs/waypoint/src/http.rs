@@ -7,6 +7,7 @@ mod circle;
 mod exchange;
 mod failure;
 mod headers;
+mod pace;
 mod record;
 mod reply;
 mod send;
@@ -23,8 +24,9 @@ use crate::{
     message::{Tasks, Version},
     session::Session,
 };
+use pace::{Answered, Pace, Paced};
 
-/// How long a connection may be without a request, and a request's header section may take.
+/// How long a connection may be without a request.
 const IDLE: Duration = Duration::from_secs(3600);
 /// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has
 /// just sent one cannot tell that nobody reads it, and an answer can tell it that the connection ends.
@@ -47,8 +49,11 @@ where
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
     let ending = drain.clone();
+    let pace = Pace::default();
+    let begins = pace.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
+        let serving = begins.begin();
         async move {
             let mut response = exchange::respond(session, request).await;
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -56,10 +61,19 @@ where
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(CONNECTION, close);
             }
-            Ok::<_, Infallible>(response)
+            let serving = match response.status() {
+                StatusCode::SWITCHING_PROTOCOLS => {
+                    serving.for_good();
+                    None
+                }
+                _ => Some(serving),
+            };
+            Ok::<_, Infallible>(response.map(|body| Answered {
+                body,
+                _serving: serving,
+            }))
         }
     });
-    let io = TokioIo::new(io);
     let ended = match version {
         Version::Http1 => {
             let mut builder = conn::http1::Builder::new();
@@ -69,6 +83,8 @@ where
                 .max_buf_size(MAX_HEADERS)
                 .max_headers(MAX_HEADER_LINES)
                 .half_close(true);
+            let limit = session.shard.waypoint.config.headers_timeout;
+            let io = TokioIo::new(Paced::new(io, pace, limit));
             let connection = builder.serve_connection(io, service).with_upgrades();
             let mut connection = pin!(connection);
             tokio::select! {
@@ -98,7 +114,7 @@ where
                 .max_local_error_reset_streams(MAX_RESETS)
                 .initial_stream_window_size(1 << 20)
                 .initial_connection_window_size(4 << 20);
-            let connection = builder.serve_connection(io, service);
+            let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
             tokio::select! {
                 ended = &mut connection => ended,

@@ -93,6 +93,8 @@ struct EndpointWaypointForm {
     #[serde_as(as = "Vec<DisplayFromStr>")]
     identities: Vec<Identity>,
     enforce: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    refuse: bool,
     #[serde(default = "yes")]
     for_services: bool,
 }
@@ -275,6 +277,7 @@ mod tests {
                 waypoint,
                 identities: vec![Identity::new("td", "default", "waypoint")],
                 enforce: true,
+                refuse: true,
                 for_services: true,
             }),
             ..Workload::default()

@@ -184,6 +184,9 @@ pub struct EndpointWaypoint {
     pub identities: Vec<Identity>,
     /// The destination sends all traffic that did not come from the waypoint through it.
     pub enforce: bool,
+    /// What did not come from the waypoint is refused by the destination, and not sent through it: a waypoint that
+    /// is not told whose connection that is would take it for one of the destination's own.
+    pub refuse: bool,
     /// The waypoint serves services too: what was addressed to a service is sent to it with the service as
     /// target, rather than the endpoint.
     pub for_services: bool,

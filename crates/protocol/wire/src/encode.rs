@@ -99,6 +99,7 @@ impl From<&model::EndpointWaypoint> for workload::Extension {
                 .collect(),
             enforce: waypoint.enforce,
             for_services: waypoint.for_services,
+            refuse: waypoint.refuse,
         };
         extension(WAYPOINT_EXTENSION, WAYPOINT_EXTENSION_TYPE_URL, &config)
     }
@@ -461,6 +462,7 @@ mod tests {
             },
             identities: vec![model::Identity::new("cluster.local", "shop", "wp")],
             enforce: true,
+            refuse: true,
             for_services: true,
         };
         let sent = workload::Workload::from(&model::Workload {
@@ -472,7 +474,7 @@ mod tests {
         let config = extension.config.as_ref().unwrap();
         let read = ambit::EndpointWaypoint::decode(config.value.as_slice()).unwrap();
         assert_eq!(read.identities, ["spiffe://cluster.local/ns/shop/sa/wp"]);
-        assert!(read.enforce);
+        assert!(read.enforce && read.refuse);
     }
 
     #[test]

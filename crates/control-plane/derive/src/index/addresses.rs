@@ -48,6 +48,12 @@ impl Addresses {
         exact.chain(wide).cloned().collect()
     }
 
+    /// Whether an address is one of a pod or Service.
+    pub(crate) fn is_owned_by(&self, ip: &IpAddr, key: &ObjectKey) -> bool {
+        let owners = self.owners.get(ip);
+        owners.is_some_and(|owners| owners.contains(key))
+    }
+
     /// An entry names other addresses than before.
     pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();

@@ -15,7 +15,7 @@ use ambit_model::{
     NamespacedHostname, Visibility, Workload,
 };
 
-use super::{Index, binding::Binding, kind::MeshKind};
+use super::{Index, binding::Binding, foreign::Foreign, kind::MeshKind};
 use crate::{Labels, WaypointAttachment, WaypointMissing};
 
 /// A Gateway as understood.
@@ -94,8 +94,8 @@ pub(crate) enum Origin {
 pub(crate) enum Obstacle {
     /// There is no such Gateway.
     Missing,
-    /// The Gateway's class is none of waypoints.
-    NotAWaypoint,
+    /// The Gateway is another controller's, and that has given it no address.
+    NoAddress,
     /// The Gateway has the name of a Service or account that others use: its identity would be theirs.
     NameTaken,
     /// The Gateway cannot be used as it is written, and never could.
@@ -114,7 +114,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "missing",
-            Self::NotAWaypoint => "not-a-waypoint",
+            Self::NoAddress => "no-address",
             Self::NameTaken => "name-taken",
             Self::Unusable => "unusable",
             Self::NotPermitted => "not-permitted",
@@ -133,31 +133,44 @@ pub(crate) struct Attachment {
     pub(crate) gateway: GatewayName,
     /// What the waypoint serves, or why there is none.
     pub(crate) outcome: Result<Serves, Obstacle>,
+    /// Of a waypoint of another controller: what is known of it.
+    pub(crate) foreign: Option<Foreign>,
 }
 
 impl Attachment {
-    /// The Gateway, if all is well.
-    pub(crate) fn bound(&self) -> Option<&GatewayName> {
-        self.outcome.is_ok().then_some(&self.gateway)
+    /// The Gateway, if all is well and the waypoint is ours: we tell it what it serves.
+    pub(crate) fn ours(&self) -> Option<&GatewayName> {
+        let is_ours = self.outcome.is_ok() && self.foreign.is_none();
+        is_ours.then_some(&self.gateway)
     }
 }
 
 impl Index {
     // === Gateways ===
 
-    /// A waypoint by name.
-    pub(crate) fn waypoint(&self, name: &GatewayName) -> Result<&GatewayInput, Obstacle> {
-        let gateways = self
-            .objects(&name.namespace)
-            .map(|all| all.all::<Gateway>());
-        let gateway = gateways.and_then(|all| all.get(&name.name));
-        let gateway = gateway.ok_or(Obstacle::Missing)?;
-        if !self.is_waypoint(gateway) {
-            Err(Obstacle::NotAWaypoint)
-        } else if self.is_taken(name) {
+    /// A Gateway, whoever's.
+    pub(crate) fn gateway(&self, name: &GatewayName) -> Option<&GatewayInput> {
+        self.objects(&name.namespace)?
+            .all::<Gateway>()
+            .get(&name.name)
+    }
+
+    /// A waypoint of ours by name.
+    pub(crate) fn waypoint(&self, name: &GatewayName) -> Option<&GatewayInput> {
+        let gateway = self.gateway(name).filter(|one| self.is_waypoint(one))?;
+        self.usable(gateway).ok()
+    }
+
+    /// A Gateway that something is to go through, unless it cannot be used. One of another controller is as good as
+    /// its address.
+    fn usable<'a>(&self, gateway: &'a GatewayInput) -> Result<&'a GatewayInput, Obstacle> {
+        let is_ours = self.is_waypoint(gateway);
+        if is_ours && self.is_taken(&gateway.name) {
             Err(Obstacle::NameTaken)
         } else if gateway.is_unusable {
             Err(Obstacle::Unusable)
+        } else if !is_ours && gateway.address.is_none() {
+            Err(Obstacle::NoAddress)
         } else {
             Ok(gateway)
         }
@@ -170,7 +183,7 @@ impl Index {
         name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
     }
 
-    /// Whether a Gateway is a waypoint.
+    /// Whether a Gateway is a waypoint of ours.
     pub(crate) fn is_waypoint(&self, gateway: &GatewayInput) -> bool {
         let class = || self.class(&gateway.class);
         gateway.class == WAYPOINT_CLASS
@@ -259,8 +272,11 @@ impl Index {
         unserved: impl FnOnce(Serves) -> Option<Obstacle>,
     ) -> Option<Attachment> {
         let name = binding.gateway()?;
+        let gateway = self.gateway(name).ok_or(Obstacle::Missing);
         // Of one that is not there, what it would have served cannot be known.
-        let outcome = self.waypoint(name).and_then(|gateway| {
+        let outcome = gateway.and_then(|gateway| self.usable(gateway));
+        let foreign = outcome.ok().and_then(|gateway| self.foreign(gateway));
+        let outcome = outcome.and_then(|gateway| {
             let serves = self.declared(gateway).unwrap_or(Serves::Services);
             match unserved(serves) {
                 Some(obstacle) => Err(obstacle),
@@ -272,6 +288,7 @@ impl Index {
             origin,
             gateway: name.clone(),
             outcome,
+            foreign,
         })
     }
 
@@ -291,7 +308,8 @@ impl Index {
         Attachment {
             origin: Origin::Gateway,
             gateway: gateway.name.clone(),
-            outcome: self.waypoint(&gateway.name).map(|_| serves),
+            outcome: self.usable(gateway).map(|_| serves),
+            foreign: None,
         }
     }
 
@@ -301,10 +319,8 @@ impl Index {
         let (own, has_pods, is_public) = match key.kind {
             Kind::Service => {
                 let service = self.get::<Service>(key).filter(|one| !one.is_managed)?;
-                if self
-                    .waypoint(&GatewayName::new(namespace.clone(), key.name.clone()))
-                    .is_ok()
-                {
+                let name = GatewayName::new(namespace.clone(), key.name.clone());
+                if self.waypoint(&name).is_some() {
                     // A waypoint's own.
                     return None;
                 }
@@ -334,6 +350,11 @@ impl Index {
         if attachment.outcome.is_ok() && !is_public && attachment.gateway.namespace != *namespace {
             attachment.outcome = Err(Obstacle::OtherNamespace);
         }
+        let foreign = attachment.foreign.as_ref();
+        if foreign.is_some_and(|foreign| self.is_at(key, &foreign.at)) {
+            // Nothing comes through a waypoint before it comes to the waypoint.
+            return None;
+        }
         Some(attachment)
     }
 
@@ -359,6 +380,7 @@ impl Index {
     pub(crate) fn waypoint_address(&self, attachment: &Attachment) -> Option<GatewayAddress> {
         let GatewayName { namespace, name } = &attachment.gateway;
         let hostname = match attachment.outcome {
+            Ok(_) if let Some(foreign) = &attachment.foreign => return Some(foreign.address()),
             Ok(_) => arcstr::format!("{name}.{namespace}.svc.{}", self.config.cluster_domain),
             Err(Obstacle::NotServed) => return None,
             Err(_) if self.config.waypoint_missing == WaypointMissing::Allow => return None,
@@ -381,21 +403,31 @@ impl Index {
             return;
         };
         let address = self.waypoint_address(attachment);
+        let is_foreign = attachment.foreign.is_some();
         workload.endpoint_waypoint = address.clone().map(|waypoint| EndpointWaypoint {
             waypoint,
-            identities: attachment
-                .bound()
-                .map(|gateway| self.waypoint_identity(gateway))
-                .into_iter()
-                .collect(),
+            identities: match attachment.outcome {
+                Ok(_) => self.identities(&attachment.gateway),
+                Err(_) => Vec::new(),
+            },
             enforce: true,
-            for_services: attachment.outcome.is_ok_and(Serves::services),
+            refuse: is_foreign,
+            // Others serve the services that are bound to them, and not those that pods of theirs belong to.
+            for_services: !is_foreign && attachment.outcome.is_ok_and(Serves::services),
         });
         workload.waypoint = address;
     }
 
-    /// The identity of a waypoint's pods.
-    pub(crate) fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
+    /// The identities that are a waypoint's.
+    pub(crate) fn identities(&self, gateway: &GatewayName) -> Vec<Identity> {
+        match self.waypoint(gateway) {
+            Some(_) => vec![self.waypoint_identity(gateway)],
+            None => self.foreign_identities(gateway),
+        }
+    }
+
+    /// The identity of the pods of a waypoint of ours.
+    fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
         Identity::new(
             self.config.trust_domain.clone(),
             gateway.namespace.clone(),

@@ -106,7 +106,7 @@ impl Index {
         host: &ArcStr,
     ) -> BTreeSet<GatewayName> {
         let attachment = self.waypoint_of_service(key);
-        let own = attachment.and_then(|to| to.bound().cloned());
+        let own = attachment.and_then(|to| to.ours().cloned());
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let of_endpoints = self.served.waypoints(&name).cloned();
         own.into_iter().chain(of_endpoints).collect()

@@ -21,7 +21,6 @@ use ambit_model::{ArcStr, GatewayName};
 
 use super::{
     Index,
-    attachment::Obstacle,
     kind::{Change, MeshKind},
 };
 use crate::{Labels, problem::Note};
@@ -53,8 +52,13 @@ impl Instances {
         pods.any(|(_, pod)| pod.ready && pod.account == gateway.name)
     }
 
+    /// Whether any pod with the label is ready.
+    pub(super) fn any_claims_ready(&self, gateway: &GatewayName) -> bool {
+        self.of(gateway).any(|(_, pod)| pod.ready)
+    }
+
     /// The accounts that pods with the label run under.
-    fn accounts(&self, gateway: &GatewayName) -> BTreeSet<ArcStr> {
+    pub(super) fn accounts(&self, gateway: &GatewayName) -> BTreeSet<ArcStr> {
         let pods = self.of(gateway);
         pods.map(|(_, pod)| pod.account.clone()).collect()
     }
@@ -103,7 +107,11 @@ impl Index {
         let gateways: BTreeSet<GatewayName> = gateways.collect();
         let state = |index: &Self, gateway: &GatewayName| {
             let instances = &index.instances;
-            (instances.any_ready(gateway), instances.accounts(gateway))
+            let ready = [
+                instances.any_ready(gateway),
+                instances.any_claims_ready(gateway),
+            ];
+            (ready, instances.accounts(gateway))
         };
         let before: Vec<_> = gateways.iter().map(|one| state(self, one)).collect();
         let old = change.old.and_then(claimed);
@@ -139,7 +147,7 @@ impl Index {
         }
     }
 
-    /// Whether a waypoint has a pod that is ready.
+    /// Whether a waypoint of ours has a pod that is ready.
     pub(crate) fn is_ready(&self, gateway: &GatewayName) -> bool {
         self.instances.any_ready(gateway)
     }
@@ -150,9 +158,12 @@ impl Index {
         let Some(name) = label(&pod.labels) else {
             return false;
         };
-        match self.waypoint(&GatewayName::new(pod.namespace.clone(), name)) {
-            Ok(_) => pod.service_account == name,
-            Err(obstacle) => obstacle == Obstacle::NotAWaypoint,
+        let gateway = GatewayName::new(pod.namespace.clone(), name);
+        match self.gateway(&gateway) {
+            Some(found) if self.is_waypoint(found) => {
+                self.waypoint(&gateway).is_some() && pod.service_account == name
+            }
+            found => found.is_some(),
         }
     }
 
@@ -168,7 +179,7 @@ impl Index {
         let is_part = |pod: &PodInput| {
             label(&pod.labels) == Some(service.as_str()) && pod.service_account == *service
         };
-        self.waypoint(&gateway).is_err() || pod.is_some_and(is_part)
+        self.waypoint(&gateway).is_none() || pod.is_some_and(is_part)
     }
 
     /// What is to be said on a Gateway of workloads that are not the waypoint and could be taken for it.

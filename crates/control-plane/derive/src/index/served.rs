@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
+    ArcStr, Destination, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
 };
 
 /// Which pods a policy of node proxies applies to.
@@ -119,17 +119,25 @@ pub(super) fn as_endpoint(
     ))
 }
 
-/// The waypoint that a workload is behind, and the policies that apply to it.
-pub(super) fn as_target(workload: Option<&Workload>) -> Option<(GatewayName, Vec<PolicyScope>)> {
+/// The waypoint that a workload is behind, and the policies that apply to it. `foreign`: the Gateway of another
+/// controller at an address.
+pub(super) fn as_target(
+    workload: Option<&Workload>,
+    foreign: impl FnOnce(&Destination) -> Option<GatewayName>,
+) -> Option<(GatewayName, Vec<PolicyScope>)> {
     let workload = workload?;
-    let gateway = gateway(workload.endpoint_waypoint.as_ref()?)?;
+    let waypoint = workload.endpoint_waypoint.as_ref()?;
+    let gateway = match waypoint.refuse {
+        true => foreign(&waypoint.waypoint.destination),
+        false => gateway(waypoint),
+    }?;
     let listed = workload.authorization_policies.iter().cloned();
     let listed = listed.map(PolicyScope::Listed);
     let of_namespace = PolicyScope::Namespace(workload.namespace.clone());
     Some((gateway, listed.chain([of_namespace]).collect()))
 }
 
-/// The Gateway of a waypoint: its account has the Gateway's name.
+/// The Gateway of a waypoint of ours: its account has the Gateway's name.
 fn gateway(of: &EndpointWaypoint) -> Option<GatewayName> {
     let identity = of.identities.first()?;
     Some(GatewayName::new(

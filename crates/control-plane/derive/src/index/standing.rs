@@ -85,6 +85,9 @@ impl Index {
     fn attached(&self, attachment: &Attachment) -> Verdict {
         let GatewayName { namespace, name } = &attachment.gateway;
         let Err(obstacle) = attachment.outcome else {
+            if let Some(foreign) = &attachment.foreign {
+                return self.attached_to_foreign(&attachment.gateway, foreign);
+            }
             if !self.is_ready(&attachment.gateway) {
                 return not_ready(&attachment.gateway.to_string());
             }
@@ -97,9 +100,9 @@ impl Index {
         };
         let (reason, why) = match obstacle {
             Obstacle::Missing => ("WaypointIsNotReady", "there is no such Gateway"),
-            Obstacle::NotAWaypoint => (
+            Obstacle::NoAddress => (
                 "WaypointIsNotReady",
-                "the Gateway's class is none of waypoints",
+                "the Gateway is another controller's, which has given it no address in its status",
             ),
             Obstacle::NameTaken => (
                 "WaypointIsNotReady",
@@ -145,7 +148,7 @@ impl Index {
 }
 
 /// Of waypoints that are there and have no pod to connect to. Clients find no endpoint, and refuse.
-fn not_ready(names: &str) -> Verdict {
+pub(super) fn not_ready(names: &str) -> Verdict {
     Verdict {
         is_true: false,
         reason: "NoReadyWaypoint",

@@ -82,6 +82,18 @@ impl Scene {
         self.mesh.run(pod, &["sh", "-c", kill]);
     }
 
+    /// Kills the process that does a waypoint's work, and not the one that holds its sockets.
+    fn kill_worker(&self, pod: &str) {
+        let kill = "for process in /proc/[0-9]*; do \
+                    grep -qz \"^AMBIT_POD_UID=$AMBIT_POD_UID$\" $process/environ 2>/dev/null || continue; \
+                    case $(readlink $process/exe) in *ambit-waypoint) ;; *) continue;; esac; \
+                    parent=$(grep ^PPid: $process/status | tr -dc 0-9); \
+                    case $(readlink /proc/$parent/exe) in *ambit-waypoint) kill -9 ${process#/proc/} && echo killed;; esac; \
+                    done; true";
+        let said = self.mesh.run(pod, &["sh", "-c", kill]);
+        assert_eq!(said.matches("killed").count(), 1, "{said}");
+    }
+
     /// What was seen on its way to the pod's application or proxy.
     fn seen(&self, capture: Capture) -> Vec<FlowReport> {
         let reports = capture.finish().reports();
@@ -166,7 +178,7 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
             let _away = mesh.hang("control", None);
             load.progress.go_on(4);
             scene.kill_waypoint(&first.0);
-            // The other one serves on; what was killed has nobody to learn from.
+            // The other one serves on; of what was killed with its supervisor nothing is left to learn from.
             load.progress.go_on(4);
         }
         mesh.kill("control", None);
@@ -210,7 +222,32 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     }
 }
 
-/// What the test above sees where there is nothing to see.
+#[test]
+fn what_is_killed_while_the_control_plane_is_away_goes_on_with_what_it_knew() {
+    let scene = Scene::new(&format!("{PAIR}\n---{GATEWAY}{SERVICE}"));
+    scene.until_all_work("at first");
+    let [waypoint] = scene.waypoints().try_into().unwrap();
+    let called_by_waypoint = format!("called by {}\n", waypoint.1);
+    for client in ["shop/client", "legacy/client"] {
+        until("requests go through the waypoint", || {
+            let answer = scene.ask(client, scene.pod(), "before");
+            answer.is_some_and(|answer| answer.contains(&called_by_waypoint))
+        });
+    }
+    let _away = scene.mesh.hang("control", None);
+    scene.kill_worker(&waypoint.0);
+    scene.until_all_work("after the waypoint's worker was killed");
+    for node in ["node-1", "node-2"] {
+        scene.mesh.kill("proxy-worker", Some(node));
+        scene.until_all_work(&format!("after the worker of {node}'s proxy was killed"));
+    }
+    for client in ["shop/client", "legacy/client"] {
+        let answer = scene.ask(client, scene.pod(), "after").unwrap();
+        assert!(answer.contains(&called_by_waypoint), "{answer}");
+    }
+}
+
+/// What the first test sees where there is nothing to see.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = Scene::new(&format!("{PAIR}{SERVICE}"));

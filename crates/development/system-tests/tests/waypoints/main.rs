@@ -10,6 +10,7 @@
 
 mod circles;
 mod faults;
+mod foreign;
 mod progress;
 mod protocols;
 mod rollout;

@@ -4,7 +4,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::SocketAddr,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
@@ -121,6 +121,63 @@ fn what_is_not_http_is_passed_through_whoever_begins() {
     tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
         .unwrap();
     tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
+}
+
+/// What an application that speaks TLS for itself says to a client that wants it by name.
+fn secured(
+    stream: std::net::TcpStream,
+    config: &Arc<rustls::ClientConfig>,
+) -> std::io::Result<String> {
+    let name = "secure.example".try_into().unwrap();
+    let tls = rustls::ClientConnection::new(config.clone(), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(tls, stream);
+    stream.write_all(b"hello")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn tls_passes_through_to_the_application_that_holds_the_key() {
+    let (mesh, waypoint) = with_waypoint("");
+    let signed = rcgen::generate_simple_self_signed(["secure.example".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.cert.der().clone()], key.into())
+        .unwrap();
+    let server = Arc::new(server);
+    let app = mesh.serve("shop/server", 8084, move |stream| {
+        let caller = stream.peer_addr()?.ip();
+        let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
+        let mut stream = rustls::StreamOwned::new(tls, stream);
+        let mut said = [0; 5];
+        stream.read_exact(&mut said)?;
+        let name = stream.conn.server_name().unwrap_or_default().to_owned();
+        write!(stream, "{name} for {caller}: ")?;
+        stream.write_all(&said)?;
+        stream.conn.send_close_notify();
+        stream.flush()
+    });
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(signed.cert.der().clone()).unwrap();
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let config = rustls::ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+            .with_no_client_auth();
+        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let stream = mesh.client().dial(place, app).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let answer = secured(stream, &Arc::new(config)).unwrap();
+        assert_eq!(answer, format!("secure.example for {waypoint}: hello"));
+    }
 }
 
 /// The memory of a waypoint's processes.
@@ -323,4 +380,57 @@ fn grpc_streams_both_ways_and_says_how_it_ended() {
             refused.status.as_deref() == Some("7")
         })
     });
+}
+
+/// An application of HTTP/2 that says which host it was asked for, and by how many headers.
+async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(request) = connection.accept().await {
+        let (request, mut respond) = request?;
+        let authority = request.uri().authority().map(ToString::to_string);
+        let hosts = request.headers().get_all("host").iter().count();
+        let seen = format!("{} and {hosts}", authority.unwrap_or_default());
+        let response = Response::builder().header("x-seen", seen).body(()).unwrap();
+        respond.send_response(response, true)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_host_that_is_not_the_authority_is_refused_over_http_2() {
+    let (mesh, _) = with_waypoint("");
+    let app = mesh.serve("shop/server", 8085, |stream| {
+        stream.set_nonblocking(true)?;
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream)?;
+            serve_hosts(stream).await.map_err(std::io::Error::other)
+        })
+    });
+    let ask = |hosts: &[&str]| {
+        let place = ambit_system_tests::Place::Pod("shop/client".into());
+        let stream = mesh.client().dial(place, app).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut request = Request::get("http://app.example/");
+        for host in hosts {
+            request = request.header("host", *host);
+        }
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+            let (client, connection) = h2::client::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            let mut ready = client.ready().await.unwrap();
+            let request = request.body(()).unwrap();
+            let (answer, _) = ready.send_request(request, true).unwrap();
+            let answer = answer.await.unwrap();
+            let seen = answer.headers().get("x-seen");
+            let seen = seen.map(|seen| seen.to_str().unwrap().to_owned());
+            (answer.status().as_u16(), seen)
+        })
+    };
+    let seen = (200, Some("app.example and 0".to_owned()));
+    assert_eq!(ask(&[]), seen);
+    assert_eq!(ask(&["app.example"]), seen);
+    for hosts in [&["other.example"][..], &["app.example", "other.example"]] {
+        assert_eq!(ask(hosts), (400, None), "{hosts:?}");
+    }
 }

@@ -62,7 +62,7 @@ fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> B
         )),
         Some(_) => Binding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why: label + &unready(found),
+            why: label + &foreign(found).unwrap_or_else(|| unready(found)),
         },
         None => Binding {
             waypoint: Some(format!("{namespace}/{name}")),
@@ -115,6 +115,28 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
             why: why + &unready(Some(gateway)),
         },
     }
+}
+
+/// Whose a waypoint is that another controller runs, as the end of a sentence.
+fn foreign(gateway: Option<&Gateway>) -> Option<String> {
+    let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != CLASS)?;
+    let class = &gateway.spec.gateway_class_name;
+    let addresses = gateway.status.get("addresses").and_then(Value::as_array);
+    let at: Vec<_> = addresses
+        .into_iter()
+        .flatten()
+        .filter_map(|address| address.get("value")?.as_str())
+        .collect();
+    Some(match at.as_slice() {
+        [] => format!(
+            "; the Gateway is another controller's (class {class}), which has given it no address: connections are refused"
+        ),
+        at => format!(
+            "; the Gateway is another controller's (class {class}), at {}: what comes another way than through it is \
+             refused",
+            at.join(", ")
+        ),
+    })
 }
 
 /// What its Gateway says of a waypoint that nobody can connect to, as the end of a sentence.
@@ -206,6 +228,38 @@ mod tests {
             let unready = "; it is NOT ready (AddressNotUsable: the waypoint is not ready), connections are refused";
             assert!(why("False").ends_with(unready), "{}", why("False"));
         }
+    }
+
+    #[test]
+    fn a_waypoint_of_another_controller_is_said_to_be_that() {
+        let mut other = gateway(
+            "way",
+            "2026-01-01T00:00:00Z",
+            json!({"labels": {WAYPOINT_FOR: "all"}}),
+        );
+        other.spec.gateway_class_name = "other".to_owned();
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"labels": {USE_WAYPOINT: "way"}}})).unwrap();
+        let namespace: Namespace =
+            serde_json::from_value(json!({"metadata": {"name": "shop"}})).unwrap();
+        let said = |gateway: &Gateway| {
+            let binding = binding(&pod, &namespace, std::slice::from_ref(gateway));
+            assert_eq!(binding.waypoint.as_deref(), Some("shop/way"));
+            binding.why
+        };
+        let nowhere = said(&other);
+        assert!(
+            nowhere
+                .ends_with("(class other), which has given it no address: connections are refused")
+        );
+        other.status = json!({"addresses": [{"value": "10.0.0.1"}]});
+        assert!(
+            said(&other).contains("(class other), at 10.0.0.1:"),
+            "{}",
+            said(&other)
+        );
+        // Without a label it takes nothing.
+        assert_eq!(of(json!({}), json!({}), &[other]), None);
     }
 
     #[test]

@@ -63,8 +63,29 @@ impl Seen {
         self.text("/metadata/namespace")
     }
 
+    /// Whether it is a waypoint of Ambit's control plane.
     pub(super) fn is_waypoint(&self) -> bool {
-        self.text("/spec/gatewayClassName") == CLASS
+        self.class() == CLASS
+    }
+
+    /// Whether another controller's Gateway is meant as a waypoint, as far as it says so itself: labels may name any.
+    pub(super) fn is_foreign_waypoint(&self) -> bool {
+        let listeners = self.0.pointer("/spec/listeners").and_then(Value::as_array);
+        let mut listeners = listeners.into_iter().flatten();
+        let is_hbone = |one: &Value| {
+            one.get("protocol").and_then(Value::as_str) == Some("HBONE")
+                && one.get("port").and_then(Value::as_u64) == Some(15008)
+        };
+        let is_meant = !self.traffic_label().is_empty() || listeners.any(is_hbone);
+        !self.is_waypoint() && is_meant
+    }
+
+    pub(super) fn class(&self) -> &str {
+        self.text("/spec/gatewayClassName")
+    }
+
+    fn traffic_label(&self) -> &str {
+        self.text("/metadata/labels/istio.io~1waypoint-for")
     }
 
     pub(super) fn revision(&self) -> &str {
@@ -72,7 +93,7 @@ impl Seen {
     }
 
     pub(super) fn traffic_type(&self) -> &str {
-        or_default(self.text("/metadata/labels/istio.io~1waypoint-for"))
+        or_default(self.traffic_label())
     }
 
     /// `True` or `False`; `Unknown` while nobody says.

@@ -34,6 +34,29 @@ fn lists_have_the_columns_that_istios_have() {
 }
 
 #[test]
+fn gateways_of_others_that_are_meant_as_waypoints_are_listed_with_their_class() {
+    let [ours, _] = two();
+    let foreign = |name: &str, labels: Value, protocol: &str| {
+        Seen::new(json!({
+            "metadata": {"name": name, "namespace": "shop", "labels": labels},
+            "spec": {"gatewayClassName": "other", "listeners": [{"name": "a", "port": 15008, "protocol": protocol}]},
+        }))
+    };
+    let by_listener = foreign("c", json!({}), "HBONE");
+    let by_label = foreign("d", json!({"istio.io/waypoint-for": "workload"}), "HTTP");
+    let ingress = foreign("e", json!({}), "HTTPS");
+    assert!(by_listener.is_foreign_waypoint() && by_label.is_foreign_waypoint());
+    assert!(!ingress.is_foreign_waypoint() && !ours.is_foreign_waypoint());
+    let text = list(&[ours, by_listener, by_label], false);
+    insta::assert_snapshot!(text, @"
+    NAME  REVISION  TRAFFIC TYPE  PROGRAMMED  CLASS
+    a     canary    all           True        istio-waypoint
+    c     default   default       Unknown     other
+    d     default   workload      Unknown     other
+    ");
+}
+
+#[test]
 fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
     let [mut a, b] = two();
     assert!(a.is_programmed() && !b.is_programmed());

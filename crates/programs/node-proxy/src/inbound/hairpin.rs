@@ -50,6 +50,7 @@ impl HairpinError {
         match self {
             Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
             Self::Circle => StatusCode::LOOP_DETECTED,
+            Self::Route(RouteError::PassesBy { .. }) => StatusCode::FORBIDDEN,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         }
     }

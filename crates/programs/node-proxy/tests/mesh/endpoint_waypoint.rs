@@ -176,6 +176,7 @@ fn attached(enforce: bool) -> EndpointWaypoint {
         },
         identities: vec![of_waypoint()],
         enforce,
+        refuse: false,
         for_services: true,
     }
 }
@@ -552,6 +553,49 @@ async fn a_reset_passes_through_the_waypoint_either_way() {
         .await
         .unwrap();
     assert!(broken.is_err(), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_waypoint_that_cannot_be_told_whose_connection_it_is_gets_none_of_others() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let foreign = Workload {
+        endpoint_waypoint: Some(EndpointWaypoint {
+            refuse: true,
+            for_services: false,
+            ..attached(true)
+        }),
+        ..direct_record()
+    };
+    // Only the server's node knows of it.
+    scene.mesh.nodes[1].publish(Update::Workload(Box::new(foreign.clone())));
+    scene.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
+    scene.failed(&scene.outside, SERVER).await;
+    scene.failed(&scene.client, SERVER).await;
+    let sidecar = build::identity("ns", "sidecar");
+    let connection = tunnel_as(&scene.mesh.pki, &sidecar, &scene.outside, &scene.server).await;
+    let refused = ask(&connection, HeaderMap::new()).await.unwrap_err();
+    assert_eq!(refused, StatusCode::FORBIDDEN);
+    let waypoint = &mut scene.replicas[0];
+    waypoint.was_not_asked();
+    // What it delivers itself is let in.
+    let from = &waypoint.host;
+    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
+    let mut io = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
+    io.shutdown().await.unwrap();
+    let mut said = String::new();
+    let reading = timeout(LONG, io.read_to_string(&mut said)).await.unwrap();
+    reading.unwrap();
+    assert_eq!(said, format!("{}\n", waypoint.host.ip));
+    // Clients that know go there, and ask for the pod: of its services it may know nothing.
+    scene.mesh.publish_workload(foreign);
+    for dialled in [SERVER, SERVICE] {
+        let stream = scene.client.connect(to(dialled)).await.unwrap();
+        let asked = waypoint.next().await;
+        assert_eq!(asked.identity, build::identity("ns", "client"));
+        assert_eq!(asked.authority(), SERVER);
+        waypoint.deliver(asked, &scene.server).await;
+        talk(stream, waypoint).await;
+    }
 }
 
 // === other replicas ===

@@ -11,6 +11,7 @@ use ambit_telemetry::http::{
     HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
 };
 
+use super::pace::TooSlow;
 use crate::{message::Version, session::Session};
 
 /// What the server answered, if it did, and under which name it is counted.
@@ -56,6 +57,12 @@ pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) 
     }
 }
 
+fn is_too_slow(error: &hyper::Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref());
+    let inner = source.and_then(std::io::Error::get_ref);
+    inner.is_some_and(|inner| inner.is::<TooSlow>())
+}
+
 impl Violation {
     fn of(version: Version, error: &hyper::Error) -> Option<Self> {
         match version {
@@ -66,6 +73,10 @@ impl Violation {
             Version::Http1 if error.is_parse() => Some(Self {
                 status: 400,
                 reason: "malformed",
+            }),
+            Version::Http1 if is_too_slow(error) => Some(Self {
+                status: 0,
+                reason: "headers_too_slow",
             }),
             Version::Http1 => None,
             Version::Http2 => {

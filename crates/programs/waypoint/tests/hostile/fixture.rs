@@ -90,12 +90,19 @@ pub(crate) struct World {
 impl World {
     /// A waypoint that knows all that it needs, and serves no service.
     pub(crate) async fn new() -> Self {
+        // One more variable, with the value that it has without being set.
+        Self::with_env(("AMBIT_REQUEST_HEADERS_TIMEOUT", "60s")).await
+    }
+
+    /// [`Self::new`] with another variable.
+    pub(crate) async fn with_env(more: (&'static str, &'static str)) -> Self {
         LazyLock::force(&LOG);
         let env = Env::from_pairs([
             ("POD_NAME", "waypoint"),
             ("POD_NAMESPACE", "ns"),
             ("SERVICE_ACCOUNT", "waypoint"),
             ("GATEWAY_NAME", "waypoint"),
+            more,
         ]);
         let config = Arc::new(Config::from_env(&env).unwrap());
         let pki = Arc::new(Pki::new());

@@ -1,5 +1,6 @@
 //! Requests of HTTP/1 that are not what they should be.
 
+use ambit_testkit::until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
@@ -210,6 +211,35 @@ async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end(
     }
     assert_eq!(client.get(VIP, HTTP1).await, 200);
     assert_eq!(heard(slow).await.statuses(), [200]);
+}
+
+#[tokio::test]
+async fn a_header_section_that_does_not_end_is_cut_off_and_nothing_else_that_is_slow() {
+    let world = World::with_env(("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")).await;
+    let application = Strict::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let client = world.client().await;
+    // One that is quiet between requests, and one whose body is on its way.
+    let mut quiet = client.tunnel(VIP, HTTP1).await;
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+    quiet.write_all(request).await.unwrap();
+    quiet.read_u8().await.unwrap();
+    let mut body = client.tunnel(VIP, HTTP1).await;
+    let begun = [BEGIN, b"Content-Length: 3\r\nConnection: close\r\n\r\na"].concat();
+    body.write_all(&begun).await.unwrap();
+    let mut slow = client.tunnel(VIP, HTTP1).await;
+    slow.write_all(BEGIN).await.unwrap();
+    let said = heard(slow).await;
+    assert!(said.bytes.is_empty(), "{said:?}");
+    until("it is counted", || world.refused("headers_too_slow") == 1).await;
+    body.write_all(b"bc").await.unwrap();
+    assert_eq!(heard(body).await.statuses(), [200]);
+    // The second header section of a connection is bounded as the first.
+    quiet.write_all(request).await.unwrap();
+    quiet.write_all(BEGIN).await.unwrap();
+    let said = heard(quiet).await;
+    assert_eq!(said.text().matches("TTP/1.1 200").count(), 2, "{said:?}");
+    until("it is counted", || world.refused("headers_too_slow") == 2).await;
 }
 
 #[tokio::test]

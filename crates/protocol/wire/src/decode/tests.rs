@@ -49,11 +49,12 @@ prop_compose! {
         waypoint in gateway_address(),
         ids in vec((text(), text(), text()), 0..3),
         enforce in any::<bool>(),
+        refuse in any::<bool>(),
         for_services in any::<bool>(),
     ) -> model::EndpointWaypoint {
         let identities =
             ids.into_iter().map(|(td, ns, sa)| model::Identity::new(td, ns, sa)).collect();
-        model::EndpointWaypoint { waypoint, identities, enforce, for_services }
+        model::EndpointWaypoint { waypoint, identities, enforce, refuse, for_services }
     }
 }
 

@@ -148,6 +148,7 @@ fn endpoint_waypoint(
         waypoint: gateway(FIELD, at)?,
         identities,
         enforce: waypoint.enforce,
+        refuse: waypoint.refuse,
         for_services: waypoint.for_services,
     }))
 }

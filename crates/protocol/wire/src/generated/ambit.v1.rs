@@ -7,13 +7,17 @@ pub struct EndpointWaypoint {
     /// The full SPIFFE ids of the waypoint's pods.
     #[prost(string, repeated, tag = "2")]
     pub identities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Whether connections that did not come from the waypoint are sent through it by the destination.
+    /// Whether connections that did not come from the waypoint are sent through it by the destination, which says in a
+    /// header whose connection it is.
     #[prost(bool, tag = "3")]
     pub enforce: bool,
     /// Whether the waypoint serves services too: connections to a service that chose this endpoint are sent to it
     /// with the service as target, rather than the endpoint.
     #[prost(bool, tag = "4")]
     pub for_services: bool,
+    /// With `enforce`: the waypoint does not know that header, so that such connections are refused.
+    #[prost(bool, tag = "5")]
+    pub refuse: bool,
 }
 /// Named "ambit.io/session-affinity" on a Service: a client gets the same endpoint each time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

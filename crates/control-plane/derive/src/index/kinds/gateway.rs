@@ -1,4 +1,4 @@
-//! Gateways: those whose class is one of waypoints are waypoints.
+//! Gateways: those whose class is one of waypoints are waypoints of ours, others are used if labels name them.
 
 mod proxy_config;
 
@@ -18,7 +18,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
     index::{
-        Consent, Index, Serves,
+        Consent, Index, Serves, foreign,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
     },
     problem::{FieldError, Note},
@@ -40,6 +40,8 @@ pub(crate) struct GatewayInput {
     /// The one service account whose pods it takes.
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
+    /// Where it is, by what its controller says. Of ours the name is enough.
+    pub(crate) address: Option<foreign::Address>,
     client_identity_header: bool,
     config: ProxyConfig,
     /// Whether it cannot be used as it is written: what it takes is refused.
@@ -71,6 +73,7 @@ impl MeshKind for Gateway {
             serves: serves(metadata.labels.as_ref())?,
             account: account.map(ArcStr::from),
             consent: consent(&self.spec.listeners, &mut notes),
+            address: foreign::address(&self.status),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
             listeners: listeners(&self.spec.listeners, &mut notes),
@@ -93,6 +96,7 @@ impl MeshKind for Gateway {
             serves: None,
             account: account.map(ArcStr::from),
             consent: Consent::Nobody,
+            address: None,
             client_identity_header: false,
             listeners: Vec::new(),
             config: ProxyConfig::default(),
@@ -141,7 +145,7 @@ impl MeshKind for Gateway {
     }
 
     fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
-        let is_waypoint = index.waypoint(&gateway.name).is_ok();
+        let is_waypoint = index.waypoint(&gateway.name).is_some();
         let own = gateway.config.trusted_proxies;
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),

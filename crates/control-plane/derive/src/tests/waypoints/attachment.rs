@@ -16,7 +16,7 @@ pub(super) fn waypoint(of: &Workload) -> Option<String> {
     own.map(|address| address.destination.to_string())
 }
 
-fn service_waypoint(mesh: &TestMesh) -> Option<String> {
+pub(super) fn service_waypoint(mesh: &TestMesh) -> Option<String> {
     let address = mesh.service(CART_HOST).waypoint.as_ref();
     address.map(|address| address.destination.to_string())
 }
@@ -57,11 +57,11 @@ pub(super) fn namespace(labels: &str) -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{{labels}}}}}\n")
 }
 
-fn pod_labelled(labels: &str) -> String {
+pub(super) fn pod_labelled(labels: &str) -> String {
     cart(&[("{app: cart}", &format!("{{app: cart, {labels}}}"))])
 }
 
-fn service_labelled(labels: &str) -> String {
+pub(super) fn service_labelled(labels: &str) -> String {
     labelled(SERVICE, &format!("labels: {{{labels}}}"))
 }
 
@@ -142,7 +142,7 @@ fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name
                 "b",
             ),
             (
-                "of another class",
+                "of another class, which has no address",
                 vec![gw("wp", "").replace("istio-waypoint", "istio")],
                 "",
                 "",
@@ -384,8 +384,8 @@ fn what_leads_nowhere_is_refused_and_nothing_takes_its_place() {
                     gw("wp", "").replace("istio-waypoint", "istio"),
                     namespace(USE_WP),
                 ],
-                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
-                "shop/not-a-waypoint.wp.shop.waypoint.invalid",
+                "shop/no-address.wp.shop.waypoint.invalid",
+                "shop/no-address.wp.shop.waypoint.invalid",
             ),
             (
                 "a service asks for one that is for workloads",

@@ -9,10 +9,10 @@ use crate::{
 };
 
 const OWN_HOST: &str = "shop/wp.shop.svc.cluster.local";
-const LABEL: &str = "gateway.networking.k8s.io/gateway-name: wp";
+pub(super) const LABEL: &str = "gateway.networking.k8s.io/gateway-name: wp";
 
 /// A pod of `shop`, ready, with other labels and another account than `cart-1`.
-fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
+pub(super) fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
     cart(&[
         ("name: cart-1", &format!("name: {name}")),
         ("{app: cart}", &format!("{{{labels}}}")),
@@ -29,7 +29,7 @@ fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
 }
 
 /// The waypoint's Service, as the controller makes it.
-fn own_service() -> String {
+pub(super) fn own_service() -> String {
     labelled(
         &SERVICE
             .replace("name: cart", "name: wp")
@@ -221,30 +221,4 @@ fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
         mesh.apply(&own);
         assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
     }
-}
-
-#[test]
-fn a_gateway_of_another_controller_is_told_nothing_whoever_its_pods_are() {
-    let foreign = gateway("wp", "").replace("istio-waypoint", "other")
-        + "status: {addresses: [{type: IPAddress, value: 10.96.0.10}]}\n";
-    let bound = labelled(SERVICE, "labels: {istio.io/use-waypoint: wp}");
-    let own = pod("wp-1", LABEL, "wp", "10.1.2.9");
-    let mesh = TestMesh::of(&all(&[&foreign, &bound, CART, &own, &own_service()]));
-    // Never around it, and never through what nobody vouches for.
-    assert_eq!(
-        verdict(&mesh, Kind::Service, "shop", "cart"),
-        "false WaypointIsNotReady"
-    );
-    let address = mesh
-        .service("shop/cart.shop.svc.cluster.local")
-        .waypoint
-        .clone();
-    assert_eq!(
-        address.unwrap().destination.to_string(),
-        "shop/not-a-waypoint.wp.shop.waypoint.invalid"
-    );
-    assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
-    // Its Service is one like others, and its Gateway is the other controller's to judge.
-    assert!(serves(&mesh, "wp-1"));
-    assert_eq!(effective(&mesh), None);
 }

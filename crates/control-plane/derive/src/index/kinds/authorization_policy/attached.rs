@@ -104,8 +104,11 @@ impl Attached {
             if waypoints.is_empty() {
                 let why = match (found, target.kind) {
                     (false, _) => "does not exist",
-                    (true, Kind::Gateway) => "is no waypoint",
-                    (true, Kind::GatewayClass) => "has no waypoints",
+                    (true, Kind::Gateway) => "is no waypoint of this control plane",
+                    (true, Kind::GatewayClass) => "has no waypoints of this control plane",
+                    (true, _) if has_foreign_waypoint(index, target) => {
+                        "has a waypoint of another control plane, which this policy is not sent to"
+                    }
                     (true, _) => "has no waypoint",
                 };
                 unbound.push(format!("{target} {why}"));
@@ -155,8 +158,14 @@ fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
             target.name.clone(),
         )],
     };
-    names.retain(|name| index.waypoint(name).is_ok());
+    names.retain(|name| index.waypoint(name).is_some());
     names
+}
+
+/// Whether a Service or ServiceEntry is bound to another controller's waypoint.
+fn has_foreign_waypoint(index: &Index, target: &ObjectKey) -> bool {
+    let attachment = index.waypoint_of_service(target);
+    attachment.is_some_and(|attachment| attachment.foreign.is_some())
 }
 
 /// The services of a target, each with the waypoints that serve it.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::istio::Rule as PolicyRule;
-use ambit_model::{Authorization, GatewayName, Match, Scope, StringMatch};
+use ambit_model::{Authorization, GatewayName, Identity, Match, Scope, StringMatch};
 
 use crate::{
     index::{Index, PolicyScope, names},
@@ -61,16 +61,19 @@ fn waypoints(index: &Index, policy: &Authorization) -> BTreeSet<GatewayName> {
 
 /// Whether a policy names a waypoint itself: who wrote it knows who calls.
 fn speaks_of(index: &Index, policy: &Authorization, gateway: &GatewayName) -> bool {
-    let identity = index.waypoint_identity(gateway).to_string();
-    let principal = identity.strip_prefix("spiffe://").unwrap_or(&identity);
-    let is_it = |one: &Match| {
-        let mut principals = one.principals.iter().chain(&one.not_principals);
-        let accounts = one.service_accounts.iter();
-        let mut accounts = accounts.chain(&one.not_service_accounts);
-        principals.any(|one| matches!(one, StringMatch::Exact(text) if text == principal))
-            || accounts.any(|one| {
-                one.namespace == gateway.namespace && one.service_account == gateway.name
-            })
-    };
-    policy.rules.iter().flatten().flatten().any(is_it)
+    let identities = index.identities(gateway);
+    let is_any = |one: &Match| identities.iter().any(|identity| is_named(identity, one));
+    policy.rules.iter().flatten().flatten().any(is_any)
+}
+
+fn is_named(identity: &Identity, by: &Match) -> bool {
+    let text = identity.to_string();
+    let principal = text.strip_prefix("spiffe://").unwrap_or(&text);
+    let mut principals = by.principals.iter().chain(&by.not_principals);
+    let accounts = by.service_accounts.iter();
+    let mut accounts = accounts.chain(&by.not_service_accounts);
+    principals.any(|one| matches!(one, StringMatch::Exact(text) if text == principal))
+        || accounts.any(|one| {
+            one.namespace == identity.namespace && one.service_account == identity.service_account
+        })
 }

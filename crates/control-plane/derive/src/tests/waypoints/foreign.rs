@@ -1,0 +1,322 @@
+//! Gateways of other controllers, which labels name.
+
+use ambit_k8s_api::Kind;
+
+use super::{
+    attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
+    instances::{LABEL, effective, own_service, pod},
+    told::verdict,
+    *,
+};
+
+const USE_WP: &str = "istio.io/use-waypoint: wp";
+const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
+const AT: &str = "[{type: IPAddress, value: 10.96.0.10}]";
+const IP: &str = "/10.96.0.10";
+
+/// A Gateway `wp` of `shop`, of a class that is not ours.
+fn foreign(more_metadata: &str, addresses: &str) -> String {
+    gateway("wp", more_metadata).replace("istio-waypoint", "other")
+        + &format!("status: {{addresses: {addresses}}}\n")
+}
+
+/// What stands on the Service `cart`, as a sentence.
+fn said(mesh: &TestMesh) -> String {
+    let key = ObjectKey::new(Kind::Service, "shop", "cart");
+    let standing = mesh.index.standing(&key).unwrap();
+    standing.verdict.as_ref().unwrap().message.clone()
+}
+
+#[test]
+fn labels_may_name_any_gateway_that_has_an_address() {
+    let service = || service_labelled(USE_WP);
+    let cart = || pod_labelled(USE_WP);
+    let by_name = "[{value: 10.96.0.10}, {type: Hostname, value: far.shop.svc.cluster.local}, {value: 10.96.0.11}]";
+    let no_address = "shop/no-address.wp.shop.waypoint.invalid";
+    let unsupported = "shop/unsupported-type.wp.shop.waypoint.invalid";
+    let of_class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: other, labels: {istio.io/waypoint-for: workload}}\nspec: {controllerName: example.com/other}\n";
+    for (what, gateway, more, of_pod, of_service) in [
+        ("for services by itself", foreign("", AT), "", "", IP),
+        ("for both", foreign(FOR_ALL, AT), "", IP, IP),
+        (
+            "a host name before addresses",
+            foreign(FOR_ALL, by_name),
+            "",
+            "shop/far.shop.svc.cluster.local",
+            "shop/far.shop.svc.cluster.local",
+        ),
+        (
+            "what its class is for",
+            foreign("", AT),
+            of_class,
+            IP,
+            unsupported,
+        ),
+        (
+            "itself before its class",
+            foreign(FOR_ALL, AT),
+            of_class,
+            IP,
+            IP,
+        ),
+        (
+            "for nothing",
+            foreign(", labels: {istio.io/waypoint-for: none}", AT),
+            "",
+            "",
+            unsupported,
+        ),
+        (
+            "nowhere",
+            foreign(FOR_ALL, "[]"),
+            "",
+            no_address,
+            no_address,
+        ),
+        (
+            "at an address of a type that nobody knows",
+            foreign(FOR_ALL, "[{type: example.com/x, value: 10.96.0.10}]"),
+            "",
+            no_address,
+            no_address,
+        ),
+    ] {
+        let mut objects = vec![gateway, cart(), service()];
+        objects.extend((!more.is_empty()).then(|| more.to_owned()));
+        let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
+        let mesh = TestMesh::of(&all(&objects));
+        let found = (
+            waypoint(mesh.pod("cart-1")).unwrap_or_default(),
+            service_waypoint(&mesh).unwrap_or_default(),
+        );
+        assert_eq!(
+            (found.0.as_str(), found.1.as_str()),
+            (of_pod, of_service),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn without_a_label_no_gateway_of_another_class_takes_anything() {
+    let mesh = TestMesh::of(&all(&[&foreign(FOR_ALL, AT), CART, SERVICE]));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+    assert_eq!(service_waypoint(&mesh), None);
+    let for_account = foreign(", annotations: {istio.io/for-service-account: cart}", AT);
+    let mesh = TestMesh::of(&all(&[&for_account, CART, SERVICE]));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+}
+
+#[test]
+fn it_is_followed_as_its_address_comes_changes_and_goes() {
+    let mut mesh = TestMesh::of(&all(&[
+        &foreign(FOR_ALL, "[]"),
+        CART,
+        SERVICE,
+        &namespace(USE_WP),
+    ]));
+    let both = |mesh: &TestMesh| (waypoint(mesh.pod("cart-1")), service_waypoint(mesh));
+    let at = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
+    let no_address = at("shop/no-address.wp.shop.waypoint.invalid");
+    assert_eq!(both(&mesh), no_address);
+    mesh.apply(&foreign(FOR_ALL, AT));
+    assert_eq!(both(&mesh), at(IP));
+    mesh.apply(&foreign(FOR_ALL, "[{value: 'fd00::9'}]"));
+    assert_eq!(both(&mesh), at("/fd00::9"));
+    mesh.apply(&foreign(FOR_ALL, "[]"));
+    assert_eq!(both(&mesh), no_address);
+    // It becomes one of ours, which have their name for an address.
+    mesh.apply(&gateway("wp", FOR_ALL));
+    assert_eq!(both(&mesh), at("shop/wp.shop.svc.cluster.local"));
+    mesh.apply(&foreign(FOR_ALL, AT));
+    assert_eq!(both(&mesh), at(IP));
+    assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
+    mesh.delete(Kind::Gateway, "shop", "wp");
+    assert_eq!(both(&mesh), at("shop/missing.wp.shop.waypoint.invalid"));
+}
+
+#[test]
+fn what_leads_nowhere_may_be_allowed_as_for_ours() {
+    let mut mesh = TestMesh::with(MeshConfig {
+        waypoint_missing: WaypointMissing::Allow,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&all(&[
+        &foreign(FOR_ALL, "[]"),
+        &pod_labelled(USE_WP),
+        &service_labelled(USE_WP),
+    ]));
+    assert_eq!(waypoint(mesh.pod("cart-1")), None);
+    assert_eq!(service_waypoint(&mesh), None);
+    assert_eq!(
+        verdict(&mesh, Kind::Service, "shop", "cart"),
+        "false WaypointIsNotReady"
+    );
+    assert!(
+        said(&mesh).ends_with("traffic goes without one"),
+        "{}",
+        said(&mesh)
+    );
+}
+
+#[test]
+fn only_namespaces_that_its_listener_allows_may_use_it() {
+    let elsewhere = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
+    let there = |more: &str| {
+        foreign(FOR_ALL, AT)
+            .replace("namespace: shop", "namespace: bank")
+            .replace("protocol: HBONE", &format!("protocol: HBONE{more}"))
+    };
+    let denied = "bank/not-permitted.wp.bank.waypoint.invalid";
+    for (what, gateway, expected) in [
+        ("its own, unless it says more", there(""), denied),
+        (
+            "all",
+            there(", allowedRoutes: {namespaces: {from: All}}"),
+            IP,
+        ),
+        // An ingress gateway's listener says nothing of waypoints.
+        (
+            "another listener's consent",
+            there(", allowedRoutes: {namespaces: {from: All}}").replace("HBONE", "HTTP"),
+            denied,
+        ),
+    ] {
+        let service = service_labelled(elsewhere);
+        let mesh = TestMesh::of(&all(&[&gateway, CART, &service]));
+        assert_eq!(service_waypoint(&mesh).as_deref(), Some(expected), "{what}");
+        let condition = verdict(&mesh, Kind::Service, "shop", "cart");
+        let expected = match expected {
+            IP => "true WaypointAccepted",
+            _ => "false AttachmentDenied",
+        };
+        assert_eq!(condition, expected, "{what}");
+    }
+}
+
+#[test]
+fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
+    let mut mesh = TestMesh::of(&all(&[
+        &foreign(FOR_ALL, AT),
+        &pod_labelled(USE_WP),
+        &service_labelled(USE_WP),
+        &own_service(),
+    ]));
+    let identities = |mesh: &TestMesh| -> Vec<String> {
+        let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
+        // Refused rather than led there, since it would be taken for the pod itself.
+        assert!(own.enforce && own.refuse && !own.for_services);
+        own.identities.iter().map(ToString::to_string).collect()
+    };
+    assert!(identities(&mesh).is_empty());
+    assert!(
+        said(&mesh).contains("nothing is known to be the waypoint"),
+        "{}",
+        said(&mesh)
+    );
+    mesh.apply(&pod("gw-1", LABEL, "gw", "10.1.2.9"));
+    mesh.apply(&pod("gw-2", LABEL, "gw", "10.1.2.10"));
+    assert_eq!(identities(&mesh), ["spiffe://cluster.local/ns/shop/sa/gw"]);
+    mesh.apply(&pod("evil", LABEL, "default", "10.1.2.66"));
+    assert_eq!(
+        identities(&mesh),
+        [
+            "spiffe://cluster.local/ns/shop/sa/default",
+            "spiffe://cluster.local/ns/shop/sa/gw"
+        ]
+    );
+    let message = said(&mesh);
+    assert!(
+        message.contains("(class other)") && message.ends_with("accounts: default, gw"),
+        "{message}"
+    );
+    // Of another namespace, and of another Gateway.
+    let elsewhere = pod("x", LABEL, "x", "10.1.2.67").replace("namespace: shop", "namespace: bank");
+    mesh.apply(&elsewhere);
+    mesh.apply(&pod("y", &LABEL.replace("wp", "z"), "y", "10.1.2.68"));
+    mesh.delete(Kind::Pod, "shop", "evil");
+    assert_eq!(identities(&mesh), ["spiffe://cluster.local/ns/shop/sa/gw"]);
+    // Its pods are behind no waypoint, and its Service is one like others: nothing is said on its Gateway.
+    assert_eq!(waypoint(mesh.pod("gw-1")), None);
+    assert_eq!(effective(&mesh), None);
+}
+
+#[test]
+fn a_service_says_whether_such_a_waypoint_has_a_ready_pod() {
+    let own = pod("gw-1", LABEL, "gw", "10.1.2.9");
+    let starting = own.replace("status: \"True\"", "status: \"False\"");
+    let mut mesh = TestMesh::of(&all(&[
+        &foreign("", AT),
+        CART,
+        &service_labelled(USE_WP),
+        &starting,
+    ]));
+    let says = |mesh: &TestMesh| verdict(mesh, Kind::Service, "shop", "cart");
+    assert_eq!(says(&mesh), "false NoReadyWaypoint");
+    mesh.apply(&own);
+    assert_eq!(says(&mesh), "true WaypointAccepted");
+    mesh.apply(&starting);
+    assert_eq!(says(&mesh), "false NoReadyWaypoint");
+}
+
+#[test]
+fn what_is_at_its_address_does_not_go_through_it() {
+    let by_name = "[{type: Hostname, value: wp.shop.svc.cluster.local}]";
+    for addresses in [AT, by_name] {
+        let unmanaged = own_service().replace(
+            "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
+            "labels: {}",
+        );
+        let mesh = TestMesh::of(&all(&[
+            &foreign(FOR_ALL, addresses),
+            &unmanaged,
+            SERVICE,
+            CART,
+            &namespace(USE_WP),
+        ]));
+        let own = mesh.service("shop/wp.shop.svc.cluster.local");
+        assert_eq!(own.waypoint, None, "{addresses}");
+        assert!(service_waypoint(&mesh).is_some());
+    }
+}
+
+#[test]
+fn policies_say_what_another_controllers_waypoint_means_for_them() {
+    let attached = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [{kind: Service, name: cart}], rules: [{to: [{operation: {methods: [GET]}}]}]}\n";
+    let callers = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: q, namespace: shop}\nspec: {selector: {matchLabels: {app: cart}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]}\n";
+    let mut mesh = TestMesh::of(&all(&[
+        &foreign(FOR_ALL, AT),
+        &pod_labelled(USE_WP),
+        &service_labelled(USE_WP),
+        &pod("gw-1", LABEL, "gw", "10.1.2.9"),
+        attached,
+        callers,
+    ]));
+    let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "p");
+    let standing = mesh.index.standing(&key).unwrap().verdict.clone().unwrap();
+    assert_eq!(
+        (standing.is_true, standing.reason),
+        (false, "AncestorNotBound")
+    );
+    assert!(
+        standing.message.contains("another control plane"),
+        "{standing:?}"
+    );
+    assert!(mesh.waypoint_policies.is_empty());
+    // At the pod, the waypoint is the caller.
+    let problems = mesh.problems();
+    assert!(
+        problems
+            .iter()
+            .any(|one| one.contains("behind the waypoint shop/wp")),
+        "{problems:?}"
+    );
+    mesh.apply(&callers.replace("sa/client", "sa/gw"));
+    let problems = mesh.problems();
+    assert!(
+        !problems
+            .iter()
+            .any(|one| one.contains("behind the waypoint")),
+        "{problems:?}"
+    );
+}

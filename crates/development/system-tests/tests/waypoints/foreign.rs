@@ -1,0 +1,110 @@
+//! A Gateway of another controller that labels name: a captured pod of its own stands for its waypoint, whose node
+//! proxy takes tunnels for what the waypoint serves and hands them over.
+
+use std::net::IpAddr;
+
+use ambit_system_tests::{Mesh, PAIR, until};
+
+const GATEWAY: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: far, namespace: shop, labels: {istio.io/waypoint-for: all}}
+spec:
+  gatewayClassName: example-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+";
+
+/// The waypoint, which answers every request itself, and everything around it.
+const FOREIGN: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: shop}
+spec:
+  clusterIP: 10.96.0.90
+  selector: {gateway.networking.k8s.io/gateway-name: far}
+  ports: [{name: mesh, port: 15008}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: far, namespace: shop, labels: {gateway.networking.k8s.io/gateway-name: far}}
+spec:
+  nodeName: node-1
+  serviceAccountName: gateway
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: named, namespace: shop, labels: {istio.io/use-waypoint: far}}
+spec:
+  clusterIP: 10.96.0.91
+  selector: {app: server}
+  ports: [{name: http, port: 8080}]
+";
+
+/// [`PAIR`] with the waypoint, before the pod `server`.
+fn scene() -> (Mesh, IpAddr) {
+    let bound = PAIR.replace(
+        "{name: server, namespace: shop, labels: {app: server}}",
+        "{name: server, namespace: shop, labels: {app: server, istio.io/use-waypoint: far}}",
+    );
+    let address = "status: {addresses: [{type: IPAddress, value: 10.96.0.90}]}";
+    let mesh = Mesh::up(&format!("{bound}\n---{GATEWAY}{address}{FOREIGN}"));
+    let server = mesh.ip("shop/server");
+    (mesh, server)
+}
+
+fn until_answered(mesh: &Mesh, client: &str, url: &str, by: &str) {
+    until(&format!("{url} is answered by {by} for {client}"), || {
+        let answer = mesh.get(client, url);
+        answer.succeeded() && answer.body.contains(by)
+    });
+}
+
+#[test]
+fn what_labels_bind_to_another_controllers_gateway_goes_there_and_nowhere_else() {
+    let (mesh, server) = scene();
+    let direct = format!("http://{server}:8080/");
+    // By the service that is bound, by the pod that is, and by a service that is not and has the pod.
+    for url in ["http://named.shop:8080/", &direct, "http://server.shop/"] {
+        until_answered(&mesh, "shop/client", url, "far-text");
+    }
+    // It alone delivers.
+    until_answered(&mesh, "shop/far", &direct, "plain-marker");
+    until("who does not come through it is refused", || {
+        !mesh.get("legacy/client", &direct).succeeded()
+    });
+    let log = mesh.access_log();
+    assert!(
+        log.contains("cannot be told whose connection this is"),
+        "{log}"
+    );
+    // What is not bound is as it was.
+    let legacy = format!("http://{}:8080/", mesh.ip("legacy/server"));
+    until_answered(&mesh, "shop/client", &legacy, "legacy-server");
+}
+
+#[test]
+fn without_its_address_or_its_pods_nothing_is_reached_until_it_has_them_again() {
+    let (mesh, server) = scene();
+    let direct = format!("http://{server}:8080/");
+    let named = "http://named.shop:8080/";
+    for url in [named, &direct] {
+        until_answered(&mesh, "shop/client", url, "far-text");
+    }
+    // Of two files that give an object, the one that is first by name counts.
+    mesh.apply("gateway", &format!("{GATEWAY}status: {{addresses: []}}\n"));
+    for url in [named, &direct] {
+        until(&format!("{url} is refused"), || {
+            !mesh.get("shop/client", url).succeeded()
+        });
+    }
+    mesh.remove("gateway");
+    for url in [named, &direct] {
+        until_answered(&mesh, "shop/client", url, "far-text");
+    }
+}

@@ -56,9 +56,11 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
         Some("grpc") => true,
         other => bail!("{}: {other:?} is neither http nor grpc", args.url),
     };
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
     let client = Client::builder(TokioExecutor::new())
         .http2_only(is_grpc)
-        .build_http();
+        .build(connector);
     let mut answers = Vec::new();
     for number in 0..args.count {
         let request = request(args, is_grpc)?;
@@ -121,7 +123,7 @@ async fn exchange(
     }
     // A failure may come without a message, and its status among the headers.
     let trailers = body.trailers().unwrap_or(&answer.headers);
-    let Some(status) = trailers.get("grpc-status") else {
+    let Some(status) = trailers.get(grpc::STATUS) else {
         bail!("HTTP {} without a status of gRPC", answer.status);
     };
     match status

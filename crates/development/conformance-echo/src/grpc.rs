@@ -8,6 +8,8 @@ use prost::Message;
 pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
 /// The media type.
 pub(crate) const CONTENT_TYPE: &str = "application/grpc";
+/// What tells in the trailers how a call ended.
+pub(crate) const STATUS: &str = "grpc-status";
 
 /// Before a message: whether it is compressed, and its length.
 const PREFIX: usize = 5;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt, Full, combinators::WithTrailers};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -87,6 +87,10 @@ fn acceptor() -> Result<TlsAcceptor> {
 pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
     while let Ok((connection, peer)) = listener.accept().await {
         let port = listener.local_addr().map_or(0, |local| local.port());
+        // An answer in several pieces would wait for the client's acknowledgement of the first.
+        if connection.set_nodelay(true).is_err() {
+            continue;
+        }
         let tls = tls.clone();
         tokio::spawn(async move {
             match tls {
@@ -130,11 +134,9 @@ async fn answer(
     let is_grpc =
         head.headers.get(CONTENT_TYPE) == Some(&HeaderValue::from_static(grpc::CONTENT_TYPE));
     let (kind, body, trailers) = if is_grpc {
-        let status = ("grpc-status".parse(), HeaderValue::from_static("0"));
-        let trailers = status
-            .0
-            .map(|name: http::HeaderName| HeaderMap::from_iter([(name, status.1)]));
-        (grpc::CONTENT_TYPE, grpc::encode(said), trailers.ok())
+        let status = HeaderName::from_static(grpc::STATUS);
+        let trailers = HeaderMap::from_iter([(status, HeaderValue::from_static("0"))]);
+        (grpc::CONTENT_TYPE, grpc::encode(said), Some(trailers))
     } else {
         ("text/plain", said.into(), None)
     };

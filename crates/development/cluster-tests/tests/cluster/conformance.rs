@@ -31,6 +31,14 @@ fn the_mesh_passes_the_gateway_apis_conformance_tests() {
     fs::create_dir_all(&out).unwrap();
     let mesh = Mesh::shared();
     load_echo(mesh.cluster(), &out.join("echo.tar"));
+    // On a cluster that stays up, an earlier run's may still be terminating.
+    mesh.kubectl(&[
+        "delete",
+        "namespaces",
+        "--ignore-not-found",
+        "gateway-conformance-mesh",
+        "gateway-conformance-mesh-consumer",
+    ]);
     mesh.apply(NAMESPACE);
     let kubeconfig = format!("--kubeconfig={}", mesh.cluster().kubeconfig().display());
     mesh.ambit(&[
@@ -100,8 +108,7 @@ fn compare(report: &Path) {
     if undated(&found) != undated(&known) {
         fs::write(&committed, &found).unwrap();
         panic!(
-            "{} was not what this run reports; it is now: read and commit it\n{found}",
-            committed.display()
+            "conformance/report.yaml was not what this run reports; it is now: read and commit it\n{found}"
         );
     }
 }

@@ -97,6 +97,14 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// The program of the Gateway API's conformance tests, built if it has to be. No cluster needs to be up.
+    pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
+        let bin = places.cache.join("bin");
+        // Not the lock of what a cluster consists of: one may be built, and come up, meanwhile.
+        let _building = lock(&bin.join(programs::CONFORMANCE))?;
+        programs::ensure_conformance(sources, &bin)
+    }
+
     fn start(&self, images: &[PathBuf]) -> Result<()> {
         let state = &self.places.state;
         fs::create_dir_all(state)?;

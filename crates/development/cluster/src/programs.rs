@@ -15,6 +15,8 @@ use serde_json::Value;
 const KUBERNETES: &str = "v1.34.4";
 /// The definitions of the Gateway API.
 pub(crate) const GATEWAY_API: &str = "gateway-api";
+/// Its conformance tests of meshes.
+pub(crate) const CONFORMANCE: &str = "conformance";
 
 /// Builds what is missing or outdated; `sources` is the repository's `build` directory.
 pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
@@ -33,18 +35,7 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
         ("flannel", "-s -w", flannel),
         ("kube-network-policies", "-s -w", "."),
     ] {
-        let source = sources.join(name);
-        build(name, &source, bin, flags, |output| {
-            let mut go = Command::new("nice");
-            go.args(["go", "build", "-trimpath", "-buildvcs=false", "-ldflags"])
-                .arg(flags)
-                .arg("-o")
-                .arg(output)
-                .arg(package)
-                .current_dir(&source)
-                .env("CGO_ENABLED", "0");
-            compile(name, &mut go)
-        })?;
+        go(name, &["build"], flags, package, sources, bin)?;
     }
     build("pause", &sources.join("pause"), bin, "", |output| {
         let mut cc = Command::new("cc");
@@ -57,6 +48,37 @@ pub(crate) fn ensure(sources: &Path, bin: &Path) -> Result<()> {
     let source = sources.join(GATEWAY_API);
     build(GATEWAY_API, &source, bin, "", |output| {
         definitions(&source, output)
+    })
+}
+
+/// Builds the conformance tests, if they are missing or outdated; gives the program.
+pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(bin)?;
+    go(CONFORMANCE, &["test", "-c"], "-s -w", ".", sources, bin)?;
+    Ok(bin.join(CONFORMANCE))
+}
+
+fn go(
+    name: &str,
+    command: &[&str],
+    flags: &str,
+    package: &str,
+    sources: &Path,
+    bin: &Path,
+) -> Result<()> {
+    let source = sources.join(name);
+    build(name, &source, bin, flags, |output| {
+        let mut go = Command::new("nice");
+        go.arg("go")
+            .args(command)
+            .args(["-trimpath", "-buildvcs=false", "-ldflags"])
+            .arg(flags)
+            .arg("-o")
+            .arg(output)
+            .arg(package)
+            .current_dir(&source)
+            .env("CGO_ENABLED", "0");
+        compile(name, &mut go)
     })
 }
 

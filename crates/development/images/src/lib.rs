@@ -1,4 +1,4 @@
-//! Ambit's container images: their contents, written as OCI archives without a daemon.
+//! Ambit's container images, and those that tests need: their contents, written as OCI archives without a daemon.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -99,6 +99,29 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
     ];
     fs::remove_dir_all(stripped)?;
     Ok(archives)
+}
+
+/// Writes an image of one program that is called by several names, the first of them the entry point.
+pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
+    let stripped = out.with_extension("stripped");
+    strip(program, &stripped)?;
+    let base = base(std::slice::from_ref(&stripped))?;
+    let mut tree = Tree::default();
+    let path = |name: &str| format!("/usr/bin/{name}");
+    let (first, others) = called.split_first().context("a program without a name")?;
+    let entrypoint = path(first);
+    tree.copy(&entrypoint, &stripped, 0o755)?;
+    for other in others {
+        tree.link(&path(other), first);
+    }
+    fs::remove_file(stripped)?;
+    let image = Image {
+        name,
+        layers: vec![base, tree.layer()?],
+        entrypoint: &[&entrypoint],
+        user: "",
+    };
+    image.write(out)
 }
 
 /// The base of all of Ambit's images: the C library, users, certificate authorities.

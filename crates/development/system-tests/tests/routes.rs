@@ -211,3 +211,54 @@ fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
     let again = until_status(&mesh, "bank/client", address, "/none", "200");
     assert!(again.contains("plain-marker"), "{again}");
 }
+
+/// A route that redirects one path, told apart by where to.
+fn redirection(number: usize, to: &str) -> String {
+    format!(
+        "---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: route-{number}, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: server}}]
+  rules:
+  - matches: [{{path: {{type: Exact, value: /route-{number}}}}}]
+    filters:
+    - type: RequestRedirect
+      requestRedirect: {{path: {{type: ReplaceFullPath, replaceFullPath: /{to}-{number}}}}}
+"
+    )
+}
+
+#[test]
+fn a_thousand_routes_of_one_service_are_each_followed() {
+    const LAST: usize = 999;
+    let (mesh, address) = with_waypoint();
+    let routes = |changed: usize| -> String {
+        let to = |number| if number == changed { "changed" } else { "to" };
+        (0..=LAST)
+            .map(|number| redirection(number, to(number)))
+            .collect()
+    };
+    let leads = |number: usize, to: &str| {
+        let path = format!("/route-{number}");
+        let location = format!("location: http://server/{to}-{number}\r\n");
+        until(&format!("{path} leads to {to}-{number}"), || {
+            ask(&mesh, "shop/client", address, &path).contains(&location)
+        });
+    };
+    mesh.apply("thousand", &routes(LAST + 1));
+    leads(LAST, "to");
+    // One is in force, so all are.
+    for number in (0..LAST).step_by(37) {
+        let answer = ask(&mesh, "shop/client", address, &format!("/route-{number}"));
+        let location = format!("location: http://server/to-{number}\r\n");
+        assert!(answer.contains(&location), "route-{number}: {answer}");
+    }
+    until_status(&mesh, "shop/client", address, "/route-1000", "404");
+    mesh.apply("thousand", &routes(500));
+    leads(500, "changed");
+    leads(LAST, "to");
+    mesh.remove("thousand");
+    until_status(&mesh, "shop/client", address, "/route-500", "200");
+}

@@ -1,0 +1,52 @@
+// Package conformance runs the Gateway API's conformance tests of service meshes against a cluster with Ambit: core
+// and every extended feature that one of them asks for.
+package conformance
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"sort"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/gateway-api/conformance"
+	meshtests "sigs.k8s.io/gateway-api/conformance/tests/mesh"
+	"sigs.k8s.io/gateway-api/conformance/utils/suite"
+	"sigs.k8s.io/gateway-api/pkg/features"
+	"sigs.k8s.io/yaml"
+)
+
+var report = flag.String("report", "", "Where the report is written")
+
+func TestMesh(t *testing.T) {
+	options := conformance.DefaultOptions(t)
+	options.ConformanceProfiles = []suite.ConformanceProfileName{
+		suite.MeshHTTPConformanceProfileName,
+	}
+	options.NamespaceLabels = map[string]string{"istio.io/dataplane-mode": "ambient"}
+	options.SupportedFeatures = features.SetsToNamesSet(features.MeshExtendedFeatures).UnsortedList()
+	tests := slices.DeleteFunc(meshtests.MeshConformanceTests, func(test suite.ConformanceTest) bool {
+		return slices.Contains(test.Features, features.SupportGRPCRoute)
+	})
+	for _, test := range tests {
+		options.SupportedFeatures = append(options.SupportedFeatures, test.Features...)
+	}
+	require.NoError(t, options.Implementation.Validate())
+	mesh, err := suite.NewConformanceTestSuite(options)
+	require.NoError(t, err)
+	// Of a run that has ended only, which it has after the cleanup that the run itself asks for.
+	t.Cleanup(func() { write(t, mesh) })
+	mesh.Setup(t, tests)
+	require.NoError(t, mesh.Run(t, tests))
+}
+
+func write(t *testing.T, mesh *suite.ConformanceTestSuite) {
+	results, err := mesh.Report()
+	require.NoError(t, err)
+	profiles := results.ProfileReports
+	sort.Slice(profiles, func(i, j int) bool { return profiles[i].Name < profiles[j].Name })
+	text, err := yaml.Marshal(results)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(*report, text, 0o644))
+}

@@ -1,0 +1,118 @@
+//! The Gateway API's own tests of meshes: its Go module, against our waypoint.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use ambit_cluster_tests::{Cluster, Mesh, Places, Slot, binary, sources, target};
+
+/// Of the pods that the tests deploy, where it cannot be pulled: our own, which does the same.
+const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
+
+/// The namespace of the Services whose routes are tested, which the tests fill.
+const NAMESPACE: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: gateway-conformance-mesh, labels: {istio.io/dataplane-mode: ambient}}
+";
+
+/// After which the tests end themselves.
+const DEADLINE: &str = "15m";
+
+#[test]
+fn the_mesh_passes_the_gateway_apis_conformance_tests() {
+    let places = Places::in_target(&target(), Slot::TESTS);
+    // Before the mesh is taken: it takes minutes when they are built from nothing.
+    let tests =
+        Cluster::conformance_tests(&places, &sources()).unwrap_or_else(|error| panic!("{error:#}"));
+    let out = target().join("conformance");
+    fs::create_dir_all(&out).unwrap();
+    let mesh = Mesh::shared();
+    load_echo(mesh.cluster(), &out.join("echo.tar"));
+    // On a cluster that stays up, an earlier run's may still be terminating.
+    mesh.kubectl(&[
+        "delete",
+        "namespaces",
+        "--ignore-not-found",
+        "gateway-conformance-mesh",
+        "gateway-conformance-mesh-consumer",
+    ]);
+    mesh.apply(NAMESPACE);
+    let kubeconfig = format!("--kubeconfig={}", mesh.cluster().kubeconfig().display());
+    mesh.ambit(&[
+        "waypoint",
+        "apply",
+        "--namespace=gateway-conformance-mesh",
+        "--wait",
+        &kubeconfig,
+    ]);
+
+    let (log, report) = (out.join("output.txt"), out.join("report.yaml"));
+    let output = File::create(&log).unwrap();
+    let status = Command::new(tests)
+        .args(["-test.v", "-test.timeout", DEADLINE])
+        .args(["--organization=ambit-mesh", "--project=ambit"])
+        .args(["--url", env!("CARGO_PKG_REPOSITORY")])
+        .args([
+            "--contact",
+            concat!(env!("CARGO_PKG_REPOSITORY"), "/issues"),
+        ])
+        .args(["--version", env!("CARGO_PKG_VERSION")])
+        .arg("--report")
+        .arg(&report)
+        .env("KUBECONFIG", mesh.cluster().kubeconfig())
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .status()
+        .unwrap();
+    assert!(
+        status.success(),
+        "these failed, as {} tells ({status}):\n{}",
+        log.display(),
+        failed(&fs::read_to_string(&log).unwrap())
+    );
+    compare(&report);
+}
+
+fn load_echo(cluster: &Cluster, archive: &Path) {
+    let program = binary("ambit-conformance-echo");
+    ambit_images::write_of_program(IMAGE, &program, &["server", "client"], archive)
+        .and_then(|()| cluster.load(&[archive.to_path_buf()]))
+        .unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+/// The lines that name failed tests; or the last ones, of a run that did not come to an end.
+fn failed(output: &str) -> String {
+    let is_named = |line: &&str| line.trim_start().starts_with("--- FAIL");
+    let mut lines: Vec<_> = output.lines().filter(is_named).collect();
+    if lines.is_empty() {
+        lines = output.lines().rev().take(30).collect();
+        lines.reverse();
+    }
+    lines.join("\n")
+}
+
+/// The report in the repository is the last run's, unless nothing but its date would change.
+fn compare(report: &Path) {
+    let committed = committed();
+    let (found, known) = (
+        fs::read_to_string(report).unwrap(),
+        fs::read_to_string(&committed).unwrap_or_default(),
+    );
+    let undated = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with("date:"));
+        lines.map(str::to_owned).collect()
+    };
+    if undated(&found) != undated(&known) {
+        fs::write(&committed, &found).unwrap();
+        panic!(
+            "conformance/report.yaml was not what this run reports; it is now: read and commit it\n{found}"
+        );
+    }
+}
+
+fn committed() -> PathBuf {
+    sources().join("../conformance/report.yaml")
+}

@@ -1,0 +1,154 @@
+//! The client: sends requests one after the other, and tells their answers as the suite parses them.
+
+use std::{str::FromStr, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version,
+    header::{CONTENT_TYPE, TE},
+    uri::{PathAndQuery, Scheme},
+};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+
+use crate::grpc;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The arguments of the suite's own image, as far as the suite uses them.
+#[derive(Debug, clap::Parser)]
+pub(crate) struct Args {
+    /// Where to: `http://` or `grpc://`
+    url: Uri,
+    /// The method; POST for gRPC
+    #[arg(long, default_value = "GET")]
+    method: Method,
+    /// A header, `NAME:VALUE`
+    #[arg(short = 'H', long)]
+    header: Vec<Header>,
+    /// How many requests
+    #[arg(long, default_value_t = 1)]
+    count: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Header(HeaderName, HeaderValue);
+
+impl FromStr for Header {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, value) = text.split_once(':').context("no `:` is in the header")?;
+        Ok(Self(name.parse()?, value.parse()?))
+    }
+}
+
+/// Sends the requests; tells every answer in lines, with an empty line between two. A redirection is an
+/// answer, and not followed.
+pub(crate) async fn run(args: &Args) -> Result<String> {
+    let is_grpc = match args.url.scheme_str() {
+        Some("http") => false,
+        Some("grpc") => true,
+        other => bail!("{}: {other:?} is neither http nor grpc", args.url),
+    };
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    let client = Client::builder(TokioExecutor::new())
+        .http2_only(is_grpc)
+        .build(connector);
+    let mut answers = Vec::new();
+    for number in 0..args.count {
+        let request = request(args, is_grpc)?;
+        let answer = tokio::time::timeout(PATIENCE, exchange(&client, request, is_grpc))
+            .await
+            .with_context(|| format!("{}: no answer within {PATIENCE:?}", args.url))?
+            .with_context(|| format!("{}: request {number} failed", args.url))?;
+        answers.push(lines(number, &args.url, &answer).join("\n"));
+    }
+    Ok(answers.join("\n\n"))
+}
+
+fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
+    let mut url = args.url.clone().into_parts();
+    let mut body = Bytes::new();
+    if is_grpc {
+        url.scheme = Some(Scheme::HTTP);
+        url.path_and_query = Some(PathAndQuery::from_static(grpc::PATH));
+        body = grpc::encode("echo".to_owned());
+    }
+    let mut request = Request::new(Full::new(body));
+    *request.uri_mut() = Uri::from_parts(url)?;
+    *request.method_mut() = args.method.clone();
+    let headers = request.headers_mut();
+    for Header(name, value) in &args.header {
+        headers.append(name, value.clone());
+    }
+    if is_grpc {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(grpc::CONTENT_TYPE));
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        *request.method_mut() = Method::POST;
+        *request.version_mut() = Version::HTTP_2;
+    }
+    Ok(request)
+}
+
+/// What the suite asks about an answer.
+struct Answer {
+    /// Of HTTP; of gRPC, unless that is 0.
+    status: u16,
+    headers: HeaderMap,
+    body: String,
+}
+
+async fn exchange(
+    client: &Client<HttpConnector, Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+    is_grpc: bool,
+) -> Result<Answer> {
+    let (head, body) = client.request(request).await?.into_parts();
+    let body = body.collect().await?;
+    let mut answer = Answer {
+        status: head.status.as_u16(),
+        headers: head.headers,
+        body: String::new(),
+    };
+    if !is_grpc {
+        answer.body = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        return Ok(answer);
+    }
+    // A failure may come without a message, and its status among the headers.
+    let trailers = body.trailers().unwrap_or(&answer.headers);
+    let Some(status) = trailers.get(grpc::STATUS) else {
+        bail!("HTTP {} without a status of gRPC", answer.status);
+    };
+    match status
+        .to_str()?
+        .parse()
+        .map_err(|_| anyhow!("{status:?} is no status of gRPC"))?
+    {
+        0 => answer.body = grpc::decode(&body.to_bytes())?,
+        failure => answer.status = failure,
+    }
+    Ok(answer)
+}
+
+fn lines(number: usize, url: &Uri, answer: &Answer) -> Vec<String> {
+    let mut lines = vec![
+        format!("[{number}] Url={url}"),
+        format!("[{number}] StatusCode={}", answer.status),
+    ];
+    let headers = answer.headers.iter().map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        format!("[{number}] ResponseHeader={name}:{value}")
+    });
+    lines.extend(headers);
+    // An empty line would be the end of the answer.
+    let body = answer.body.lines().filter(|line| !line.is_empty());
+    lines.extend(body.map(|line| format!("[{number} body] {line}")));
+    lines
+}

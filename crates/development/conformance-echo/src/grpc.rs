@@ -1,0 +1,39 @@
+//! The one message of gRPC that client and server exchange.
+
+use anyhow::{Context, Result, ensure};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+/// The method.
+pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
+/// The media type.
+pub(crate) const CONTENT_TYPE: &str = "application/grpc";
+/// What tells in the trailers how a call ended.
+pub(crate) const STATUS: &str = "grpc-status";
+
+/// Before a message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// Of requests and of answers.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Echo {
+    #[prost(string, tag = "1")]
+    message: String,
+}
+
+/// A message with this text, as it is sent.
+pub(crate) fn encode(text: String) -> Bytes {
+    let message = Echo { message: text }.encode_to_vec();
+    let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    bytes.put_slice(&message);
+    bytes.freeze()
+}
+
+/// The text of a message, as it came.
+pub(crate) fn decode(bytes: &[u8]) -> Result<String> {
+    let (prefix, message) = bytes.split_at_checked(PREFIX).context("no message came")?;
+    ensure!(prefix.first() == Some(&0), "a compressed message came");
+    Ok(Echo::decode(message)?.message)
+}

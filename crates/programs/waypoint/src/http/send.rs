@@ -143,11 +143,14 @@ impl Destination {
             let is_target = *self == Self::Target;
             let waypoint = &session.shard.waypoint;
             let wish = ruling.wish(failed);
-            let found = ruling
-                .port
-                .route(waypoint, &own.workload, is_target, wish)?;
-            if let Some((route, held)) = found {
-                return Ok((Way::of(route, ipv6).await?, Some(held)));
+            match ruling.port.route(waypoint, &own.workload, is_target, wish) {
+                Ok(Some((route, held))) => {
+                    return Ok((Way::of(route, ipv6).await?, Some(held)));
+                }
+                Ok(None) => {}
+                // What is missing is asked for below.
+                Err(NoWay::Route(error)) if error.missing().is_some() => {}
+                Err(error) => return Err(error.into()),
             }
         }
         let route = self.route(session, own, failed).await;

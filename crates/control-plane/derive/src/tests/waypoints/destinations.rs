@@ -130,7 +130,7 @@ fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
     }
     assert_eq!(
         condition(&mesh, "shop", "dddd"),
-        "true Used: followed by Gateway shop/wp"
+        "true Used: followed by shop/wp"
     );
     assert!(
         condition(&mesh, "shop", "eeeee").starts_with("false Conflict: DestinationRule shop/dddd")

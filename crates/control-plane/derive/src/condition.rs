@@ -110,6 +110,14 @@ pub(crate) const USED: ConditionType = ConditionType {
     needs_standing: false,
 };
 
+/// Which waypoints follow a destination rule.
+pub(crate) const RULE_USED: ConditionType = ConditionType {
+    manager: "ambit-destination-rule",
+    verdict: with_problems,
+    needs_standing: true,
+    ..USED
+};
+
 /// Whether all that concerns a waypoint has the effect that one might expect.
 pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",
@@ -138,9 +146,11 @@ pub struct Verdict {
 
 /// What of an attached policy is in force, and where.
 fn at_waypoints(subject: &Subject<'_>) -> Option<Verdict> {
-    if !subject.is_attached {
-        return None;
-    }
+    subject.is_attached.then(|| with_problems(subject))?
+}
+
+/// What stands on an object, and what is wrong with it.
+fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
     let mut problems = subject.problems.iter();
     if problems.any(|problem| problem.severity == Severity::Error) {
         return Some(Verdict {

@@ -90,6 +90,8 @@ pub struct Index {
     pub(crate) route_parents: References<ObjectKey>,
     /// Routes by the objects that they lead to.
     pub(crate) route_backends: References<ObjectKey>,
+    /// Destination rules by the hosts that they are for.
+    pub(crate) destination_rules: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// The waypoints of services' endpoints.
@@ -129,6 +131,7 @@ impl Index {
             choosers: HashMap::new(),
             route_parents: References::default(),
             route_backends: References::default(),
+            destination_rules: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
             behind: Served::default(),

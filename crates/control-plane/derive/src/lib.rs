@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PathNormalization,
-    PolicyKey, WaypointGateway, WaypointService, Workload, WorkloadUid,
+    PolicyKey, WaypointDestination, WaypointGateway, WaypointService, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -121,6 +121,8 @@ pub struct Delta {
     pub waypoint_services: Changed<(GatewayName, NamespacedHostname), WaypointService>,
     /// What each waypoint enforces.
     pub waypoint_policies: Changed<(GatewayName, PolicyKey), HttpPolicy>,
+    /// How each waypoint treats the endpoints of services.
+    pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
 }
 
 impl Delta {
@@ -136,13 +138,15 @@ impl Delta {
         self.waypoint_gateways.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_services.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
     pub fn len(&self) -> usize {
         let of_waypoints = self.waypoint_gateways.len()
             + self.waypoint_services.len()
-            + self.waypoint_policies.len();
+            + self.waypoint_policies.len()
+            + self.waypoint_destinations.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }

@@ -11,7 +11,10 @@ mod workloads;
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
-use ambit_model::{Authorization, HttpPolicy, Service, WaypointGateway, WaypointService, Workload};
+use ambit_model::{
+    Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway, WaypointService,
+    Workload,
+};
 
 use super::*;
 use crate::problem::Problem;
@@ -28,6 +31,8 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_services: BTreeMap<String, WaypointService>,
     /// By `gateway policy`.
     pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
+    /// By `gateway to service`.
+    pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -63,6 +68,7 @@ impl TestMesh {
             waypoint_gateways: BTreeMap::new(),
             waypoint_services: BTreeMap::new(),
             waypoint_policies: BTreeMap::new(),
+            waypoint_destinations: BTreeMap::new(),
         }
     }
 
@@ -126,6 +132,10 @@ impl TestMesh {
         for ((gateway, name), policy) in &delta.waypoint_policies {
             let (all, policy) = (&mut self.waypoint_policies, policy.as_deref().cloned());
             put(all, &mut names, format!("{gateway} {name}"), policy);
+        }
+        for ((gateway, name), record) in &delta.waypoint_destinations {
+            let (all, record) = (&mut self.waypoint_destinations, record.as_deref().cloned());
+            put(all, &mut names, format!("{gateway} to {name}"), record);
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

@@ -38,6 +38,7 @@ pub const TEMPLATES: &[File] = files![
 /// Definitions of Istio's kinds.
 pub const CRDS: &[File] = files![
     "crds/authorizationpolicies.yaml",
+    "crds/destinationrules.yaml",
     "crds/peerauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/workloadentries.yaml",

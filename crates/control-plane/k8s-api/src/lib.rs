@@ -5,6 +5,7 @@
 //! no files, clients or tasks.
 #![forbid(unsafe_code)]
 
+pub mod destination;
 pub mod enablement;
 mod event;
 pub mod gateway;
@@ -16,6 +17,7 @@ pub mod selector;
 pub mod status;
 pub mod unread;
 
+pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
@@ -34,6 +36,6 @@ pub use object::{
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
 pub use unread::{
-    DestinationRule, EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
-    VirtualService, WasmPlugin,
+    EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry, VirtualService,
+    WasmPlugin,
 };

@@ -37,10 +37,10 @@ macro_rules! for_each_kind {
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
             ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
+            DestinationRule, true, Custom, "How backends are called.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
-            DestinationRule, true, Unread, "How backends are called, in Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
             RequestAuthentication, true, Unread, "Who may be a caller by JSON web tokens.";
             Telemetry, true, Unread, "What is measured and logged.";

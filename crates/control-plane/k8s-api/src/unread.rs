@@ -60,8 +60,6 @@ macro_rules! unread {
 unread! {
     /// Routes of Istio's own API.
     VirtualService, "networking.istio.io", "virtualservices";
-    /// How backends are called, in Istio's own API.
-    DestinationRule, "networking.istio.io", "destinationrules";
     /// Changes of Envoy's configuration.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
     /// Who may be a caller by JSON web tokens.

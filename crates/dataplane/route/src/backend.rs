@@ -30,6 +30,22 @@ pub struct BackendRequest<'a> {
     pub failed: &'a [ArcStr],
 }
 
+/// An endpoint of a service, as a waypoint may choose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendEndpoint {
+    /// The endpoint.
+    pub workload: WorkloadRef,
+    /// The port to use on it.
+    pub port: u16,
+    /// Its share.
+    pub weight: u32,
+    /// How well its place fits what the service prefers; more is better.
+    pub rank: u32,
+}
+
+/// How many requests are under way at an address.
+pub type LoadAt<'a> = &'a dyn Fn(SocketAddr) -> usize;
+
 impl BackendRequest<'_> {
     fn vantage(&self) -> Vantage<'_> {
         Vantage {
@@ -44,7 +60,7 @@ impl BackendRequest<'_> {
 }
 
 impl MeshTable {
-    /// A way to an endpoint of a service, for a waypoint.
+    /// A way to an endpoint of a service, for a waypoint. With `load`, to the one of two drawn that has less.
     ///
     /// # Errors
     /// When there is no such service or port, no usable endpoint, or one that must be entered through a
@@ -54,6 +70,7 @@ impl MeshTable {
         request: &BackendRequest<'_>,
         name: &NamespacedHostname,
         port: u16,
+        load: Option<LoadAt<'_>>,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let none = || RouteError::NoHealthyUpstream {
@@ -67,17 +84,73 @@ impl MeshTable {
         {
             return self.through_waypoint_of(request, service, port, gateway, rng);
         }
-        let (workload, target) = self
-            .balance(
-                request.vantage(),
-                service,
-                endpoints,
-                port,
-                Mode::Standard,
-                rng,
-            )
-            .ok_or_else(none)?;
+        let vantage = request.vantage();
+        let draw = |rng: &mut dyn RngCore| {
+            self.balance(vantage, service, endpoints, port, Mode::Standard, rng)
+        };
+        let mut drawn = draw(rng).ok_or_else(none)?;
+        if let (Some(load), Some(second)) = (load, load.and_then(|_| draw(rng))) {
+            let load = |(workload, port): (&WorkloadRef, u16)| {
+                let ip = workload.ips().first();
+                ip.map_or(0, |ip| load(SocketAddr::new(*ip, port)))
+            };
+            if load(second) < load(drawn) {
+                drawn = second;
+            }
+        }
+        let (workload, target) = drawn;
         self.to_backend(request, workload, target, Some(service), rng)
+    }
+
+    /// The state of a service's endpoints: another number when anything of them is another. `None` where the
+    /// waypoint does not choose among them: there is no such service, or it is left to the service's own waypoint.
+    pub fn backend_revision(
+        &self,
+        request: &BackendRequest<'_>,
+        name: &NamespacedHostname,
+        rng: &mut dyn RngCore,
+    ) -> Option<u64> {
+        let (service, endpoints) = self.services.by_name(name)?;
+        let is_own = request.is_target
+            || service_waypoint(service, rng).is_none_or(|gateway| request.is_own(gateway));
+        is_own.then_some(endpoints.revision)
+    }
+
+    /// The endpoints of a service that a waypoint may choose from.
+    pub fn backend_endpoints(
+        &self,
+        request: &BackendRequest<'_>,
+        name: &NamespacedHostname,
+        port: u16,
+    ) -> Vec<BackendEndpoint> {
+        let Some((service, endpoints)) = self.services.by_name(name) else {
+            return Vec::new();
+        };
+        let usable = self.all_usable(request.vantage(), service, endpoints, port);
+        let all = usable
+            .into_iter()
+            .map(|(workload, port, rank)| BackendEndpoint {
+                workload: workload.clone(),
+                port,
+                weight: workload.template().capacity,
+                rank: u32::try_from(rank).unwrap_or(u32::MAX),
+            });
+        all.collect()
+    }
+
+    /// A way to an endpoint that was chosen.
+    ///
+    /// # Errors
+    /// When it has no address, or must be entered through a waypoint that cannot be found.
+    pub fn backend_at(
+        &self,
+        request: &BackendRequest<'_>,
+        name: &NamespacedHostname,
+        endpoint: &BackendEndpoint,
+        rng: &mut dyn RngCore,
+    ) -> Result<Route, RouteError> {
+        let service = self.service(name);
+        self.to_backend(request, &endpoint.workload, endpoint.port, service, rng)
     }
 
     /// The way to a pod that the waypoint was asked for by its address.

@@ -95,6 +95,34 @@ impl MeshTable {
     }
 }
 
+impl MeshTable {
+    /// All endpoints of `service` that may be chosen, each with the port to use on it and how well its place fits.
+    pub(crate) fn all_usable(
+        &self,
+        vantage: Vantage<'_>,
+        service: &Service,
+        endpoints: &Endpoints,
+        port: u16,
+    ) -> Vec<(&WorkloadRef, u16, usize)> {
+        let default = LoadBalancing::default();
+        let choice = Choice {
+            workloads: &self.workloads,
+            name: service.namespaced_hostname(),
+            service_target: service.ports.get(&port).copied(),
+            balancing: service.load_balancing.as_ref().unwrap_or(&default),
+            vantage,
+            port,
+            mode: Mode::Standard,
+        };
+        let slots = endpoints.usable(choice.balancing.health_policy);
+        let usable = slots.filter_map(|slot| {
+            let (workload, port) = choice.usable(slot)?;
+            Some((workload, port, choice.rank(workload)?))
+        });
+        usable.collect()
+    }
+}
+
 /// Whether a workload may be chosen, as far as its address does not matter.
 pub(crate) fn is_wanted(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
     let runs_as_wanted = match mode {

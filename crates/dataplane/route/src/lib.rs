@@ -17,7 +17,7 @@ mod services;
 mod table;
 mod workloads;
 
-pub use backend::BackendRequest;
+pub use backend::{BackendEndpoint, BackendRequest, LoadAt};
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
 };

@@ -36,6 +36,8 @@ pub(crate) struct Services {
     /// How many have a wildcard as host name.
     wildcards: usize,
     count: usize,
+    /// Counts changes of services and endpoints.
+    changes: u64,
 }
 
 /// A service, perhaps not yet known, and its endpoints.
@@ -53,6 +55,8 @@ pub(crate) struct Endpoints {
     /// No endpoint has a greater capacity. May be too great after removals, which only costs a few more
     /// draws.
     pub(crate) max_capacity: u32,
+    /// Another one whenever anything of them, or of their service, is another.
+    pub(crate) revision: u64,
 }
 
 impl Endpoints {
@@ -87,7 +91,10 @@ impl Services {
             None => self.count += 1,
         }
         self.index(&name, &service);
-        self.entries.entry(name).or_default().service = Some(service);
+        self.changes += 1;
+        let entry = self.entries.entry(name).or_default();
+        entry.service = Some(service);
+        entry.endpoints.revision = self.changes;
     }
 
     pub(crate) fn remove(&mut self, name: &NamespacedHostname) -> bool {
@@ -154,6 +161,7 @@ impl Services {
     }
 
     pub(crate) fn insert_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
+        self.changes += 1;
         for name in workload.services() {
             // The key is shared with the workloads, not copied.
             let entry = self.entries.entry_ref(name).or_default();
@@ -166,14 +174,17 @@ impl Services {
             }
             let capacity = workload.template().capacity;
             entry.endpoints.max_capacity = entry.endpoints.max_capacity.max(capacity);
+            entry.endpoints.revision = self.changes;
         }
     }
 
     pub(crate) fn remove_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
+        self.changes += 1;
         for name in workload.services() {
             let Some(entry) = self.entries.get_mut(name) else {
                 continue;
             };
+            entry.endpoints.revision = self.changes;
             for list in [&mut entry.endpoints.ready, &mut entry.endpoints.unready] {
                 if let Ok(index) = list.binary_search(&slot) {
                     list.remove(index);
@@ -183,7 +194,10 @@ impl Services {
                 }
             }
             if entry.endpoints.is_empty() {
-                entry.endpoints = Endpoints::default();
+                entry.endpoints = Endpoints {
+                    revision: self.changes,
+                    ..Endpoints::default()
+                };
                 if entry.service.is_none() {
                     self.entries.remove(name);
                 }

@@ -4,6 +4,7 @@
 //! No label's value comes from a request: parties and services are records of the mesh, codes and flags are
 //! few. No text of a request is written as it came: see [`AccessLogFormat`].
 
+mod destinations;
 mod flags;
 mod histogram;
 mod labels;
@@ -11,6 +12,7 @@ mod metrics;
 mod report;
 mod value;
 
+pub use destinations::DestinationMetrics;
 pub use flags::{ResponseFlag, ResponseFlags};
 pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
 pub use metrics::HttpMetrics;

@@ -7,7 +7,8 @@
 use std::time::Instant;
 
 use ambit_model::{
-    ArcStr, Authorization, HttpPolicy, Service, WaypointGateway, WaypointService, Workload,
+    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
+    WaypointService, Workload,
 };
 use ambit_wire::{
     decode::{
@@ -77,6 +78,10 @@ pub enum WaypointUpdate {
     Policy(ArcStr, Box<HttpPolicy>),
     /// A record of a policy is gone.
     PolicyGone(ArcStr),
+    /// How endpoints of a service are treated, under the name of the record.
+    Destination(ArcStr, Box<WaypointDestination>),
+    /// A record of that is gone.
+    DestinationGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -283,6 +288,10 @@ impl<'a, H: Handler> Batch<'a, H> {
                 name.clone(),
                 Box::new(decode::waypoint_service(&value)?),
             )),
+            Resource::WaypointDestination => Update::Waypoint(WaypointUpdate::Destination(
+                name.clone(),
+                Box::new(decode::waypoint_destination(&value)?),
+            )),
             Resource::WaypointPolicy => {
                 let of_waypoint =
                     |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
@@ -327,6 +336,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             Some(Resource::WaypointGateway) => Update::Waypoint(WaypointUpdate::GatewayGone),
             Some(Resource::WaypointService) => Update::Waypoint(WaypointUpdate::ServiceGone(name)),
             Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
+            Some(Resource::WaypointDestination) => {
+                Update::Waypoint(WaypointUpdate::DestinationGone(name))
+            }
             None => return,
         });
         if self.updates.len() >= BATCH {

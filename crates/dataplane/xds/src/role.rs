@@ -1,8 +1,8 @@
 //! What a client is, and so which types of resources it follows.
 
 use ambit_wire::encode::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL,
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
+    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -29,6 +29,8 @@ pub enum Resource {
     WaypointService,
     /// The policies of a waypoint.
     WaypointPolicy,
+    /// How a waypoint treats the endpoints of services.
+    WaypointDestination,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -51,6 +53,7 @@ impl Role {
                 Resource::WaypointGateway,
                 Resource::WaypointService,
                 Resource::WaypointPolicy,
+                Resource::WaypointDestination,
             ],
         }
     }
@@ -85,6 +88,7 @@ impl Resource {
             Self::WaypointGateway => WAYPOINT_GATEWAY_TYPE_URL,
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
+            Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
         }
     }
 }

@@ -18,7 +18,7 @@
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
-//! | networking.istio.io | serviceentries/status, workloadentries/status | patch |
+//! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, httproutes/status | patch |
 //! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete |

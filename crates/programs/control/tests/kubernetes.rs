@@ -714,6 +714,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "networking.istio.io/v1",
             json!({"address": "192.0.2.1"}),
         ),
+        (
+            DESTINATION_RULES,
+            "DestinationRule",
+            "networking.istio.io/v1",
+            json!({"host": "one"}),
+        ),
     ] {
         cluster.server.put(
             collection,
@@ -739,6 +745,7 @@ async fn the_roles_are_what_is_used() {
             "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
     );
     cluster.policy("bad", json!({"rulez": [{}]}));
+    cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -747,7 +754,7 @@ async fn the_roles_are_what_is_used() {
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;
-    for collection in [SERVICES, ENTRIES, WORKLOAD_ENTRIES] {
+    for collection in [SERVICES, ENTRIES, WORKLOAD_ENTRIES, DESTINATION_RULES] {
         shown(collection, || {
             let object = cluster.server.get(collection, "shop", "one")?;
             object["status"]["conditions"].as_array().map(drop)
@@ -818,7 +825,7 @@ const ELSEWHERE: [&str; 8] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 10] = [
+const ONLY_READ: [(&str, &str, &str); 9] = [
     ("gateway.networking.k8s.io", "grpcroutes", "GRPCRoute"),
     ("gateway.networking.k8s.io", "tcproutes", "TCPRoute"),
     ("gateway.networking.k8s.io", "tlsroutes", "TLSRoute"),
@@ -828,7 +835,6 @@ const ONLY_READ: [(&str, &str, &str); 10] = [
         "ReferenceGrant",
     ),
     ("networking.istio.io", "virtualservices", "VirtualService"),
-    ("networking.istio.io", "destinationrules", "DestinationRule"),
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
     (
         "security.istio.io",
@@ -840,6 +846,7 @@ const ONLY_READ: [(&str, &str, &str); 10] = [
 ];
 
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
+const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";

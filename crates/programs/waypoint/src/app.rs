@@ -26,8 +26,8 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    listeners,
-    published::Published,
+    destination, listeners,
+    published::{Gone, Published},
     server,
     waypoint::{Surroundings, Waypoint},
 };
@@ -275,8 +275,13 @@ impl Handler for Follower {
             _ => true,
         });
         if !own.is_empty() {
-            for policy in self.published.apply(own) {
-                self.http_metrics.policy_removed(&policy);
+            for gone in self.published.apply(own) {
+                match gone {
+                    Gone::Policy(policy) => self.http_metrics.policy_removed(&policy),
+                    Gone::Destination(service) => {
+                        destination::forget_metrics(&self.http_metrics, &service);
+                    }
+                }
             }
         }
         self.state.apply(batch);

@@ -4,6 +4,7 @@ mod admission;
 mod body;
 mod broken;
 mod circle;
+mod endpoint;
 mod exchange;
 mod failure;
 mod headers;

@@ -9,6 +9,7 @@ pub mod app;
 mod caller;
 pub mod command;
 pub mod config;
+mod destination;
 mod http;
 mod listeners;
 mod message;

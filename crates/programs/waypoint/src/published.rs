@@ -14,6 +14,8 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
+use crate::destination::Ruled;
+
 /// A port, and the namespace of the clients that a table is for; `None` for everybody.
 type TableKey = (u16, Option<ArcStr>);
 
@@ -59,6 +61,15 @@ impl Served {
     }
 }
 
+/// What has been withdrawn, and is counted no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// A policy.
+    Policy(PolicyKey),
+    /// What a rule says of a service.
+    Destination(NamespacedHostname),
+}
+
 /// See the module. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Published(Arc<Inner>);
@@ -78,6 +89,9 @@ struct Known {
     /// Keys by the names of records.
     service_names: HashMap<ArcStr, NamespacedHostname>,
     policy_names: HashMap<ArcStr, PolicyKey>,
+    /// Services whose endpoints are treated in a way of their own.
+    destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
+    destination_names: HashMap<ArcStr, NamespacedHostname>,
     /// The types of which all records have been received once.
     complete: Vec<Resource>,
 }
@@ -90,8 +104,8 @@ const NEEDED: [Resource; 3] = [
 ];
 
 impl Published {
-    /// Applies changes; gives the policies that are no more.
-    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<PolicyKey> {
+    /// Applies changes; gives what is no more.
+    pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
         let removed = {
             let mut known = self.0.known.write();
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
@@ -136,6 +150,11 @@ impl Published {
         self.0.known.read().services.get(name).cloned()
     }
 
+    /// What a rule says of a service's endpoints, if there is one.
+    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
+        self.0.known.read().destinations.get(name).cloned()
+    }
+
     /// The policies.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.clone()
@@ -161,8 +180,8 @@ impl Published {
 }
 
 impl Known {
-    /// Applies a change; gives the policy that is no more.
-    fn apply(&mut self, update: WaypointUpdate) -> Option<PolicyKey> {
+    /// Applies a change; gives what is no more by it.
+    fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
         match update {
             WaypointUpdate::Gateway(gateway) => self.gateway = Arc::new(*gateway),
             // Its pods are about to be ended; requests under way keep their settings.
@@ -184,7 +203,19 @@ impl Known {
             WaypointUpdate::PolicyGone(record) => {
                 let key = self.policy_names.remove(&record)?;
                 Arc::make_mut(&mut self.policies).remove(&key);
-                return Some(key);
+                return Some(Gone::Policy(key));
+            }
+            WaypointUpdate::Destination(record, destination) => {
+                let name = destination.service.clone();
+                let before = self.destinations.get(&name);
+                let ruled = Ruled::new(*destination, before.map(|before| &**before));
+                self.destination_names.insert(record, name.clone());
+                self.destinations.insert(name, Arc::new(ruled));
+            }
+            WaypointUpdate::DestinationGone(record) => {
+                let name = self.destination_names.remove(&record)?;
+                self.destinations.remove(&name);
+                return Some(Gone::Destination(name));
             }
         }
         None
@@ -295,7 +326,7 @@ mod tests {
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().need_http(Scope::Pod));
         let removed = published.apply([WaypointUpdate::PolicyGone(record)]);
-        assert_eq!(removed, [PolicyKey::of_record("ns/p")]);
+        assert_eq!(removed, [Gone::Policy(PolicyKey::of_record("ns/p"))]);
         assert_eq!(published.policies().iter().count(), 0);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use ambit_codec::Authority;
 use ambit_l7::authz::Scope;
 use ambit_model::{AppProtocol, ArcStr, NetworkAddress, Service, Workload};
-use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
+use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use http::StatusCode;
 
 use crate::{
@@ -165,12 +165,13 @@ impl Target {
         has_routes || waypoint.published.policies().need_http(self.scope())
     }
 
-    /// A way to it, other than to workloads that failed.
+    /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.
     pub(crate) fn route(
         &self,
         waypoint: &Waypoint,
         own: &Workload,
         failed: &[ArcStr],
+        load: Option<LoadAt<'_>>,
     ) -> Result<Route, RouteError> {
         let request = BackendRequest {
             waypoint: own,
@@ -182,7 +183,10 @@ impl Target {
         match self {
             Self::Service {
                 served, address, ..
-            } => table.backend(&request, &served.name, address.port(), &mut rand::rng()),
+            } => {
+                let rng = &mut rand::rng();
+                table.backend(&request, &served.name, address.port(), load, rng)
+            }
             Self::Pod { workload, address } => table.backend_pod(&request, workload, *address),
         }
     }

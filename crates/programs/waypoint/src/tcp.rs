@@ -1,16 +1,19 @@
 //! What is not HTTP: judged once, by what is known of the connection, and passed through.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision};
-use ambit_model::{ArcStr, Reason};
+use ambit_model::{ArcStr, Balancing, HashSource, Reason};
 use ambit_proxy::{Local, report::chain};
+use ambit_resilience::{Outcome, Wish, hash};
 use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
+    destination::{Held, NoWay, Port, in_time},
     http as l7,
     metered::Metered,
     session::Session,
@@ -32,13 +35,15 @@ pub(crate) enum TcpError {
     NoOwn,
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
+    #[error(transparent)]
+    Rule(#[from] NoWay),
 }
 
 impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn | Self::Upstream(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoOwn | Self::Upstream(_) | Self::Rule(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -51,8 +56,11 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
         Err(error) => return tracing::debug!(error = chain(&error), "the client has gone"),
     };
     match opened {
-        Ok(stream) => match incoming.accept(HeaderMap::new()) {
-            Ok(tunnel) => relay(&session, tunnel.into_io(), stream).await,
+        Ok(opened) => match incoming.accept(HeaderMap::new()) {
+            Ok(tunnel) => {
+                let Opened { stream, held } = opened;
+                relay(&session, tunnel.into_io(), stream, held.as_ref()).await;
+            }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
         Err(error) => {
@@ -69,12 +77,12 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     if let Some(Some(version)) = client {
         return l7::serve(session, io, version).await;
     }
-    let stream = match open(&session).await {
-        Ok(stream) => stream,
+    let Opened { stream, held } = match open(&session).await {
+        Ok(opened) => opened,
         Err(error) => return log_failed(&session, &error),
     };
     if client.is_some() {
-        return relay(&session, io, stream).await;
+        return relay(&session, io, stream, held.as_ref()).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -87,9 +95,10 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         // Requests choose endpoints of their own.
         Some(version) => {
             let _closing = stream.shutdown().await;
+            drop(held);
             l7::serve(session, io, version).await;
         }
-        None => relay(&session, io, stream).await,
+        None => relay(&session, io, stream, held.as_ref()).await,
     }
 }
 
@@ -128,45 +137,116 @@ async fn revoked(session: &Session) {
     }
 }
 
+/// A connection to an endpoint.
+#[derive(Debug)]
+struct Opened {
+    stream: Stream,
+    held: Option<Ruled>,
+}
+
+/// What is counted as long as a connection lasts, where a rule is followed.
+#[derive(Debug)]
+struct Ruled {
+    port: Arc<Port>,
+    #[expect(dead_code, reason = "what it does is to be held")]
+    endpoint: Held,
+    #[expect(dead_code, reason = "what it does is to be held")]
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The port of a service for which there is a rule.
+fn ruled(session: &Session) -> Option<Arc<Port>> {
+    let Target::Service {
+        served, address, ..
+    } = &session.target
+    else {
+        return None;
+    };
+    let published = &session.shard.waypoint.published;
+    Some(published.destination(&served.name)?.port(address.port()))
+}
+
 /// Judges a connection, and connects it to an endpoint.
-async fn open(session: &Session) -> Result<Stream, TcpError> {
+async fn open(session: &Session) -> Result<Opened, TcpError> {
     let decision = judge(session);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
+    let port = ruled(session);
+    let mut permit = None;
+    if let Some(port) = &port {
+        port.supported()?;
+        permit = port.connection(waypoint)?;
+    }
     let mut failed = Vec::new();
     let mut first = None;
     loop {
-        match connect(session, &own, &failed).await {
-            Ok(stream) => return Ok(stream),
+        match connect(session, &own, port.as_ref(), &failed).await {
+            Ok((stream, endpoint)) => {
+                let held = port.zip(endpoint).map(|(port, endpoint)| Ruled {
+                    port,
+                    endpoint,
+                    permit,
+                });
+                return Ok(Opened { stream, held });
+            }
             // Nothing of the connection has been sent: another endpoint may be tried, once.
-            Err((UpstreamError::Connect(error), Some(uid))) if failed.is_empty() => {
+            Err(Failed::At(error, Some(uid)))
+                if failed.is_empty()
+                    && matches!(error, UpstreamError::Connect(_) | UpstreamError::TooLong(_)) =>
+            {
                 tracing::debug!(workload = %uid, error = chain(&error), "trying another endpoint");
                 failed.push(uid);
                 first = Some(error);
             }
-            Err((error, _)) => {
-                let error = first.map_or(error, UpstreamError::Connect);
-                return Err(error.into());
+            Err(Failed::At(error, _)) => return Err(first.unwrap_or(error).into()),
+            Err(Failed::Nowhere(error)) => {
+                return Err(first.map_or(error.into(), TcpError::Upstream));
             }
         }
     }
 }
 
+/// A connection that is not there.
+enum Failed {
+    /// At an endpoint, if it is known which.
+    At(UpstreamError, Option<ArcStr>),
+    /// A rule leads to none.
+    Nowhere(NoWay),
+}
+
 async fn connect(
     session: &Session,
     own: &Local,
+    port: Option<&Arc<Port>>,
     failed: &[ArcStr],
-) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
+) -> Result<(Stream, Option<Held>), Failed> {
     let waypoint = &session.shard.waypoint;
-    let look = || session.target.route(waypoint, &own.workload, failed);
-    let way = match waypoint.completed(look).await {
+    let ruled = port.map(|port| {
+        let hash = match &port.policy().balancing {
+            // A connection has an address and nothing else.
+            Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
+                Some(hash(session.caller.address.ip().to_string().as_bytes()))
+            }
+            _ => None,
+        };
+        port.route(waypoint, &own.workload, true, Wish { hash, failed })
+    });
+    let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
+    let (route, held) = match ruled {
+        Some((route, held)) => (Ok(route), Some(held)),
+        None => {
+            let look = || session.target.route(waypoint, &own.workload, failed, None);
+            (waypoint.completed(look).await, None)
+        }
+    };
+    let way = match route {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),
     };
-    let way = way.map_err(|error| (error, None))?;
+    let way = way.map_err(|error| Failed::At(error, None))?;
     let forwarded = Forwarded {
         client: session.caller.address,
         host: match &session.target {
@@ -175,12 +255,32 @@ async fn connect(
         },
     };
     let connecting = session.shard.upstreams.connect(&way, own, &forwarded);
-    let connected = connecting.await;
-    connected.map_err(|error| (error, way.workload().map(|one| one.uid().clone())))
+    let most = port.and_then(|port| port.limits().connect_timeout);
+    let connected = in_time(most, connecting).await;
+    let connected = connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)));
+    if let Some(held) = &held {
+        let outcome = match &connected {
+            Ok(_) => Outcome::Connected,
+            Err(_) => Outcome::Failed,
+        };
+        held.report(waypoint, outcome);
+    }
+    let uid = || way.workload().map(|one| one.uid().clone());
+    let stream = connected.map_err(|error| Failed::At(error, uid()))?;
+    Ok((stream, held))
+}
+
+/// Ends when a rule does not allow the connection any longer.
+async fn outlived(held: Option<&Ruled>) {
+    let most = held.and_then(|held| held.port.limits().max_connection_duration);
+    match most {
+        Some(most) => tokio::time::sleep(most).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Copies both ways until both directions have ended, or the process ends.
-async fn relay<A, B>(session: &Session, client: A, server: B)
+async fn relay<A, B>(session: &Session, client: A, server: B, held: Option<&Ruled>)
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
@@ -195,6 +295,7 @@ where
         tokio::select! {
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
+            () = outlived(held) => Ok((0, 0)),
             () = revoked(session) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
@@ -220,7 +321,7 @@ fn log_failed(session: &Session, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
-        TcpError::NoOwn | TcpError::Upstream(_) => Reason::Connect,
+        TcpError::NoOwn | TcpError::Upstream(_) | TcpError::Rule(_) => Reason::Connect,
     };
     let metrics = &session.shard.waypoint.metrics;
     metrics

@@ -15,7 +15,7 @@ use ambit_proxy::{
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 
-pub(crate) use http_pool::{Checkout, HttpKey, HttpPool};
+pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep};
 pub(crate) use stream::Stream;
 
 /// The ways out of one waypoint on one worker.
@@ -37,6 +37,8 @@ pub(crate) enum UpstreamError {
     Connect(#[from] ConnectError),
     #[error("destinations in other networks are not supported by this waypoint")]
     OtherNetwork,
+    #[error("connecting took longer than the DestinationRule allows: {0:?}")]
+    TooLong(std::time::Duration),
 }
 
 /// A route whose address is known.

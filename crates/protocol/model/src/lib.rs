@@ -3,6 +3,7 @@
 //! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
 #![forbid(unsafe_code)]
 
+mod destination;
 mod http_policy;
 mod http_route;
 mod identity;
@@ -17,6 +18,11 @@ mod waypoint;
 mod workload;
 
 pub use arcstr::ArcStr;
+pub use destination::{
+    Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
+    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy,
+    RetryBudget, Warmup, WaypointDestination,
+};
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
     HttpValue, PathPattern,

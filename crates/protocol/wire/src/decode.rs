@@ -6,6 +6,7 @@
 //! counted). In a policy they refuse it. Decoded addresses are canonical.
 
 mod delta;
+mod destination;
 mod policy;
 mod service;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use prost::Message;
 use crate::workload as wire;
 
 pub use crate::unknown::UnknownField;
+pub use destination::waypoint_destination;
 pub use policy::{NotUnderstood, policy};
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 

@@ -3,6 +3,7 @@
 //! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
 //! resource version is derived from them.
 
+mod destination;
 mod waypoint;
 
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use prost_types::Any;
 
 use crate::{ambit, security, workload};
 
+pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };

@@ -94,6 +94,8 @@ impl Index {
                 };
                 rendered.waypoint_services.push((gateway, service));
             }
+            let destinations = self.destinations(key, host);
+            rendered.waypoint_destinations.extend(destinations);
             rendered.services.push(record);
         }
         rendered
@@ -110,6 +112,21 @@ impl Index {
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let of_endpoints = self.served.waypoints(&name).cloned();
         own.into_iter().chain(of_endpoints).collect()
+    }
+
+    /// The objects that declare a host.
+    pub(crate) fn declarers(&self, host: &str) -> impl Iterator<Item = &ObjectKey> {
+        self.declares.get(host).into_iter().flatten()
+    }
+
+    /// The hosts there are of a name, or of those that end with what follows its `*`.
+    pub(crate) fn hosts_like(&self, pattern: &ArcStr) -> Vec<ArcStr> {
+        let Some(end) = pattern.strip_prefix('*') else {
+            let is_there = self.declares.contains_key(pattern);
+            return is_there.then(|| pattern.clone()).into_iter().collect();
+        };
+        let hosts = self.declares.keys();
+        hosts.filter(|host| host.ends_with(end)).cloned().collect()
     }
 
     /// The hosts of an entry whose record it makes.

@@ -19,17 +19,32 @@ impl Index {
 
     /// The records of a host.
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
-        for object in self.declares.get(&host).into_iter().flatten() {
+        let declarers: Vec<_> = self.declarers(&host).cloned().collect();
+        for object in &declarers {
             let policies = self.policy_targets.of(object).cloned();
             let routes = self.route_parents.of(object).cloned();
             self.stale.extend(policies.chain(routes).map(Maker::Object));
+            self.mark_backends_of(object);
         }
+        self.mark_rules_of(&host);
+        self.mark_only_host(host);
+    }
+
+    /// The records of a host, and nothing that depends on it.
+    pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
         self.stale.insert(Maker::Host(host));
     }
 
     /// The records of the hosts that an object declares.
     pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
-        let hosts = match key.kind {
+        for host in self.hosts_of(key) {
+            self.mark_host(host);
+        }
+    }
+
+    /// The hosts that an object declares.
+    pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
+        match key.kind {
             Kind::Service => {
                 let domain = &self.config.cluster_domain;
                 let service = self.get::<Service>(key);
@@ -43,9 +58,6 @@ impl Index {
                 entry.map(|one| one.hosts.clone()).unwrap_or_default()
             }
             _ => Vec::new(),
-        };
-        for host in hosts {
-            self.mark_host(host);
         }
     }
 

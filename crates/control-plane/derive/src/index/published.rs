@@ -3,8 +3,8 @@
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
-    Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, WaypointGateway,
-    WaypointService, Workload, WorkloadUid,
+    Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, WaypointDestination,
+    WaypointGateway, WaypointService, Workload, WorkloadUid,
 };
 
 use super::Maker;
@@ -19,6 +19,7 @@ pub(super) struct Published {
     waypoint_gateways: Records<GatewayName, WaypointGateway>,
     waypoint_services: Records<(GatewayName, NamespacedHostname), WaypointService>,
     waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
+    waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
 }
 
 impl Published {
@@ -31,6 +32,7 @@ impl Published {
             waypoint_gateways,
             waypoint_services,
             waypoint_policies,
+            waypoint_destinations,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -52,6 +54,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
         self.waypoint_policies
             .replace(maker, named, &mut delta.waypoint_policies);
+        let named = waypoint_destinations.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
+        self.waypoint_destinations
+            .replace(maker, named, &mut delta.waypoint_destinations);
     }
 }
 

@@ -79,6 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::ReferenceGrant, "grant")),
         Just((Kind::Namespace, "ns")),
         Just((Kind::VirtualService, "vs")),
+        Just((Kind::DestinationRule, "dr")),
     ];
     let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
         |((kind, prefix), namespace, number, app, mode, variant, flag)| {
@@ -116,6 +117,11 @@ fn step() -> impl Strategy<Value = Step> {
                 }
                 Kind::Gateway => gateway((namespace, number), app, mode, variant, flag),
                 Kind::VirtualService => head("networking.istio.io/v1"),
+                Kind::DestinationRule => {
+                    let host = ["svc0.a.svc.cluster.local", "'*.cluster.local'", "svc1", "h2.com"][usize::from(number) + usize::from(flag)];
+                    let exported = if mode == "STRICT" { "exportTo: [.], " } else { "" };
+                    head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
+                }
                 Kind::GatewayClass => format!(
                     "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: class{number}}}\nspec: {{controllerName: {}}}\n",
                     if flag { "istio.io/mesh-controller" } else { "example.com/other" }
@@ -205,6 +211,7 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_gateways, &fresh.waypoint_gateways);
         prop_assert_eq!(&mesh.waypoint_services, &fresh.waypoint_services);
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
+        prop_assert_eq!(&mesh.waypoint_destinations, &fresh.waypoint_destinations);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));

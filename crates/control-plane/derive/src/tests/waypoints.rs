@@ -2,6 +2,7 @@
 
 mod attachment;
 mod foreign;
+mod destinations;
 mod instances;
 mod told;
 mod warnings;

@@ -19,7 +19,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{HttpLabels, HttpRequestReport, histogram::Histogram};
+use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +45,8 @@ pub struct HttpMetrics {
     series: Arc<AllSeries>,
     refused: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
+    /// What is done about failing endpoints.
+    pub destinations: DestinationMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -123,6 +125,7 @@ impl HttpMetrics {
             "The total number of requests, and of connections that are not HTTP, that a dry-run policy would have denied",
             metrics.dry_run_denied.clone(),
         );
+        metrics.destinations.register(registry);
         metrics
     }
 

@@ -23,6 +23,8 @@ impl Collection {
     pub const WAYPOINT_SERVICES: Self = Self("waypoint services");
     /// What waypoints enforce.
     pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
+    /// How waypoints treat the endpoints of services.
+    pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
 }
 
 /// What a record is.

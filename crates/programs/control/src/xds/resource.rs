@@ -7,8 +7,9 @@ use std::{
 };
 
 use ambit_wire::encode::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL, WORKLOAD_TYPE_URL,
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
+    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -109,6 +110,14 @@ static WAYPOINT_SERVICE: Definition = Definition {
     ..WAYPOINT_POLICY
 };
 
+static WAYPOINT_DESTINATION: Definition = Definition {
+    type_url: WAYPOINT_DESTINATION_TYPE_URL,
+    short_name: "WPDDS",
+    collection: Collection::WAYPOINT_DESTINATIONS,
+    order: 6,
+    ..WAYPOINT_POLICY
+};
+
 impl ResourceType {
     /// Policies.
     pub const AUTHORIZATION: Self = Self(&AUTHORIZATION);
@@ -123,6 +132,8 @@ impl ResourceType {
     pub const WAYPOINT_GATEWAY: Self = Self(&WAYPOINT_GATEWAY);
     /// What waypoints serve.
     pub const WAYPOINT_SERVICE: Self = Self(&WAYPOINT_SERVICE);
+    /// How waypoints treat the endpoints of services.
+    pub const WAYPOINT_DESTINATION: Self = Self(&WAYPOINT_DESTINATION);
 
     /// Every type that is served.
     pub const ALL: &[Self] = &[
@@ -132,6 +143,7 @@ impl ResourceType {
         Self::WAYPOINT_POLICY,
         Self::WAYPOINT_GATEWAY,
         Self::WAYPOINT_SERVICE,
+        Self::WAYPOINT_DESTINATION,
     ];
 
     /// The type of a URL.

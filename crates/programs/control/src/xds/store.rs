@@ -85,6 +85,12 @@ impl Store {
             let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
             self.put(Collection::WAYPOINT_POLICIES, &name, entry);
         }
+        for ((gateway, service), record) in &delta.waypoint_destinations {
+            let name = arcstr::format!("{gateway}/{service}");
+            let record = record.as_deref().map(ambit::WaypointDestination::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_DESTINATIONS, &name, entry);
+        }
     }
 
     fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {

@@ -1,9 +1,12 @@
 //! Answers of the waypoint itself.
 
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::message::{self, Body};
+
+/// As Envoy has it: clients need not try again at once.
+const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
 /// Why a request is answered by the waypoint rather than by an application.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,13 +55,21 @@ impl Reply {
 
     /// The response. gRPC clients get theirs as status and message of their own.
     pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
-        let Self { status, text, .. } = self;
+        let Self {
+            status,
+            text,
+            flags,
+            ..
+        } = self;
         let mut response = Response::new(message::text(if is_grpc {
             String::new()
         } else {
             text.clone()
         }));
         let headers = response.headers_mut();
+        if flags.contains(ResponseFlag::UpstreamOverflow) {
+            headers.insert(OVERLOADED, HeaderValue::from_static("true"));
+        }
         if is_grpc {
             headers.insert(
                 header::CONTENT_TYPE,

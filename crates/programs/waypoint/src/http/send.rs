@@ -11,19 +11,26 @@ use std::{
 };
 
 use ambit_codec::Forwarded;
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
+use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
+use ambit_resilience::{Outcome, Slot};
+use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::{broken::Broken, circle::Passed, reply::Reply};
+use super::{
+    broken::Broken,
+    circle::Passed,
+    endpoint::{self, Ruling},
+    reply::Reply,
+};
 use crate::{
+    destination::{Held, NoWay, in_time},
     message::{self, Body, Version},
     session::Session,
     target::Target,
-    upstream::{Checkout, HttpKey, UpstreamError, Way},
+    upstream::{Checkout, HttpKey, Keep, UpstreamError, Way},
 };
 
 /// How often a request is sent again.
@@ -44,6 +51,8 @@ pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
+    /// What is counted until the answer's end, where a rule is followed.
+    held: Option<Arc<(Held, Arc<Ruling>)>>,
 }
 
 /// A request that came to nothing.
@@ -73,7 +82,9 @@ impl Destination {
         own: &Local,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
-        let look = || self.known_route(session, own, failed);
+        let http = &session.shard.upstreams.http;
+        let load = |endpoint| http.load_of(endpoint);
+        let look = || self.known_route(session, own, failed, &load);
         session.shard.waypoint.completed(look).await
     }
 
@@ -82,10 +93,14 @@ impl Destination {
         session: &Session,
         own: &Local,
         failed: &[ArcStr],
+        load: LoadAt<'_>,
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
-            Self::Target => session.target.route(waypoint, &own.workload, failed),
+            Self::Target => {
+                let target = &session.target;
+                target.route(waypoint, &own.workload, failed, Some(load))
+            }
             Self::Backend(name, port) => {
                 let request = BackendRequest {
                     waypoint: &own.workload,
@@ -94,7 +109,7 @@ impl Destination {
                     failed,
                 };
                 let table = waypoint.state.table();
-                table.backend(&request, name, *port, &mut rand::rng())
+                table.backend(&request, name, *port, Some(load), &mut rand::rng())
             }
         }
     }
@@ -111,30 +126,46 @@ impl Destination {
             endpoint: way.endpoint(),
             workload: way.workload().cloned(),
             service,
+            held: None,
         }
     }
 
-    /// A way to one of two endpoints drawn: the one with fewer requests under way.
+    /// A way to an endpoint: as a rule has it, else to the one of two drawn that has fewer requests under way.
     async fn way(
         &self,
         session: &Session,
         own: &Local,
+        ruling: Option<&Arc<Ruling>>,
         failed: &[ArcStr],
-    ) -> Result<Way, UpstreamError> {
+    ) -> Result<(Way, Option<Held>), NoPlace> {
         let ipv6 = session.shard.waypoint.config.ipv6;
-        let first = Way::of(self.route(session, own, failed).await?, ipv6).await?;
-        if matches!((self, &session.target), (Self::Target, Target::Pod { .. })) {
-            return Ok(first);
+        if let Some(ruling) = ruling {
+            let is_target = *self == Self::Target;
+            let waypoint = &session.shard.waypoint;
+            let wish = ruling.wish(failed);
+            match ruling.port.route(waypoint, &own.workload, is_target, wish) {
+                Ok(Some((route, held))) => {
+                    return Ok((Way::of(route, ipv6).await?, Some(held)));
+                }
+                Ok(None) => {}
+                // What is missing is asked for below.
+                Err(NoWay::Route(error)) if error.missing().is_some() => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        let second = Way::of(self.route(session, own, failed).await?, ipv6).await?;
-        let http = &session.shard.upstreams.http;
-        let load = |way: &Way| http.load_of(way.endpoint());
-        Ok(if load(&second) < load(&first) {
-            second
-        } else {
-            first
-        })
+        let route = self.route(session, own, failed).await;
+        let way = Way::of(route.map_err(UpstreamError::from)?, ipv6).await?;
+        Ok((way, None))
     }
+}
+
+/// Why there is no endpoint.
+#[derive(Debug, thiserror::Error)]
+enum NoPlace {
+    #[error(transparent)]
+    Rule(#[from] NoWay),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
 }
 
 /// Sends a request; returns the answer's head, its body still to come. A try may take `patience`: what has not begun
@@ -152,17 +183,25 @@ pub(super) async fn send(
             "no_own_workload",
         ));
     };
+    let asked = (request.headers(), request.uri());
+    let ruling = Ruling::of(session, destination, version, asked).await?;
+    let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
+    let limits = limits.unwrap_or_default();
     let replay = Replay::of(&request);
     let mut request = request;
+    let mut retry: Option<Slot> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let mut retries = 0;
-    let mut way = destination.way(session, &own, &failed).await;
+    let mut way = destination
+        .way(session, &own, ruling.as_ref(), &failed)
+        .await;
     loop {
-        let to = match &way {
-            Ok(to) => to,
-            Err(error) => return Err(Failure::no_endpoint(error)),
+        let (to, held) = match way {
+            Ok(found) => found,
+            Err(error) => return Err(error.into()),
         };
-        let chosen = destination.chosen(session, to);
+        let to = &to;
+        let mut chosen = destination.chosen(session, to);
         failed.extend(
             chosen
                 .workload
@@ -171,16 +210,35 @@ pub(super) async fn send(
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         passed.tell(request.headers_mut(), to);
-        let trying = attempt(session, &own, to, version, request);
+        let trying = attempt(session, &own, to, (version, &limits), request);
         let outcome = match patience {
             None => trying.await,
             Some(patience) => match tokio::time::timeout(patience, trying).await {
                 Ok(outcome) => outcome,
-                Err(_) => return Err(Failure::too_late("backend_request_timeout")),
+                Err(_) => {
+                    // A client that sends its body slowly is not the endpoint's fault.
+                    if let (Some(held), Some(_)) = (&held, &replay) {
+                        held.report(&session.shard.waypoint, Outcome::Failed);
+                    }
+                    return Err(Failure::too_late("backend_request_timeout"));
+                }
             },
         };
+        if let Some(held) = &held {
+            let seen = outcome.as_ref().map(Response::status);
+            let seen = seen.map_err(|attempt| &attempt.broken);
+            if let Some(seen) = endpoint::outcome(seen, replay.is_none()) {
+                held.report(&session.shard.waypoint, seen);
+            }
+        }
+        if let (Some(held), Some(ruling)) = (held, &ruling) {
+            chosen.held = Some(Arc::new((held, ruling.clone())));
+        }
         let (again, ended) = match outcome {
-            Ok(response) => {
+            Ok(mut response) => {
+                if let Some(ruling) = &ruling {
+                    ruling.answer(response.headers_mut());
+                }
                 let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
                 let replay = replay.as_ref().filter(|_| is_refusal);
                 (
@@ -203,8 +261,18 @@ pub(super) async fn send(
         if retries == RETRIES {
             return ended.map_err(Failure::after_retries);
         }
+        if let Some(ruling) = &ruling {
+            // The one before is over.
+            drop(retry.take());
+            match ruling.port.retry(&session.shard.waypoint) {
+                Ok(slot) => retry = Some(slot),
+                Err(_) => return ended.map_err(Failure::without_retry),
+            }
+        }
         // Never to the same again: it would be asked to do what it has just failed to do.
-        way = destination.way(session, &own, &failed).await;
+        way = destination
+            .way(session, &own, ruling.as_ref(), &failed)
+            .await;
         if way.is_err()
             || matches!(
                 (destination, &session.target),
@@ -229,7 +297,7 @@ async fn attempt(
     session: &Session,
     own: &Local,
     way: &Way,
-    version: Version,
+    (version, limits): (Version, &DestinationLimits),
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, Attempt> {
     let key = HttpKey::new(way, version);
@@ -248,7 +316,7 @@ async fn attempt(
             },
         }
     }
-    let checkout = match open(session, own, way, &key).await {
+    let checkout = match open(session, own, way, &key, limits).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -271,6 +339,7 @@ async fn open(
     own: &Local,
     way: &Way,
     key: &HttpKey,
+    limits: &DestinationLimits,
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
@@ -280,8 +349,17 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let stream = upstreams.connect(way, own, &forwarded).await?;
-    Ok(upstreams.http.begin(key, stream).await?)
+    let connecting = in_time(
+        limits.connect_timeout,
+        upstreams.connect(way, own, &forwarded),
+    );
+    let stream = connecting.await.map_err(UpstreamError::TooLong)??;
+    let default = Keep::default();
+    let keep = Keep {
+        idle: limits.idle_timeout.unwrap_or(default.idle),
+        requests: limits.requests_per_connection,
+    };
+    Ok(upstreams.http.begin(key, stream, keep).await?)
 }
 
 /// A request that may be sent again.
@@ -325,6 +403,17 @@ impl Replay {
     }
 }
 
+impl From<NoPlace> for Failure {
+    fn from(from: NoPlace) -> Self {
+        match from {
+            NoPlace::Rule(rule) => rule.into(),
+            NoPlace::Upstream(error) => {
+                Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(&error))
+            }
+        }
+    }
+}
+
 impl Failure {
     fn of(broken: Broken) -> Self {
         let Broken {
@@ -357,8 +446,10 @@ impl Failure {
         }
     }
 
-    fn no_endpoint(error: &UpstreamError) -> Self {
-        Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(error))
+    /// It is not sent again: too many are already.
+    fn without_retry(mut self) -> Self {
+        self.reply.flags.insert(ResponseFlag::UpstreamOverflow);
+        self
     }
 
     /// As often as requests are sent again.

@@ -60,6 +60,45 @@ impl HttpKey {
     }
 }
 
+/// How long a connection is kept, and for how much.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep {
+    /// Without a request.
+    pub(crate) idle: Duration,
+    /// Requests in its life; zero is any number.
+    pub(crate) requests: u32,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self {
+            idle: IDLE,
+            requests: 0,
+        }
+    }
+}
+
+/// What a connection is kept for, and how much of that it has done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Life {
+    keep: Keep,
+    requests: u32,
+}
+
+impl Life {
+    /// With one more request.
+    fn further(self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(1),
+            ..self
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.keep.requests > 0 && self.requests >= self.keep.requests
+    }
+}
+
 /// Sends requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
@@ -74,18 +113,27 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
+    /// With the request that it is for.
+    life: Life,
 }
 
 #[derive(Debug)]
 struct Idle {
     sender: http1::SendRequest<Body>,
     since: Instant,
+    life: Life,
+}
+
+impl Idle {
+    fn is_stale(&self) -> bool {
+        self.since.elapsed() >= self.life.keep.idle
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
-    shared: HashMap<HttpKey, http2::SendRequest<Body>>,
+    shared: HashMap<HttpKey, (http2::SendRequest<Body>, Life)>,
     /// Requests under way, by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
 }
@@ -108,18 +156,30 @@ impl HttpPool {
     /// A connection that is open already.
     pub(crate) fn take(&self, key: &HttpKey) -> Option<Checkout> {
         let mut state = self.0.lock();
-        let sender = match key.version {
-            Version::Http1 => state.take_idle(key).map(HttpSender::Http1),
-            Version::Http2 => state.take_shared(key).map(HttpSender::Http2),
+        let taken = match key.version {
+            Version::Http1 => state
+                .take_idle(key)
+                .map(|(sender, life)| (HttpSender::Http1(sender), life)),
+            Version::Http2 => state
+                .take_shared(key)
+                .map(|(sender, life)| (HttpSender::Http2(sender), life)),
         };
+        let (sender, life) = taken?;
         Some(Checkout {
-            sender: sender?,
+            sender,
             key: key.clone(),
+            life: life.further(),
         })
     }
 
     /// Begins HTTP on a new connection.
-    pub(crate) async fn begin(&self, key: &HttpKey, stream: Stream) -> hyper::Result<Checkout> {
+    pub(crate) async fn begin(
+        &self,
+        key: &HttpKey,
+        stream: Stream,
+        keep: Keep,
+    ) -> hyper::Result<Checkout> {
+        let life = Life { keep, requests: 1 };
         let io = TokioIo::new(stream);
         let sender = match key.version {
             Version::Http1 => {
@@ -148,13 +208,17 @@ impl HttpPool {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
-                self.0.lock().shared.insert(key.clone(), sender.clone());
+                if !life.is_over() {
+                    let shared = (sender.clone(), life);
+                    self.0.lock().shared.insert(key.clone(), shared);
+                }
                 HttpSender::Http2(sender)
             }
         };
         Ok(Checkout {
             sender,
             key: key.clone(),
+            life,
         })
     }
 
@@ -178,7 +242,7 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>) {
+    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, life: Life) {
         let mut state = self.0.lock();
         state.sweep();
         let idle = state.idle.entry(key).or_default();
@@ -186,35 +250,41 @@ impl HttpPool {
             idle.push(Idle {
                 sender,
                 since: Instant::now(),
+                life,
             });
         }
     }
 }
 
 impl State {
-    fn take_idle(&mut self, key: &HttpKey) -> Option<http1::SendRequest<Body>> {
+    fn take_idle(&mut self, key: &HttpKey) -> Option<(http1::SendRequest<Body>, Life)> {
         let idle = self.idle.get_mut(key)?;
-        while let Some(Idle { sender, since }) = idle.pop() {
-            if sender.is_ready() && since.elapsed() < IDLE {
-                return Some(sender);
+        while let Some(one) = idle.pop() {
+            if one.sender.is_ready() && !one.is_stale() {
+                return Some((one.sender, one.life));
             }
         }
         self.idle.remove(key);
         None
     }
 
-    fn take_shared(&mut self, key: &HttpKey) -> Option<http2::SendRequest<Body>> {
-        let sender = self.shared.get(key)?.clone();
+    fn take_shared(&mut self, key: &HttpKey) -> Option<(http2::SendRequest<Body>, Life)> {
+        let (sender, life) = self.shared.get_mut(key)?;
         if sender.is_closed() {
             self.shared.remove(key);
             return None;
         }
-        Some(sender)
+        let taken = (sender.clone(), *life);
+        *life = life.further();
+        if life.is_over() {
+            self.shared.remove(key);
+        }
+        Some(taken)
     }
 
     fn sweep(&mut self) {
         self.idle.retain(|_, idle| {
-            idle.retain(|one| one.since.elapsed() < IDLE && !one.sender.is_closed());
+            idle.retain(|one| !one.is_stale() && !one.sender.is_closed());
             !idle.is_empty()
         });
     }
@@ -233,11 +303,11 @@ impl Checkout {
         match self.sender {
             HttpSender::Http1(mut sender) => {
                 let response = sender.try_send_request(request).await?;
-                let (pool, key) = (pool.clone(), self.key);
-                if response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
+                let (pool, key, life) = (pool.clone(), self.key, self.life);
+                if !life.is_over() && response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
                     ambit_rt::spawn("http1 reuse", async move {
                         if sender.ready().await.is_ok() {
-                            pool.put(key, sender);
+                            pool.put(key, sender, life);
                         }
                     });
                 }

@@ -123,7 +123,7 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPo
     }
 }
 
-fn whole<M: Message + Default>(
+pub(super) fn whole<M: Message + Default>(
     field: &'static str,
     schema: &'static unknown::Message,
     bytes: &[u8],
@@ -145,14 +145,14 @@ fn whole<M: Message + Default>(
     }
 }
 
-fn all<W, M>(
+pub(super) fn all<W, M>(
     from: Vec<W>,
     one: impl Fn(W) -> Result<M, DecodeError>,
 ) -> Result<Vec<M>, DecodeError> {
     from.into_iter().map(one).collect()
 }
 
-fn hostname(
+pub(super) fn hostname(
     field: &'static str,
     name: Option<workload::NamespacedHostname>,
 ) -> Result<model::NamespacedHostname, DecodeError> {
@@ -164,7 +164,7 @@ fn hostname(
     ))
 }
 
-fn optional(text: String) -> Option<model::ArcStr> {
+pub(super) fn optional(text: String) -> Option<model::ArcStr> {
     (!text.is_empty()).then(|| text.into())
 }
 

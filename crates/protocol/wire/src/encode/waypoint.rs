@@ -78,7 +78,7 @@ impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
 }
 
 /// Rounded up: what is there is not zero, which is none.
-fn milliseconds(of: Option<Duration>) -> u64 {
+pub(super) fn milliseconds(of: Option<Duration>) -> u64 {
     let whole = |of: Duration| of.as_nanos().div_ceil(1_000_000);
     of.map_or(0, |of| u64::try_from(whole(of)).unwrap_or(u64::MAX))
 }
@@ -307,6 +307,6 @@ fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
     from.iter().map(Into::into).collect()
 }
 
-fn optional(text: Option<&model::ArcStr>) -> String {
+pub(super) fn optional(text: Option<&model::ArcStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default()
 }

@@ -387,6 +387,199 @@ pub mod http_value {
         Port(u32),
     }
 }
+/// How the endpoints of a service are treated: of those that the waypoint serves, and of backends of their routes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointDestination {
+    #[prost(message, optional, tag = "1")]
+    pub service: ::core::option::Option<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(message, optional, tag = "2")]
+    pub policy: ::core::option::Option<DestinationPolicy>,
+    /// In place of it.
+    #[prost(message, repeated, tag = "3")]
+    pub ports: ::prost::alloc::vec::Vec<DestinationPort>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationPort {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(message, optional, tag = "2")]
+    pub policy: ::core::option::Option<DestinationPolicy>,
+}
+/// Times are milliseconds; zero is none.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationPolicy {
+    /// Not empty: nothing is sent, and why.
+    #[prost(string, tag = "1")]
+    pub unsupported: ::prost::alloc::string::String,
+    #[prost(enumeration = "DestinationBalancing", tag = "2")]
+    pub balancing: i32,
+    /// Of consistent hashing.
+    #[prost(message, optional, tag = "3")]
+    pub hash: ::core::option::Option<DestinationHash>,
+    #[prost(message, optional, tag = "4")]
+    pub warmup: ::core::option::Option<DestinationWarmup>,
+    #[prost(message, optional, tag = "5")]
+    pub locality: ::core::option::Option<DestinationLocality>,
+    #[prost(message, optional, tag = "6")]
+    pub limits: ::core::option::Option<DestinationLimits>,
+    #[prost(message, optional, tag = "7")]
+    pub outliers: ::core::option::Option<DestinationOutliers>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationHash {
+    /// In percent of the mean; zero is without a bound.
+    #[prost(uint32, tag = "7")]
+    pub balance_factor: u32,
+    #[prost(oneof = "destination_hash::Source", tags = "1, 2, 3, 4")]
+    pub source: ::core::option::Option<destination_hash::Source>,
+    #[prost(oneof = "destination_hash::Table", tags = "5, 6")]
+    pub table: ::core::option::Option<destination_hash::Table>,
+}
+/// Nested message and enum types in `DestinationHash`.
+pub mod destination_hash {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Source {
+        /// In lower case.
+        #[prost(string, tag = "1")]
+        Header(::prost::alloc::string::String),
+        #[prost(message, tag = "2")]
+        Cookie(super::DestinationCookie),
+        #[prost(bool, tag = "3")]
+        SourceIp(bool),
+        #[prost(string, tag = "4")]
+        Query(::prost::alloc::string::String),
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Table {
+        /// Points at least.
+        #[prost(uint32, tag = "5")]
+        Ring(u32),
+        /// Size, a prime.
+        #[prost(uint32, tag = "6")]
+        Maglev(u32),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationCookie {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
+    /// Given: a cookie is set where there is none; zero is for the session.
+    #[prost(uint64, optional, tag = "3")]
+    pub ttl: ::core::option::Option<u64>,
+    #[prost(message, repeated, tag = "4")]
+    pub attributes: ::prost::alloc::vec::Vec<HttpHeader>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationWarmup {
+    #[prost(uint64, tag = "1")]
+    pub duration: u64,
+    #[prost(uint32, tag = "2")]
+    pub minimum_percent: u32,
+    /// In thousandths.
+    #[prost(uint32, tag = "3")]
+    pub aggression: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationLocality {
+    #[prost(enumeration = "DestinationLocalityMode", tag = "1")]
+    pub mode: i32,
+    #[prost(message, repeated, tag = "2")]
+    pub distribute: ::prost::alloc::vec::Vec<DestinationShares>,
+    #[prost(message, repeated, tag = "3")]
+    pub failover: ::prost::alloc::vec::Vec<DestinationFailover>,
+    #[prost(message, repeated, tag = "4")]
+    pub priority: ::prost::alloc::vec::Vec<DestinationLabel>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationShares {
+    #[prost(message, optional, tag = "1")]
+    pub from: ::core::option::Option<DestinationPlace>,
+    #[prost(message, repeated, tag = "2")]
+    pub to: ::prost::alloc::vec::Vec<DestinationShare>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationShare {
+    #[prost(message, optional, tag = "1")]
+    pub place: ::core::option::Option<DestinationPlace>,
+    #[prost(uint32, tag = "2")]
+    pub share: u32,
+}
+/// What is empty is any.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationPlace {
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub zone: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub subzone: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationFailover {
+    #[prost(string, tag = "1")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationLabel {
+    #[prost(enumeration = "DestinationLabelKey", tag = "1")]
+    pub key: i32,
+    /// The waypoint's own if empty.
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationLimits {
+    #[prost(uint32, tag = "1")]
+    pub connections: u32,
+    #[prost(uint32, optional, tag = "2")]
+    pub pending: ::core::option::Option<u32>,
+    #[prost(uint32, tag = "3")]
+    pub requests: u32,
+    #[prost(uint32, tag = "4")]
+    pub requests_per_connection: u32,
+    #[prost(uint32, tag = "5")]
+    pub retries: u32,
+    #[prost(message, optional, tag = "6")]
+    pub retry_budget: ::core::option::Option<DestinationRetryBudget>,
+    #[prost(uint64, tag = "7")]
+    pub connect_timeout: u64,
+    #[prost(uint64, tag = "8")]
+    pub idle_timeout: u64,
+    #[prost(uint64, tag = "9")]
+    pub max_connection_duration: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationRetryBudget {
+    /// In thousandths of a percent.
+    #[prost(uint32, tag = "1")]
+    pub share: u32,
+    #[prost(uint32, tag = "2")]
+    pub minimum: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationOutliers {
+    #[prost(uint32, tag = "1")]
+    pub server_errors: u32,
+    #[prost(uint32, tag = "2")]
+    pub gateway_errors: u32,
+    /// Given: failed connections count by themselves.
+    #[prost(uint32, optional, tag = "3")]
+    pub local_failures: ::core::option::Option<u32>,
+    #[prost(uint64, tag = "4")]
+    pub interval: u64,
+    #[prost(uint64, tag = "5")]
+    pub base_ejection: u64,
+    #[prost(uint32, tag = "6")]
+    pub max_ejection_percent: u32,
+    #[prost(uint32, tag = "7")]
+    pub min_health_percent: u32,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PathNormalization {
@@ -497,6 +690,111 @@ impl HttpAttributeKind {
             "DESTINATION_IP" => Some(Self::DestinationIp),
             "DESTINATION_PORT" => Some(Self::DestinationPort),
             "CONNECTION_SNI" => Some(Self::ConnectionSni),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DestinationBalancing {
+    LeastRequest = 0,
+    RoundRobin = 1,
+    Random = 2,
+    ConsistentHash = 3,
+}
+impl DestinationBalancing {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::LeastRequest => "LEAST_REQUEST",
+            Self::RoundRobin => "ROUND_ROBIN",
+            Self::Random => "RANDOM",
+            Self::ConsistentHash => "CONSISTENT_HASH",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LEAST_REQUEST" => Some(Self::LeastRequest),
+            "ROUND_ROBIN" => Some(Self::RoundRobin),
+            "RANDOM" => Some(Self::Random),
+            "CONSISTENT_HASH" => Some(Self::ConsistentHash),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DestinationLocalityMode {
+    OfService = 0,
+    Anywhere = 1,
+    Distribute = 2,
+    Failover = 3,
+    Priority = 4,
+}
+impl DestinationLocalityMode {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::OfService => "OF_SERVICE",
+            Self::Anywhere => "ANYWHERE",
+            Self::Distribute => "DISTRIBUTE",
+            Self::Failover => "FAILOVER",
+            Self::Priority => "PRIORITY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OF_SERVICE" => Some(Self::OfService),
+            "ANYWHERE" => Some(Self::Anywhere),
+            "DISTRIBUTE" => Some(Self::Distribute),
+            "FAILOVER" => Some(Self::Failover),
+            "PRIORITY" => Some(Self::Priority),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DestinationLabelKey {
+    Region = 0,
+    Zone = 1,
+    Subzone = 2,
+    Node = 3,
+    Network = 4,
+    Cluster = 5,
+}
+impl DestinationLabelKey {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Region => "REGION",
+            Self::Zone => "ZONE",
+            Self::Subzone => "SUBZONE",
+            Self::Node => "NODE",
+            Self::Network => "NETWORK",
+            Self::Cluster => "CLUSTER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "REGION" => Some(Self::Region),
+            "ZONE" => Some(Self::Zone),
+            "SUBZONE" => Some(Self::Subzone),
+            "NODE" => Some(Self::Node),
+            "NETWORK" => Some(Self::Network),
+            "CLUSTER" => Some(Self::Cluster),
             _ => None,
         }
     }

@@ -255,6 +255,140 @@ pub(crate) static AMBIT_V1_GATEWAYNAME: Message = Message {
         (2, None),
     ],
 };
+pub(crate) static AMBIT_V1_WAYPOINTDESTINATION: Message = Message {
+    name: "ambit.v1.WaypointDestination",
+    fields: &[
+        (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (2, Some(&AMBIT_V1_DESTINATIONPOLICY)),
+        (3, Some(&AMBIT_V1_DESTINATIONPORT)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONPORT: Message = Message {
+    name: "ambit.v1.DestinationPort",
+    fields: &[
+        (1, None),
+        (2, Some(&AMBIT_V1_DESTINATIONPOLICY)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONPOLICY: Message = Message {
+    name: "ambit.v1.DestinationPolicy",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, Some(&AMBIT_V1_DESTINATIONHASH)),
+        (4, Some(&AMBIT_V1_DESTINATIONWARMUP)),
+        (5, Some(&AMBIT_V1_DESTINATIONLOCALITY)),
+        (6, Some(&AMBIT_V1_DESTINATIONLIMITS)),
+        (7, Some(&AMBIT_V1_DESTINATIONOUTLIERS)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONOUTLIERS: Message = Message {
+    name: "ambit.v1.DestinationOutliers",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONLIMITS: Message = Message {
+    name: "ambit.v1.DestinationLimits",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, Some(&AMBIT_V1_DESTINATIONRETRYBUDGET)),
+        (7, None),
+        (8, None),
+        (9, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONRETRYBUDGET: Message = Message {
+    name: "ambit.v1.DestinationRetryBudget",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONLOCALITY: Message = Message {
+    name: "ambit.v1.DestinationLocality",
+    fields: &[
+        (1, None),
+        (2, Some(&AMBIT_V1_DESTINATIONSHARES)),
+        (3, Some(&AMBIT_V1_DESTINATIONFAILOVER)),
+        (4, Some(&AMBIT_V1_DESTINATIONLABEL)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONLABEL: Message = Message {
+    name: "ambit.v1.DestinationLabel",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONFAILOVER: Message = Message {
+    name: "ambit.v1.DestinationFailover",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONSHARES: Message = Message {
+    name: "ambit.v1.DestinationShares",
+    fields: &[
+        (1, Some(&AMBIT_V1_DESTINATIONPLACE)),
+        (2, Some(&AMBIT_V1_DESTINATIONSHARE)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONSHARE: Message = Message {
+    name: "ambit.v1.DestinationShare",
+    fields: &[
+        (1, Some(&AMBIT_V1_DESTINATIONPLACE)),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONPLACE: Message = Message {
+    name: "ambit.v1.DestinationPlace",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONWARMUP: Message = Message {
+    name: "ambit.v1.DestinationWarmup",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONHASH: Message = Message {
+    name: "ambit.v1.DestinationHash",
+    fields: &[
+        (1, None),
+        (2, Some(&AMBIT_V1_DESTINATIONCOOKIE)),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, None),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONCOOKIE: Message = Message {
+    name: "ambit.v1.DestinationCookie",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&AMBIT_V1_HTTPHEADER)),
+    ],
+};
 pub(crate) static ISTIO_SECURITY_AUTHORIZATION: Message = Message {
     name: "istio.security.Authorization",
     fields: &[

@@ -110,11 +110,19 @@ impl MeshKind for HTTPRoute {
         index.mark(key.clone());
         index.route_parents.replace(key, old, new);
         let (old, new) = (backends(change.old), backends(change.new));
+        for backend in old.iter().chain(&new) {
+            index.mark_destinations_of(backend);
+        }
         index.route_backends.replace(key, old, new);
     }
 }
 
 impl RouteInput {
+    /// The objects that it leads to.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.rules.iter().flat_map(RuleInput::targets)
+    }
+
     /// Whether a waypoint follows the route for all clients of a service: those of others than the service's and the
     /// waypoint's own namespaces are for clients of theirs.
     fn is_for_all(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
-    DestinationRule, EnvoyFilter, GRPCRoute, Kind, RequestAuthentication, TCPRoute, TLSRoute,
-    Telemetry, VirtualService, WasmPlugin,
+    EnvoyFilter, GRPCRoute, Kind, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
+    VirtualService, WasmPlugin,
 };
 use ambit_model::{ArcStr, GatewayName};
 
@@ -50,7 +50,7 @@ macro_rules! unread {
 }
 
 unread! {
-    VirtualService DestinationRule EnvoyFilter RequestAuthentication Telemetry WasmPlugin
+    VirtualService EnvoyFilter RequestAuthentication Telemetry WasmPlugin
     GRPCRoute TCPRoute TLSRoute
 }
 
@@ -70,7 +70,7 @@ pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
-        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute, and AuthorizationPolicy with \
+        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute, DestinationRule, and AuthorizationPolicy with \
          targetRefs",
         listed(&all)?
     );

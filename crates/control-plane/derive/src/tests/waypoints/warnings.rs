@@ -199,7 +199,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
     let mut mesh = TestMesh::of(&gateway("wp", ""));
     for kind in [
         Kind::VirtualService,
-        Kind::DestinationRule,
         Kind::EnvoyFilter,
         Kind::RequestAuthentication,
         Kind::Telemetry,

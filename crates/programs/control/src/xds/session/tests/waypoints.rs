@@ -1,6 +1,9 @@
 //! What a waypoint sees, and what others see of waypoints.
 
-use ambit_model::{GatewayName, HttpPolicy, PolicyKey, WaypointGateway, WaypointService};
+use ambit_model::{
+    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointGateway,
+    WaypointService,
+};
 
 use super::*;
 
@@ -15,6 +18,11 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         service: name.clone(),
         routes: Vec::new(),
     };
+    let destination = WaypointDestination {
+        service: name.clone(),
+        policy: DestinationPolicy::default(),
+        ports: BTreeMap::new(),
+    };
     let key = PolicyKey {
         namespace: "shop".into(),
         name: "p".into(),
@@ -25,6 +33,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
     };
     Delta {
         waypoint_gateways: vec![(gateway.clone(), Some(Arc::new(settings)))],
+        waypoint_destinations: vec![((gateway.clone(), name.clone()), Some(Arc::new(destination)))],
         waypoint_services: vec![((gateway.clone(), name), Some(Arc::new(service)))],
         waypoint_policies: vec![((gateway.clone(), key), Some(Arc::new(policy)))],
         ..Delta::default()
@@ -50,10 +59,11 @@ fn waypoint(gateway: &GatewayName) -> Peer {
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 3] = [
+const OF_WAYPOINTS: [ResourceType; 4] = [
     ResourceType::WAYPOINT_POLICY,
     ResourceType::WAYPOINT_GATEWAY,
     ResourceType::WAYPOINT_SERVICE,
+    ResourceType::WAYPOINT_DESTINATION,
 ];
 
 #[test]
@@ -77,7 +87,15 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
             assert_eq!(peer.ack(&response, &store), []);
         }
     }
-    assert_eq!(sent, ["shop/wp/shop/p", "shop/wp", "shop/wp/shop/a"]);
+    assert_eq!(
+        sent,
+        [
+            "shop/wp/shop/p",
+            "shop/wp",
+            "shop/wp/shop/a",
+            "shop/wp/shop/a"
+        ]
+    );
     for other in &others {
         store.update(&told(other, "b"));
         store.update(&no_service(other, "a"));
@@ -86,8 +104,18 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
     store.update(&told(&own, "b"));
     store.update(&no_service(&own, "a"));
     let responses = peer.changed(&store);
-    assert_eq!(names(&responses[0]), ["shop/wp/shop/b"]);
-    assert_eq!(responses[0].removed_resources, ["shop/wp/shop/a"]);
+    let of = |kind: ResourceType| {
+        let mut responses = responses.iter();
+        let response = responses.find(|one| one.type_url == kind.type_url());
+        response.unwrap()
+    };
+    let services = of(ResourceType::WAYPOINT_SERVICE);
+    assert_eq!(names(services), ["shop/wp/shop/b"]);
+    assert_eq!(services.removed_resources, ["shop/wp/shop/a"]);
+    assert_eq!(
+        names(of(ResourceType::WAYPOINT_DESTINATION)),
+        ["shop/wp/shop/b"]
+    );
 }
 
 #[test]

@@ -1,0 +1,263 @@
+//! Destination rules: how waypoints treat the endpoints of services.
+//!
+//! A waypoint follows one rule for a service. It is looked for in the service's namespace, then in the waypoint's, then
+//! in the root namespace, among those that are exported to the waypoint's namespace; in a namespace one for the very
+//! host comes before wildcards, longer ones first, and the oldest before others for the same. (Istio looks in the
+//! namespace of the client first, which for it is the one of the proxy; a waypoint stands for the service's side.)
+
+mod balancing;
+mod policy;
+mod standing;
+mod values;
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{DestinationRule, HTTPRoute, Kind, ObjectKey, created};
+use ambit_model::{
+    ArcStr, DestinationPolicy, GatewayName, NamespacedHostname, WaypointDestination,
+};
+
+use crate::{
+    MeshConfig, PodDirectory,
+    condition::{ConditionType, RULE_USED, Standing},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read},
+    },
+    problem::{FieldError, Note},
+};
+
+impl Followed for DestinationRule {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A rule as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RuleInput {
+    key: ObjectKey,
+    created: String,
+    /// A host's full name, or `*.` and the end of names, or `*`.
+    host: ArcStr,
+    /// Namespaces whose waypoints see it; `None` for all.
+    exported: Option<BTreeSet<ArcStr>>,
+    policy: DestinationPolicy,
+    ports: std::collections::BTreeMap<u16, DestinationPolicy>,
+}
+
+impl MeshKind for DestinationRule {
+    type Input = RuleInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[RULE_USED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<RuleInput>, FieldError> {
+        let mut notes = Vec::new();
+        let spec = &self.spec;
+        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let host = host(&spec.host, namespace, config)
+            .map_err(|message| FieldError::new("spec.host", message))?;
+        let factor = balancing::balance_factor(&self.metadata)?;
+        let (policy, ports) = policy::read(spec.traffic_policy.as_ref(), factor, &mut notes)?;
+        if !spec.subsets.is_empty() {
+            let message = "subsets are for VirtualServices, which have no effect: they have none either; where requests go is said by HTTPRoutes";
+            notes.push(Note::new("spec.subsets", message));
+        }
+        if spec.workload_selector.is_some() {
+            let message = "a rule for selected pods is for proxies inside of them: waypoints do not follow it";
+            notes.push(Note::new("spec.workloadSelector", message));
+            return Ok(Read::of(None, notes));
+        }
+        let input = RuleInput {
+            key: ObjectKey::new(Kind::DestinationRule, namespace, name),
+            created: created(&self.metadata),
+            host,
+            exported: exported(&spec.export_to, namespace),
+            policy,
+            ports,
+        };
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
+        Some(standing::of(index, rule))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
+        let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
+        let (old, new) = (host(change.old), host(change.new));
+        index
+            .destination_rules
+            .replace(change.key, old.clone(), new.clone());
+        index.mark(change.key.clone());
+        for pattern in old.into_iter().chain(new) {
+            // Others for the same may be followed in its place.
+            let rivals: Vec<_> = index.destination_rules.of(&pattern).cloned().collect();
+            for rival in rivals {
+                index.mark(rival);
+            }
+            for host in index.hosts_like(&pattern) {
+                index.mark_host(host);
+            }
+        }
+    }
+}
+
+/// The full name of a host: one without dots is a service of the rule's namespace.
+fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<ArcStr, String> {
+    let rest = host.strip_prefix("*.").unwrap_or(host);
+    let is_wildcard = host == "*" || rest.len() < host.len();
+    let labels = rest.split('.');
+    let is_name = |label: &str| {
+        let all = label.bytes();
+        let mut all = all.map(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        !label.is_empty() && label.len() <= 63 && all.all(|is| is)
+    };
+    if host != "*" && (host.len() > 253 || !labels.clone().all(is_name)) {
+        return Err(format!(
+            "{host:?} is no host: a service's name, a full name, or *. and the end of names"
+        ));
+    }
+    if is_wildcard || host.contains('.') {
+        return Ok(host.to_ascii_lowercase().into());
+    }
+    let domain = &config.cluster_domain;
+    Ok(arcstr::format!("{host}.{namespace}.svc.{domain}"))
+}
+
+fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
+    if to.is_empty() || to.iter().any(|one| one == "*") {
+        return None;
+    }
+    let all = to.iter().map(|one| match one.as_str() {
+        "." => namespace.into(),
+        other => ArcStr::from(other),
+    });
+    Some(all.collect())
+}
+
+impl RuleInput {
+    fn is_seen_by(&self, gateway: &GatewayName) -> bool {
+        let exported = self.exported.as_ref();
+        exported.is_none_or(|to| to.contains(&gateway.namespace))
+    }
+
+    fn age(&self) -> (&str, &str) {
+        (&self.created, &self.key.name)
+    }
+
+    fn of(&self, service: NamespacedHostname) -> WaypointDestination {
+        WaypointDestination {
+            service,
+            policy: self.policy.clone(),
+            ports: self.ports.clone(),
+        }
+    }
+}
+
+/// The forms in which a rule may name a host, the most exact first.
+fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
+    let dots = host.match_indices('.').map(|(at, _)| at);
+    let ends = dots.filter_map(|at| host.get(at..));
+    let wildcards = ends.map(|end| arcstr::format!("*{end}"));
+    let exact = std::iter::once(ArcStr::from(host));
+    exact.chain(wildcards).chain([arcstr::literal!("*")])
+}
+
+impl Index {
+    /// The rule that a waypoint follows for a service.
+    fn rule_for(&self, service: &NamespacedHostname, gateway: &GatewayName) -> Option<&RuleInput> {
+        let root = &self.config.root_namespace;
+        let namespaces = [&service.namespace, &gateway.namespace, root];
+        namespaces.into_iter().find_map(|namespace| {
+            patterns(&service.hostname).find_map(|pattern| {
+                let rules = self.destination_rules.of(&pattern);
+                let rules = rules.filter(|key| key.namespace == *namespace);
+                let rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
+                let seen = rules.filter(|rule| rule.is_seen_by(gateway));
+                seen.min_by(|a, b| a.age().cmp(&b.age()))
+            })
+        })
+    }
+
+    /// What a waypoint is told of the endpoints of a service.
+    fn destination(
+        &self,
+        service: &NamespacedHostname,
+        gateway: &GatewayName,
+    ) -> Option<WaypointDestination> {
+        let rule = self.rule_for(service, gateway)?;
+        Some(rule.of(service.clone()))
+    }
+
+    /// What the waypoints that reach a host of an object are told of its endpoints.
+    pub(crate) fn destinations(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> Vec<(GatewayName, WaypointDestination)> {
+        if self.destination_rules.names().next().is_none() {
+            return Vec::new();
+        }
+        let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
+        let gateways = self.waypoints_reaching(key, host).into_iter();
+        gateways
+            .filter_map(|gateway| {
+                let told = self.destination(&service, &gateway)?;
+                Some((gateway, told))
+            })
+            .collect()
+    }
+
+    /// The waypoints that serve a host of an object, and those whose routes lead to it.
+    fn waypoints_reaching(&self, key: &ObjectKey, host: &ArcStr) -> BTreeSet<GatewayName> {
+        let mut gateways = self.waypoints_serving(key, host);
+        for route in self.route_backends.of(key) {
+            let parents = self.get::<HTTPRoute>(route).into_iter();
+            for parent in parents.flat_map(|route| &route.parents) {
+                for host in self.hosts_of(&parent.target) {
+                    gateways.extend(self.waypoints_serving(&parent.target, &host));
+                }
+            }
+        }
+        gateways
+    }
+
+    /// The backends of an object's routes may be reached by other waypoints than before.
+    pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
+        if self.destination_rules.names().next().is_none() {
+            return;
+        }
+        let routes = self.route_parents.of(parent);
+        let routes = routes.filter_map(|route| self.get::<HTTPRoute>(route));
+        let targets: Vec<_> = routes
+            .flat_map(super::http_route::RouteInput::targets)
+            .cloned()
+            .collect();
+        for target in targets {
+            self.mark_destinations_of(&target);
+        }
+    }
+
+    /// What waypoints are told of the endpoints of an object's hosts.
+    pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
+        for host in self.hosts_of(key) {
+            self.mark_rules_of(&host);
+            self.mark_only_host(host);
+        }
+    }
+
+    /// The rules that may be for a host: where they are followed stands on them.
+    pub(crate) fn mark_rules_of(&mut self, host: &str) {
+        let rules: Vec<_> = patterns(host)
+            .flat_map(|pattern| {
+                self.destination_rules
+                    .of(&pattern)
+                    .cloned()
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        for rule in rules {
+            self.mark(rule);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What a rule says of a service and of its ports.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::destination::{
+    ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, PortTrafficPolicy, RetryBudget,
+    TlsMode, TrafficPolicy,
+};
+use ambit_model::{
+    ArcStr, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
+    RetryBudget as Budget,
+};
+use serde_json::Value;
+
+use super::{
+    balancing,
+    values::{count, duration, thousandths, within},
+};
+use crate::problem::{FieldError, Note};
+
+/// Most ports with settings of their own.
+const MAX_PORTS: usize = 4096;
+
+type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
+
+/// The parts of a policy.
+struct Parts<'a> {
+    balancer: Option<&'a LoadBalancer>,
+    pool: Option<&'a ConnectionPool>,
+    outliers: Option<&'a OutlierDetection>,
+    tls: Option<&'a ClientTls>,
+    budget: Option<&'a RetryBudget>,
+}
+
+pub(super) fn read(
+    from: Option<&TrafficPolicy>,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<Policies, FieldError> {
+    const AT: &str = "spec.trafficPolicy";
+    let Some(from) = from else {
+        return Ok(Policies::default());
+    };
+    let whole = Parts {
+        balancer: from.load_balancer.as_ref(),
+        pool: from.connection_pool.as_ref(),
+        outliers: from.outlier_detection.as_ref(),
+        tls: from.tls.as_ref(),
+        budget: from.retry_budget.as_ref(),
+    };
+    let mut policy = whole.read(AT, factor, notes)?;
+    let mut ports = BTreeMap::new();
+    if from.port_level_settings.len() > MAX_PORTS {
+        let message = format!("more than {MAX_PORTS}");
+        let at = format!("{AT}.portLevelSettings");
+        return Err(FieldError::new(at, message));
+    }
+    for (index, of) in from.port_level_settings.iter().enumerate() {
+        let at = format!("{AT}.portLevelSettings[{index}]");
+        let (port, policy) = of_port(of, &at, factor, notes)?;
+        if ports.insert(port, policy).is_some() {
+            let message = format!("there is another for the port {port}");
+            return Err(FieldError::new(format!("{at}.port.number"), message));
+        }
+    }
+    if from.tunnel.is_some() {
+        let what = "tunnels through another proxy are not supported";
+        notes.push(refused(format!("{AT}.tunnel"), what));
+        for policy in ports.values_mut().chain([&mut policy]) {
+            policy.unsupported.get_or_insert_with(|| what.into());
+        }
+    }
+    if from.proxy_protocol.is_some() {
+        notes.push(without(format!("{AT}.proxyProtocol")));
+    }
+    Ok((policy, ports))
+}
+
+fn of_port(
+    from: &PortTrafficPolicy,
+    at: &str,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<(u16, DestinationPolicy), FieldError> {
+    let number = from.port.as_ref().map(|port| port.number);
+    let port = number.and_then(|number| u16::try_from(number).ok());
+    let port = port.filter(|port| *port > 0).ok_or_else(|| {
+        let field = format!("{at}.port.number");
+        FieldError::new(field, "a port from 1 to 65535 is needed")
+    })?;
+    let parts = Parts {
+        balancer: from.load_balancer.as_ref(),
+        pool: from.connection_pool.as_ref(),
+        outliers: from.outlier_detection.as_ref(),
+        tls: from.tls.as_ref(),
+        budget: None,
+    };
+    Ok((port, parts.read(at, factor, notes)?))
+}
+
+/// A field that does nothing.
+fn without(at: String) -> Note {
+    Note::new(at, "has no effect on waypoints")
+}
+
+/// A field without which nothing may be sent.
+fn refused(at: String, what: &str) -> Note {
+    Note::new(at, format!("{what}: requests are answered with 503"))
+}
+
+impl Parts<'_> {
+    fn read(
+        &self,
+        at: &str,
+        factor: u32,
+        notes: &mut Vec<Note>,
+    ) -> Result<DestinationPolicy, FieldError> {
+        let mut policy = DestinationPolicy::default();
+        if let Some(from) = self.outliers {
+            policy.outliers = Some(outliers(from, &format!("{at}.outlierDetection"), notes)?);
+        }
+        if let Some(from) = self.balancer {
+            let at = format!("{at}.loadBalancer");
+            (policy.balancing, policy.warmup) = balancing::read(from, factor, &at, notes)?;
+            let at = format!("{at}.localityLbSetting");
+            let may_eject = policy.outliers.is_some();
+            let from = from.locality_lb_setting.as_ref();
+            let locality = from.map(|from| balancing::locality(from, may_eject, &at, notes));
+            policy.locality = locality.transpose()?.unwrap_or(LocalityPolicy::OfService);
+        }
+        if let Some(from) = self.pool {
+            policy.limits = limits(from, &format!("{at}.connectionPool"), notes)?;
+        }
+        if let Some(from) = self.budget {
+            policy.limits.retry_budget = Some(budget(from, &format!("{at}.retryBudget"))?);
+        }
+        policy.unsupported = tls(self.tls, &format!("{at}.tls"), notes);
+        Ok(policy)
+    }
+}
+
+fn budget(from: &RetryBudget, at: &str) -> Result<Budget, FieldError> {
+    let minimum = format!("{at}.minRetryConcurrency");
+    let most = i64::from(i32::MAX);
+    Ok(Budget {
+        share: thousandths(&format!("{at}.percent"), from.percent, (0.0, 100.0), 20_000)?,
+        minimum: within(&minimum, from.min_retry_concurrency, 0, most, 3)?,
+    })
+}
+
+/// TLS that cannot be done is not left out: what it was to protect would be sent in clear.
+fn tls(from: Option<&ClientTls>, at: &str, notes: &mut Vec<Note>) -> Option<ArcStr> {
+    match from?.mode {
+        TlsMode::Disable => {
+            let message =
+                "DISABLE has no effect: pods of the mesh are reached by mTLS, others in plaintext";
+            notes.push(Note::new(format!("{at}.mode"), message));
+            None
+        }
+        TlsMode::IstioMutual => None,
+        TlsMode::Simple | TlsMode::Mutual => {
+            let what = "waypoints do not begin TLS";
+            notes.push(refused(format!("{at}.mode"), what));
+            Some(what.into())
+        }
+    }
+}
+
+fn outliers(
+    from: &OutlierDetection,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<OutlierPolicy, FieldError> {
+    let default = OutlierPolicy::default();
+    let number = |name: &str, of: Option<i64>, default: u32| {
+        within(&format!("{at}.{name}"), of, 0, i64::from(i32::MAX), default)
+    };
+    let percent = |name: &str, of: Option<i64>| within(&format!("{at}.{name}"), of, 0, 100, 0);
+    if from.consecutive_errors.is_some() {
+        let message = "has no effect: use consecutive5xxErrors or consecutiveGatewayErrors";
+        notes.push(Note::new(format!("{at}.consecutiveErrors"), message));
+    }
+    let is_split = from.split_external_local_origin_errors == Some(true);
+    const LOCAL: &str = "consecutiveLocalOriginFailures";
+    let local = number(LOCAL, from.consecutive_local_origin_failures, 5)?;
+    if from.consecutive_local_origin_failures.is_some() && !is_split {
+        let message = "has no effect without splitExternalLocalOriginErrors";
+        notes.push(Note::new(format!("{at}.{LOCAL}"), message));
+    }
+    let interval = duration(&format!("{at}.interval"), from.interval.as_deref())?;
+    let field = format!("{at}.baseEjectionTime");
+    let base = duration(&field, from.base_ejection_time.as_deref())?;
+    let most = percent("maxEjectionPercent", from.max_ejection_percent)?;
+    Ok(OutlierPolicy {
+        server_errors: number(
+            "consecutive5xxErrors",
+            from.consecutive_5xx_errors,
+            default.server_errors,
+        )?,
+        gateway_errors: number(
+            "consecutiveGatewayErrors",
+            from.consecutive_gateway_errors,
+            0,
+        )?,
+        local_failures: is_split.then_some(local),
+        interval: interval.unwrap_or(default.interval),
+        base_ejection: base.unwrap_or(default.base_ejection),
+        // Zero is what is left out, as in Istio.
+        max_ejection_percent: if most == 0 {
+            default.max_ejection_percent
+        } else {
+            most
+        },
+        min_health_percent: percent("minHealthPercent", from.min_health_percent)?,
+    })
+}
+
+fn limits(
+    from: &ConnectionPool,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<DestinationLimits, FieldError> {
+    let mut limits = DestinationLimits::default();
+    if let Some(tcp) = &from.tcp {
+        let at = format!("{at}.tcp");
+        let time =
+            |name: &str, of: &Option<String>| duration(&format!("{at}.{name}"), of.as_deref());
+        limits.connections = count(&format!("{at}.maxConnections"), tcp.max_connections)?;
+        limits.connect_timeout = time("connectTimeout", &tcp.connect_timeout)?;
+        limits.max_connection_duration =
+            time("maxConnectionDuration", &tcp.max_connection_duration)?;
+        time("idleTimeout", &tcp.idle_timeout)?;
+        let is_given = |of: &Option<Value>| of.as_ref().is_some_and(|of| !of.is_null());
+        let ignored = [
+            ("tcpKeepalive", is_given(&tcp.tcp_keepalive)),
+            ("idleTimeout", tcp.idle_timeout.is_some()),
+        ];
+        for (name, _) in ignored.into_iter().filter(|(_, is)| *is) {
+            notes.push(without(format!("{at}.{name}")));
+        }
+    }
+    if let Some(http) = &from.http {
+        let at = format!("{at}.http");
+        let number = |name: &str, of: Option<i64>| count(&format!("{at}.{name}"), of);
+        let pending = number("http1MaxPendingRequests", http.http1_max_pending_requests)?;
+        limits.pending = (pending > 0).then_some(pending);
+        limits.requests = number("http2MaxRequests", http.http2_max_requests)?;
+        limits.requests_per_connection =
+            number("maxRequestsPerConnection", http.max_requests_per_connection)?;
+        limits.retries = number("maxRetries", http.max_retries)?;
+        let field = format!("{at}.idleTimeout");
+        limits.idle_timeout = duration(&field, http.idle_timeout.as_deref())?;
+        number("maxConcurrentStreams", http.max_concurrent_streams)?;
+        let upgrades = http.h2_upgrade_policy.as_deref();
+        let ignored = [
+            (
+                "h2UpgradePolicy",
+                upgrades.is_some_and(|of| !["DEFAULT", ""].contains(&of)),
+            ),
+            ("useClientProtocol", http.use_client_protocol == Some(true)),
+            (
+                "maxConcurrentStreams",
+                http.max_concurrent_streams.is_some(),
+            ),
+        ];
+        for (name, _) in ignored.into_iter().filter(|(_, is)| *is) {
+            notes.push(without(format!("{at}.{name}")));
+        }
+    }
+    Ok(limits)
+}

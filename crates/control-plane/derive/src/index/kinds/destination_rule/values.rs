@@ -1,0 +1,163 @@
+//! Numbers and durations of destination rules, within the bounds in which they mean something.
+
+use std::time::Duration;
+
+use crate::problem::FieldError;
+
+/// Longest duration: what is longer was meant otherwise.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Units in nanoseconds.
+const UNITS: [(&str, f64); 6] = [
+    ("h", 3600e9),
+    ("m", 60e9),
+    ("s", 1e9),
+    ("ms", 1e6),
+    ("us", 1e3),
+    ("ns", 1.0),
+];
+
+/// A number from 0 on; zero and what is left out are zero.
+pub(super) fn count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
+    within(at, of, 0, i64::from(i32::MAX), 0)
+}
+
+/// A number, or what stands for one that is left out.
+pub(super) fn within(
+    at: &str,
+    of: Option<i64>,
+    least: i64,
+    most: i64,
+    default: u32,
+) -> Result<u32, FieldError> {
+    let Some(number) = of else {
+        return Ok(default);
+    };
+    let wrong = || FieldError::new(at, format!("{number} is not within {least} to {most}"));
+    if !(least..=most).contains(&number) {
+        return Err(wrong());
+    }
+    u32::try_from(number).map_err(|_| wrong())
+}
+
+/// A number with a fraction, times a thousand.
+pub(super) fn thousandths(
+    at: &str,
+    of: Option<f64>,
+    (least, most): (f64, f64),
+    default: u32,
+) -> Result<u32, FieldError> {
+    let Some(number) = of else {
+        return Ok(default);
+    };
+    if !(least..=most).contains(&number) {
+        let message = format!("{number} is not within {least} to {most}");
+        return Err(FieldError::new(at, message));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "within bounds that are"
+    )]
+    let thousandths = (number * 1000.0).round() as u32;
+    Ok(thousandths)
+}
+
+/// A duration of at least a millisecond.
+pub(super) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    let Some(duration) = duration_or_zero(at, of)? else {
+        return Ok(None);
+    };
+    if duration < Duration::from_millis(1) {
+        return Err(FieldError::new(at, "must be 1ms or longer"));
+    }
+    Ok(Some(duration))
+}
+
+/// A duration.
+pub(super) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    let Some(text) = of else {
+        return Ok(None);
+    };
+    let wrong = |message: String| FieldError::new(at, message);
+    let duration = parse(text).ok_or_else(|| {
+        wrong(format!(
+            "{text:?} is no duration: numbers with h, m, s or ms, as in 1m30s, not negative"
+        ))
+    })?;
+    if duration > LONGEST {
+        return Err(wrong(format!("{text} is too long: at most 8760h")));
+    }
+    Ok(Some(duration))
+}
+
+fn parse(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut nanoseconds = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, after) = rest.split_at_checked(digits)?;
+        let letters = after.find(|c: char| !c.is_ascii_alphabetic());
+        let (unit, after) = after.split_at_checked(letters.unwrap_or(after.len()))?;
+        let (_, size) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        // Nothing but digits and a point: neither signs nor exponents.
+        nanoseconds += number.parse::<f64>().ok()? * size;
+        rest = after;
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(nanoseconds / 1e9).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_istio_writes_them() {
+        for (text, milliseconds) in [
+            ("1h", 3_600_000),
+            ("1m30s", 90_000),
+            ("1.5s", 1500),
+            ("20ms", 20),
+            ("8760h", 31_536_000_000),
+        ] {
+            let read = duration("x", Some(text)).unwrap();
+            assert_eq!(read, Some(Duration::from_millis(milliseconds)), "{text}");
+        }
+        assert_eq!(duration_or_zero("x", Some("0s")), Ok(Some(Duration::ZERO)));
+        for text in [
+            "",
+            "1",
+            "s",
+            "-1s",
+            "1s-1s",
+            "+1s",
+            "1e3s",
+            "1d",
+            "8761h",
+            "0s",
+            "1us",
+            " 1s",
+            "1.s.",
+            "99999999999999999999h",
+            "NaNs",
+            "..s",
+        ] {
+            assert!(duration("x", Some(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_within_their_bounds() {
+        assert_eq!(count("x", None), Ok(0));
+        assert_eq!(count("x", Some(7)), Ok(7));
+        for wrong in [-1, i64::from(i32::MAX) + 1, i64::MIN] {
+            assert!(count("x", Some(wrong)).is_err(), "{wrong}");
+        }
+        assert_eq!(thousandths("x", Some(1.5), (0.0, 2.0), 0), Ok(1500));
+        for wrong in [-0.1, 2.1, f64::NAN, f64::INFINITY] {
+            assert!(thousandths("x", Some(wrong), (0.0, 2.0), 0).is_err());
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What a `DestinationRule` says; field names as Istio's definition has them.
+//!
+//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    istio::{WorkloadSelector, custom_resource},
+    status::{self, Status},
+};
+
+custom_resource! {
+    /// How backends are called.
+    DestinationRule, DestinationRuleSpec, "networking.istio.io", "destinationrules", NamespaceResourceScope
+}
+
+macro_rules! settings {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+        #[expect(missing_docs, reason = "the fields are the contract's")]
+        pub struct $name {
+            $($(#[$of_field])* pub $field: $type,)*
+        })*
+    };
+}
+
+settings! {
+    /// See [`DestinationRule`].
+    DestinationRuleSpec {
+        host: String,
+        traffic_policy: Option<TrafficPolicy>,
+        subsets: Vec<Subset>,
+        export_to: Vec<String>,
+        workload_selector: Option<WorkloadSelector>,
+    }
+    /// Some of the endpoints.
+    Subset {
+        name: String,
+        labels: BTreeMap<String, String>,
+        traffic_policy: Option<TrafficPolicy>,
+    }
+    /// How endpoints are treated.
+    TrafficPolicy {
+        load_balancer: Option<LoadBalancer>,
+        connection_pool: Option<ConnectionPool>,
+        outlier_detection: Option<OutlierDetection>,
+        tls: Option<ClientTls>,
+        port_level_settings: Vec<PortTrafficPolicy>,
+        tunnel: Option<Value>,
+        proxy_protocol: Option<Value>,
+        retry_budget: Option<RetryBudget>,
+    }
+    /// How those of one port are treated.
+    PortTrafficPolicy {
+        port: Option<PortSelector>,
+        load_balancer: Option<LoadBalancer>,
+        connection_pool: Option<ConnectionPool>,
+        outlier_detection: Option<OutlierDetection>,
+        tls: Option<ClientTls>,
+    }
+    /// A port of the service.
+    PortSelector {
+        number: i64,
+    }
+    /// Which endpoint.
+    LoadBalancer {
+        simple: Option<SimpleBalancer>,
+        consistent_hash: Option<ConsistentHash>,
+        locality_lb_setting: Option<LocalityBalancer>,
+        warmup_duration_secs: Option<String>,
+        warmup: Option<Warmup>,
+    }
+    /// The same endpoint for what is alike.
+    ConsistentHash {
+        http_header_name: Option<String>,
+        http_cookie: Option<HashCookie>,
+        use_source_ip: Option<bool>,
+        http_query_parameter_name: Option<String>,
+        ring_hash: Option<RingHash>,
+        maglev: Option<Maglev>,
+        minimum_ring_size: Option<i64>,
+    }
+    /// A cookie to hash.
+    HashCookie {
+        name: String,
+        path: Option<String>,
+        ttl: Option<String>,
+        attributes: Vec<CookieAttribute>,
+    }
+    /// An attribute of a cookie that is set.
+    CookieAttribute {
+        name: String,
+        value: String,
+    }
+    /// Points on a ring.
+    RingHash {
+        minimum_ring_size: Option<i64>,
+    }
+    /// Maglev's table.
+    Maglev {
+        table_size: Option<i64>,
+    }
+    /// Which places.
+    LocalityBalancer {
+        distribute: Vec<Distribute>,
+        failover: Vec<Failover>,
+        failover_priority: Vec<String>,
+        enabled: Option<bool>,
+    }
+    /// Shares of places.
+    Distribute {
+        from: String,
+        to: BTreeMap<String, i64>,
+    }
+    /// A region that follows another.
+    Failover {
+        from: String,
+        to: String,
+    }
+    /// Less for new endpoints.
+    Warmup {
+        duration: Option<String>,
+        minimum_percent: Option<f64>,
+        aggression: Option<f64>,
+    }
+    /// How much at a time.
+    ConnectionPool {
+        tcp: Option<TcpPool>,
+        http: Option<HttpPool>,
+    }
+    /// Connections.
+    TcpPool {
+        max_connections: Option<i64>,
+        connect_timeout: Option<String>,
+        tcp_keepalive: Option<Value>,
+        max_connection_duration: Option<String>,
+        idle_timeout: Option<String>,
+    }
+    /// Requests.
+    HttpPool {
+        http1_max_pending_requests: Option<i64>,
+        http2_max_requests: Option<i64>,
+        max_requests_per_connection: Option<i64>,
+        max_retries: Option<i64>,
+        idle_timeout: Option<String>,
+        h2_upgrade_policy: Option<String>,
+        use_client_protocol: Option<bool>,
+        max_concurrent_streams: Option<i64>,
+    }
+    /// Who is left alone.
+    OutlierDetection {
+        consecutive_errors: Option<i64>,
+        split_external_local_origin_errors: Option<bool>,
+        consecutive_local_origin_failures: Option<i64>,
+        consecutive_gateway_errors: Option<i64>,
+        #[serde(rename = "consecutive5xxErrors")]
+        consecutive_5xx_errors: Option<i64>,
+        interval: Option<String>,
+        base_ejection_time: Option<String>,
+        max_ejection_percent: Option<i64>,
+        min_health_percent: Option<i64>,
+    }
+    /// TLS from the proxy on.
+    ClientTls {
+        mode: TlsMode,
+        client_certificate: Option<String>,
+        private_key: Option<String>,
+        ca_certificates: Option<String>,
+        credential_name: Option<String>,
+        subject_alt_names: Vec<String>,
+        sni: Option<String>,
+        insecure_skip_verify: Option<bool>,
+        ca_crl: Option<String>,
+    }
+    /// Retries in proportion.
+    RetryBudget {
+        percent: Option<f64>,
+        min_retry_concurrency: Option<i64>,
+    }
+}
+
+/// Algorithms without settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[expect(missing_docs, reason = "the values are the contract's")]
+pub enum SimpleBalancer {
+    #[default]
+    Unspecified,
+    LeastConn,
+    Random,
+    Passthrough,
+    RoundRobin,
+    LeastRequest,
+}
+
+/// What TLS is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[expect(missing_docs, reason = "the values are the contract's")]
+pub enum TlsMode {
+    #[default]
+    Disable,
+    Simple,
+    Mutual,
+    IstioMutual,
+}

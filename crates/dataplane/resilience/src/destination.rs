@@ -1,0 +1,303 @@
+//! One port of a service, under a policy.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Relaxed, Release},
+        },
+    },
+    time::Instant,
+};
+
+use ambit_model::{ArcStr, DestinationPolicy, OutlierPolicy};
+use parking_lot::{Mutex, RwLock};
+use rand::RngCore;
+
+use crate::{
+    host::{Candidate, Host},
+    limits::Limits,
+    locality::Place,
+    outliers::{Ejection, Outcome, Outliers, count},
+    pool::{Pool, Question},
+};
+
+/// See the crate.
+#[derive(Debug)]
+pub struct Destination<E> {
+    policy: DestinationPolicy,
+    state: Arc<State>,
+    current: RwLock<Current<E>>,
+}
+
+/// What outlives changes of the policy.
+#[derive(Debug)]
+struct State {
+    limits: Limits,
+    /// Requests under way at all endpoints.
+    active: AtomicU32,
+    outliers: Mutex<Outliers>,
+    /// Counts ejections and their ends.
+    health: AtomicU64,
+    /// When the next ejection ends: milliseconds from `born`, `u64::MAX` if there is none.
+    due: AtomicU64,
+    /// How many endpoints there are.
+    total: AtomicU32,
+    born: Instant,
+}
+
+#[derive(Debug)]
+struct Current<E> {
+    revision: Option<u64>,
+    own: Place,
+    pool: Arc<Pool<E>>,
+}
+
+/// What a request wishes of an endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wish<'a> {
+    /// Of what it has in common with others, if that is to matter.
+    pub hash: Option<u64>,
+    /// The uids of endpoints that it has tried.
+    pub failed: &'a [ArcStr],
+}
+
+/// Why no endpoint is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoEndpoint {
+    /// There is none, or none that was not tried.
+    Nothing,
+    /// All are ejected.
+    Ejected,
+}
+
+/// An endpoint for one request, which counts as under way there until this is dropped.
+#[derive(Debug)]
+pub struct Chosen<E> {
+    pool: Arc<Pool<E>>,
+    pub(crate) host: Arc<Host>,
+    index: usize,
+    state: Arc<State>,
+    outliers: Option<OutlierPolicy>,
+}
+
+impl State {
+    fn milliseconds(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.born).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX - 1)
+    }
+
+    fn set_due(&self, at: Option<Instant>) {
+        // Rounded up: at that time it is over.
+        let due = at.map_or(u64::MAX, |at| self.milliseconds(at) + 1);
+        self.due.store(due, Release);
+    }
+
+    /// Takes endpoints back whose ejection is over.
+    fn wake(&self, now: Instant) {
+        if self.milliseconds(now) < self.due.load(Relaxed) {
+            return;
+        }
+        let mut outliers = self.outliers.lock();
+        self.set_due(outliers.take_back(now));
+        self.health.fetch_add(1, Release);
+    }
+}
+
+impl<E: Clone> Destination<E> {
+    /// Without endpoints yet.
+    pub fn new(policy: DestinationPolicy, now: Instant) -> Self {
+        let state = State {
+            limits: Limits::default(),
+            active: AtomicU32::default(),
+            outliers: Mutex::default(),
+            health: AtomicU64::default(),
+            due: AtomicU64::new(u64::MAX),
+            total: AtomicU32::default(),
+            born: now,
+        };
+        let own = Place::default();
+        let pool = Arc::new(Pool::new(&policy, &own, Vec::new()));
+        Self {
+            policy,
+            state: Arc::new(state),
+            current: RwLock::new(Current {
+                revision: None,
+                own,
+                pool,
+            }),
+        }
+    }
+
+    /// The same endpoints, with all that is known of them, under another policy.
+    #[must_use]
+    pub fn under(&self, policy: DestinationPolicy) -> Self {
+        let current = self.current.read();
+        if policy.outliers.is_none() {
+            self.state.outliers.lock().clear();
+            self.state.set_due(None);
+            self.state.health.fetch_add(1, Release);
+        }
+        let pool = Pool::new(&policy, &current.own, current.pool.hosts.clone());
+        Self {
+            state: self.state.clone(),
+            current: RwLock::new(Current {
+                revision: current.revision,
+                own: current.own.clone(),
+                pool: Arc::new(pool),
+            }),
+            policy,
+        }
+    }
+
+    /// Takes over the endpoints there are, of a revision that is not known yet; `candidates` is asked for them only
+    /// then.
+    pub fn update(
+        &self,
+        revision: u64,
+        now: Instant,
+        own: &Place,
+        candidates: impl FnOnce() -> Vec<Candidate<E>>,
+    ) {
+        if self.current.read().revision == Some(revision) {
+            return;
+        }
+        let mut current = self.current.write();
+        if current.revision == Some(revision) {
+            return;
+        }
+        let is_first = current.revision.is_none();
+        let known: HashMap<&ArcStr, &Arc<Host>> = {
+            let hosts = current.pool.hosts.iter();
+            hosts.map(|(host, _)| (&host.uid, host)).collect()
+        };
+        let joined = (!is_first).then_some(now);
+        let hosts: Vec<_> = candidates()
+            .into_iter()
+            .map(|candidate| {
+                let host = known.get(&candidate.uid).map(|host| Arc::clone(host));
+                let host = host.unwrap_or_else(|| Host::new(candidate.uid.clone(), joined));
+                (host, candidate)
+            })
+            .collect();
+        let names: std::collections::HashSet<&ArcStr> =
+            hosts.iter().map(|(host, _)| &host.uid).collect();
+        let mut outliers = self.state.outliers.lock();
+        outliers.keep(|uid| names.contains(uid));
+        drop(outliers);
+        let total = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
+        self.state.total.store(total, Relaxed);
+        self.state.health.fetch_add(1, Release);
+        let pool = Arc::new(Pool::new(&self.policy, own, hosts));
+        *current = Current {
+            revision: Some(revision),
+            own: own.clone(),
+            pool,
+        };
+    }
+
+    /// Chooses an endpoint for a request.
+    ///
+    /// # Errors
+    /// When there is none for it.
+    pub fn choose(
+        &self,
+        wish: Wish<'_>,
+        now: Instant,
+        rng: &mut dyn RngCore,
+    ) -> Result<Chosen<E>, NoEndpoint> {
+        self.state.wake(now);
+        let pool = self.current.read().pool.clone();
+        let question = Question {
+            policy: &self.policy,
+            hash: wish.hash,
+            failed: wish.failed,
+            now,
+            health: self.state.health.load(Relaxed),
+            active: self.state.active.load(Relaxed),
+        };
+        let chosen = pool.choose(question, rng);
+        let found = chosen.and_then(|index| Some((index, pool.hosts.get(index)?.0.clone())));
+        let Some((index, host)) = found else {
+            let mut hosts = pool.hosts.iter();
+            return Err(match hosts.any(|(host, _)| host.is_ejected()) {
+                true => NoEndpoint::Ejected,
+                false => NoEndpoint::Nothing,
+            });
+        };
+        host.active.fetch_add(1, Relaxed);
+        self.state.active.fetch_add(1, Relaxed);
+        Ok(Chosen {
+            pool,
+            host,
+            index,
+            state: self.state.clone(),
+            outliers: self.policy.outliers,
+        })
+    }
+}
+
+impl<E> Destination<E> {
+    /// What holds for it.
+    pub fn policy(&self) -> &DestinationPolicy {
+        &self.policy
+    }
+
+    /// Whether its endpoints are those of a revision.
+    pub fn is_at(&self, revision: u64) -> bool {
+        self.current.read().revision == Some(revision)
+    }
+
+    /// What is under way at it.
+    pub fn limits(&self) -> &Limits {
+        &self.state.limits
+    }
+
+    /// How many of its endpoints are ejected.
+    pub fn ejected(&self) -> usize {
+        self.state.outliers.lock().ejected()
+    }
+}
+
+impl<E> Chosen<E> {
+    /// The endpoint.
+    pub fn endpoint(&self) -> Option<&E> {
+        let one = self.pool.hosts.get(self.index);
+        one.map(|(_, candidate)| &candidate.endpoint)
+    }
+
+    /// Its name.
+    pub fn uid(&self) -> &ArcStr {
+        &self.host.uid
+    }
+
+    /// Says what came of the request. Gives the ejection that this leads to.
+    pub fn report(&self, outcome: Outcome, now: Instant) -> Option<Ejection> {
+        let policy = self.outliers.as_ref()?;
+        let fault = count(&self.host, policy, outcome)?;
+        if self.host.is_ejected() {
+            return None;
+        }
+        let state = &self.state;
+        let mut outliers = state.outliers.lock();
+        let next = outliers.take_back(now);
+        let total = state.total.load(Relaxed) as usize;
+        let duration = outliers.eject(&self.host, policy, total, now);
+        let ends = duration.map(|duration| now + duration);
+        state.set_due(next.into_iter().chain(ends).min());
+        state.health.fetch_add(1, Release);
+        Some(Ejection {
+            fault,
+            duration: duration?,
+        })
+    }
+}
+
+impl<E> Drop for Chosen<E> {
+    fn drop(&mut self) {
+        self.host.active.fetch_sub(1, Relaxed);
+        self.state.active.fetch_sub(1, Relaxed);
+    }
+}

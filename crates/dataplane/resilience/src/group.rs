@@ -1,0 +1,162 @@
+//! Endpoints of one place among which the policy chooses.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use ambit_model::{Balancing, HashTable};
+use rand::{Rng as _, RngCore};
+
+use crate::hashing::Table;
+
+/// Draws before all endpoints are looked at.
+const DRAWS: u32 = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// Of the requests of its tier.
+    pub(crate) share: u32,
+    /// Their indexes in the pool, with their weights.
+    members: Vec<(u32, u32)>,
+    heaviest: u32,
+    next: AtomicU32,
+    table: Option<Table>,
+}
+
+/// What the pool says of an endpoint at this moment.
+pub(crate) trait View {
+    /// Whether it may be chosen.
+    fn is_usable(&self, index: u32) -> bool;
+    /// Its share of its weight, in 0 to 1.
+    fn warmth(&self, index: u32) -> f64;
+    /// Requests under way.
+    fn load(&self, index: u32) -> u32;
+    /// Whether one more request is within the bound of hashing.
+    fn is_within_bound(&self, index: u32, weight: u32) -> bool;
+}
+
+impl Group {
+    pub(crate) fn new(
+        share: u32,
+        members: Vec<(u32, u32)>,
+        hashed: Option<HashTable>,
+        name: impl Fn(u32) -> String,
+    ) -> Self {
+        let table = hashed.map(|kind| {
+            let names: Vec<String> = members.iter().map(|(index, _)| name(*index)).collect();
+            let named = names.iter().map(String::as_str);
+            let weights = members.iter().map(|(_, weight)| *weight);
+            Table::new(kind, &named.zip(weights).collect::<Vec<_>>())
+        });
+        Self {
+            share,
+            heaviest: members.iter().map(|(_, weight)| *weight).max().unwrap_or(1),
+            members,
+            next: AtomicU32::default(),
+            table,
+        }
+    }
+
+    pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
+        self.members.iter().map(|(index, _)| *index)
+    }
+
+    /// An endpoint; `None` if none is usable.
+    pub(crate) fn choose(
+        &self,
+        balancing: &Balancing,
+        hash: Option<u64>,
+        view: &impl View,
+        rng: &mut dyn RngCore,
+    ) -> Option<u32> {
+        match balancing {
+            Balancing::Hash(_) => match (hash, &self.table) {
+                (Some(hash), Some(table)) => self.hashed(table, hash, view),
+                _ => self.random(view, rng),
+            },
+            Balancing::Random => self.random(view, rng),
+            Balancing::RoundRobin => self.in_turn(view, rng),
+            Balancing::LeastRequest => {
+                let first = self.random(view, rng)?;
+                let second = self.random(view, rng)?;
+                Some(if view.load(second) < view.load(first) {
+                    second
+                } else {
+                    first
+                })
+            }
+        }
+    }
+
+    /// Whether one that was drawn is taken, so that each is as often as its weight says.
+    fn accepts(&self, index: u32, weight: u32, view: &impl View, rng: &mut dyn RngCore) -> bool {
+        if !view.is_usable(index) {
+            return false;
+        }
+        let share = f64::from(weight) / f64::from(self.heaviest) * view.warmth(index);
+        share >= 1.0 || rng.random::<f64>() < share
+    }
+
+    fn random(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+        if self.members.is_empty() {
+            return None;
+        }
+        for _ in 0..DRAWS {
+            let drawn = rng.random_range(0..self.members.len());
+            let (index, weight) = *self.members.get(drawn)?;
+            if self.accepts(index, weight, view, rng) {
+                return Some(index);
+            }
+        }
+        self.scan(view, rng)
+    }
+
+    fn in_turn(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+        let count = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
+        if count == 0 {
+            return None;
+        }
+        for _ in 0..DRAWS.max(count.min(4 * DRAWS)) {
+            let turn = self.next.fetch_add(1, Relaxed) % count;
+            let (index, weight) = *self.members.get(usize::try_from(turn).ok()?)?;
+            if self.accepts(index, weight, view, rng) {
+                return Some(index);
+            }
+        }
+        self.scan(view, rng)
+    }
+
+    /// Looks at all: each takes the place of the one so far with the probability of its share.
+    fn scan(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+        let mut seen = 0.0;
+        let mut kept = None;
+        for (index, weight) in &self.members {
+            if !view.is_usable(*index) {
+                continue;
+            }
+            let share = f64::from(*weight) * view.warmth(*index).max(f64::MIN_POSITIVE);
+            seen += share;
+            if kept.is_none() || rng.random::<f64>() * seen < share {
+                kept = Some(*index);
+            }
+        }
+        kept
+    }
+
+    /// The first from the hash on that is usable and not over its bound; the first usable if all are over it.
+    fn hashed(&self, table: &Table, hash: u64, view: &impl View) -> Option<u32> {
+        let mut first = None;
+        for place in table.from(hash) {
+            let Some((index, weight)) = self.members.get(place as usize).copied() else {
+                continue;
+            };
+            if !view.is_usable(index) {
+                continue;
+            }
+            if view.is_within_bound(index, weight) {
+                return Some(index);
+            }
+            first = first.or(Some(index));
+        }
+        first
+    }
+}

@@ -1,0 +1,121 @@
+//! From a hash to an endpoint, so that few requests change theirs when endpoints come and go, on every replica alike.
+
+use std::cmp::Ordering;
+
+use ambit_model::HashTable;
+use xxhash_rust::xxh64::xxh64;
+
+/// Most points of a ring, whatever is asked for.
+const MAX_POINTS: u64 = 1 << 18;
+
+/// The hash of what requests have in common. Not a secret one: all replicas have to agree on it.
+pub fn hash(bytes: &[u8]) -> u64 {
+    xxh64(bytes, 0)
+}
+
+/// The endpoints of one group, by their places in it.
+#[derive(Debug)]
+pub(crate) enum Table {
+    /// Points and whose they are, in the order of the points.
+    Ring(Vec<(u64, u32)>),
+    /// Whose each place is.
+    Maglev(Vec<u32>),
+}
+
+impl Table {
+    /// Of endpoints by name and weight.
+    pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
+        match kind {
+            HashTable::Ring(least) => Self::Ring(ring(least, members)),
+            HashTable::Maglev(size) => Self::Maglev(maglev(size, members)),
+        }
+    }
+
+    /// The endpoints in the order in which they are asked for a hash; each may come several times.
+    pub(crate) fn from(&self, hash: u64) -> impl Iterator<Item = u32> {
+        let (ring, table) = match self {
+            Self::Ring(points) => (points.as_slice(), [].as_slice()),
+            Self::Maglev(table) => ([].as_slice(), table.as_slice()),
+        };
+        let first = ring.partition_point(|(point, _)| *point < hash);
+        let (before, after) = ring.split_at_checked(first).unwrap_or((ring, &[]));
+        let on_ring = after.iter().chain(before).map(|(_, whose)| *whose);
+        let size = u64::try_from(table.len()).unwrap_or(u64::MAX).max(1);
+        let place = usize::try_from(hash % size).unwrap_or_default();
+        let (before, after) = table.split_at_checked(place).unwrap_or((table, &[]));
+        on_ring.chain(after.iter().chain(before).copied())
+    }
+}
+
+/// Each endpoint has points in proportion to its weight: as many as are asked for in all, so that their number does not
+/// change when others come and go, and fewer only where that would be too many together.
+fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
+    let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
+    let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();
+    let lightest = lightest.unwrap_or(1).max(1);
+    let mut points = Vec::new();
+    for ((name, weight), index) in members.iter().zip(0_u32..) {
+        let wished = u64::from(least) * u64::from(*weight) / lightest;
+        let most = MAX_POINTS * u64::from(*weight) / total.max(1);
+        for nth in 0..wished.min(most).max(1) {
+            points.push((xxh64(name.as_bytes(), nth + 1), index));
+        }
+    }
+    points.sort_unstable();
+    points
+}
+
+/// Maglev's table, with weights as Envoy has them.
+fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
+    struct Entry {
+        next: u64,
+        skip: u64,
+        /// Of the heaviest, and what it has taken of it so far.
+        weight: f64,
+        target: f64,
+    }
+    const FREE: u32 = u32::MAX;
+    let size = u64::from(size.max(2));
+    let heaviest = members.iter().map(|(_, weight)| *weight).max();
+    let heaviest = f64::from(heaviest.unwrap_or(1).max(1));
+    let entry = |(name, weight): &(&str, u32)| Entry {
+        next: xxh64(name.as_bytes(), 0) % size,
+        skip: xxh64(name.as_bytes(), 1) % (size - 1) + 1,
+        weight: f64::from(*weight) / heaviest,
+        target: 0.0,
+    };
+    let mut entries: Vec<Entry> = members.iter().map(entry).collect();
+    let places = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut table = vec![FREE; places];
+    let mut free = if entries.is_empty() { 0 } else { places };
+    let mut turn = 1.0;
+    loop {
+        let before = free;
+        for (entry, index) in entries.iter_mut().zip(0_u32..) {
+            if free == 0 {
+                break;
+            }
+            if (turn * entry.weight).partial_cmp(&entry.target) == Some(Ordering::Less) {
+                continue;
+            }
+            entry.target += 1.0;
+            // The size is a prime: every place is met once.
+            for _ in 0..places {
+                let place = usize::try_from(entry.next).unwrap_or_default();
+                entry.next = (entry.next + entry.skip) % size;
+                if let Some(whose) = table.get_mut(place).filter(|whose| **whose == FREE) {
+                    *whose = index;
+                    free -= 1;
+                    break;
+                }
+            }
+        }
+        turn += 1.0;
+        // The heaviest takes a place in every turn, but for a size that is no prime.
+        if free == 0 || free == before {
+            break;
+        }
+    }
+    table.retain(|whose| *whose != FREE);
+    table
+}

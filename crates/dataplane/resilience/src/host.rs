@@ -1,0 +1,85 @@
+//! One endpoint, and what is known of it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use ambit_model::{ArcStr, Warmup};
+
+use crate::locality::Place;
+
+/// An endpoint that may be chosen. `E` is what it is to whoever asks.
+#[derive(Clone, Debug)]
+pub struct Candidate<E> {
+    /// By which it is known again: the same for as long as it exists, and on every replica.
+    pub uid: ArcStr,
+    /// Its share; more than zero.
+    pub weight: u32,
+    /// Where it is.
+    pub place: Place,
+    /// How well it fits what the service itself prefers; more is better.
+    pub rank: u32,
+    /// What it is.
+    pub endpoint: E,
+}
+
+/// What is known of an endpoint for as long as it is one, whatever else changes.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) uid: ArcStr,
+    /// When it came to others that were there; `None` of the first.
+    joined: Option<Instant>,
+    /// Requests under way.
+    pub(crate) active: AtomicU32,
+    pub(crate) is_ejected: AtomicBool,
+    /// In a row.
+    pub(crate) server_errors: AtomicU32,
+    pub(crate) gateway_errors: AtomicU32,
+    pub(crate) local_failures: AtomicU32,
+}
+
+impl Host {
+    pub(crate) fn new(uid: ArcStr, joined: Option<Instant>) -> Arc<Self> {
+        Arc::new(Self {
+            uid,
+            joined,
+            active: AtomicU32::default(),
+            is_ejected: AtomicBool::default(),
+            server_errors: AtomicU32::default(),
+            gateway_errors: AtomicU32::default(),
+            local_failures: AtomicU32::default(),
+        })
+    }
+
+    pub(crate) fn is_ejected(&self) -> bool {
+        self.is_ejected.load(Relaxed)
+    }
+
+    /// Its share of what it would get if it were not new, in 0 to 1.
+    pub(crate) fn warmth(&self, warmup: &Warmup, now: Instant) -> f64 {
+        let Some(joined) = self.joined else {
+            return 1.0;
+        };
+        let age = now.saturating_duration_since(joined).as_secs_f64();
+        let whole = warmup.duration.as_secs_f64();
+        if age >= whole {
+            return 1.0;
+        }
+        // As Envoy has it: the first second counts as one.
+        let passed = (age.max(1.0) / whole).min(1.0);
+        let aggression = f64::from(warmup.aggression.max(1)) / 1000.0;
+        let least = f64::from(warmup.minimum_percent.min(100)) / 100.0;
+        passed.powf(1.0 / aggression).max(least)
+    }
+}
+
+/// Sets a count to zero. Most are, and a read disturbs no other thread.
+pub(crate) fn clear(count: &AtomicU32) {
+    if count.load(Relaxed) != 0 {
+        count.store(0, Relaxed);
+    }
+}

@@ -1,0 +1,107 @@
+//! How much a destination gets at the same time. Counts, and never waits.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use ambit_model::DestinationLimits;
+
+/// What there is too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overflow {
+    /// Connections.
+    Connections,
+    /// Requests that wait for a connection.
+    Pending,
+    /// Requests.
+    Requests,
+    /// Retries.
+    Retries,
+}
+
+impl Overflow {
+    /// All there are.
+    pub const ALL: [Self; 4] = [
+        Self::Connections,
+        Self::Pending,
+        Self::Requests,
+        Self::Retries,
+    ];
+
+    /// For metrics and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Pending => "pending",
+            Self::Requests => "requests",
+            Self::Retries => "retries",
+        }
+    }
+}
+
+/// What is under way at a destination. Outlives changes of its policy.
+#[derive(Debug, Default)]
+pub struct Limits {
+    pending: Arc<AtomicU32>,
+    requests: Arc<AtomicU32>,
+    retries: Arc<AtomicU32>,
+}
+
+/// Something that is counted until this is dropped.
+#[derive(Debug)]
+pub struct Slot(Arc<AtomicU32>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Limits {
+    /// A request begins.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub fn request(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
+        let most = if of.requests == 0 {
+            None
+        } else {
+            Some(of.requests)
+        };
+        take(&self.requests, most).ok_or(Overflow::Requests)
+    }
+
+    /// A request waits for a connection.
+    ///
+    /// # Errors
+    /// When too many do.
+    pub fn pending(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
+        take(&self.pending, of.pending).ok_or(Overflow::Pending)
+    }
+
+    /// A request is sent again.
+    ///
+    /// # Errors
+    /// When too many are.
+    pub fn retry(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
+        let most = match of.retry_budget {
+            Some(budget) => {
+                let active = u64::from(self.requests.load(Relaxed));
+                let share = active * u64::from(budget.share) / 100_000;
+                Some(budget.minimum.max(u32::try_from(share).unwrap_or(u32::MAX)))
+            }
+            None if of.retries == 0 => None,
+            None => Some(of.retries),
+        };
+        take(&self.retries, most).ok_or(Overflow::Retries)
+    }
+}
+
+/// One more, unless that would be too many.
+fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
+    let before = count.fetch_add(1, Relaxed);
+    // Gives it back when it is dropped.
+    let slot = Slot(count.clone());
+    most.is_none_or(|most| before < most).then_some(slot)
+}

@@ -1,0 +1,109 @@
+//! Where endpoints are, and in which order places come.
+
+use ambit_model::{
+    ArcStr, Locality, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
+};
+
+/// Where an endpoint or a waypoint is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Region, zone and subzone.
+    pub locality: Locality,
+    /// The node.
+    pub node: ArcStr,
+    /// The network.
+    pub network: ArcStr,
+    /// The cluster.
+    pub cluster: ArcStr,
+}
+
+impl Place {
+    fn label(&self, key: LocalityKey) -> &ArcStr {
+        match key {
+            LocalityKey::Region => &self.locality.region,
+            LocalityKey::Zone => &self.locality.zone,
+            LocalityKey::Subzone => &self.locality.subzone,
+            LocalityKey::Node => &self.node,
+            LocalityKey::Network => &self.network,
+            LocalityKey::Cluster => &self.cluster,
+        }
+    }
+
+    fn is_in(&self, pattern: &LocalityPattern) -> bool {
+        let LocalityPattern {
+            region,
+            zone,
+            subzone,
+        } = pattern;
+        let agrees = |wanted: &Option<ArcStr>, own: &ArcStr| {
+            wanted.as_ref().is_none_or(|wanted| wanted == own)
+        };
+        agrees(region, &self.locality.region)
+            && agrees(zone, &self.locality.zone)
+            && agrees(subzone, &self.locality.subzone)
+    }
+}
+
+/// Endpoints of one kind of place: those of a lower tier come first; those of one tier have shares by their part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Standing {
+    pub(crate) tier: u32,
+    pub(crate) part: usize,
+}
+
+/// The shares of the parts; one part has all if there are none.
+pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Place) -> Option<&'a LocalityShares> {
+    let LocalityPolicy::Distribute(all) = policy else {
+        return None;
+    };
+    all.iter().find(|shares| own.is_in(&shares.from))
+}
+
+/// Where an endpoint stands; `None` if it gets nothing.
+pub(crate) fn standing(
+    policy: &LocalityPolicy,
+    own: &Place,
+    of: &Place,
+    rank: u32,
+) -> Option<Standing> {
+    let tier = match policy {
+        LocalityPolicy::Anywhere => 0,
+        LocalityPolicy::OfService => u32::MAX - rank,
+        LocalityPolicy::Distribute(_) => {
+            let Some(shares) = shares(policy, own) else {
+                return Some(Standing { tier: 0, part: 0 });
+            };
+            let part = shares.to.iter().position(|(to, _)| of.is_in(to))?;
+            return Some(Standing { tier: 0, part });
+        }
+        LocalityPolicy::Failover(pairs) => failover(pairs, own, of),
+        LocalityPolicy::Priority(labels) => priority(labels, own, of),
+    };
+    Some(Standing { tier, part: 0 })
+}
+
+fn failover(pairs: &[(ArcStr, ArcStr)], own: &Place, of: &Place) -> u32 {
+    let (a, b) = (&own.locality, &of.locality);
+    if a.region == b.region {
+        return match (a.zone == b.zone, a.subzone == b.subzone) {
+            (true, true) => 0,
+            (true, false) => 1,
+            (false, _) => 2,
+        };
+    }
+    let next = pairs.iter().find(|(from, _)| *from == a.region);
+    match next {
+        Some((_, to)) if *to == b.region => 3,
+        _ => 4,
+    }
+}
+
+/// How many labels are left when the first does not agree.
+fn priority(labels: &[LocalityLabel], own: &Place, of: &Place) -> u32 {
+    let agrees = |label: &&LocalityLabel| {
+        let wanted = label.value.as_ref().unwrap_or_else(|| own.label(label.key));
+        wanted == of.label(label.key)
+    };
+    let alike = labels.iter().take_while(agrees).count();
+    u32::try_from(labels.len() - alike).unwrap_or(u32::MAX)
+}

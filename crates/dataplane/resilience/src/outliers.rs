@@ -1,0 +1,179 @@
+//! Endpoints that fail are left alone for a while.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use ambit_model::{ArcStr, OutlierPolicy};
+
+use crate::host::{Host, clear};
+
+/// Longest ejection, as Envoy's own; a longer first one stays as it is.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// What came of a request or connection, as far as that is the endpoint's doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It answered, with a status of HTTP.
+    Answered(u16),
+    /// It took a connection of which nothing more is known.
+    Connected,
+    /// It could not be connected, or broke off before it answered, or took too long.
+    Failed,
+}
+
+/// What an endpoint was ejected for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Answers of 5xx in a row.
+    ServerErrors,
+    /// Answers of 502, 503 and 504 in a row.
+    GatewayErrors,
+    /// Connections in a row that failed.
+    LocalFailures,
+}
+
+impl Fault {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::ServerErrors, Self::GatewayErrors, Self::LocalFailures];
+
+    /// As Envoy names it in its log of ejections.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ServerErrors => "5xx",
+            Self::GatewayErrors => "GatewayFailure",
+            Self::LocalFailures => "LocalOriginFailure",
+        }
+    }
+}
+
+/// An endpoint is ejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ejection {
+    /// Why.
+    pub fault: Fault,
+    /// For how long.
+    pub duration: Duration,
+}
+
+/// Counts an outcome; gives what the endpoint is to be ejected for. Takes no lock.
+pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Option<Fault> {
+    let more = |count: &std::sync::atomic::AtomicU32, most: u32| {
+        let now = count.fetch_add(1, Relaxed).saturating_add(1);
+        most > 0 && now >= most
+    };
+    let status = match (outcome, policy.local_failures) {
+        (Outcome::Failed, Some(most)) => {
+            return more(&host.local_failures, most).then_some(Fault::LocalFailures);
+        }
+        (Outcome::Failed, None) => 503,
+        (Outcome::Connected, _) => 200,
+        (Outcome::Answered(status), _) => status,
+    };
+    clear(&host.local_failures);
+    let is_gateway = matches!(status, 502..=504);
+    if !is_gateway {
+        clear(&host.gateway_errors);
+    }
+    if !(500..600).contains(&status) {
+        clear(&host.server_errors);
+        return None;
+    }
+    // Both are counted, whichever is enough.
+    let by_gateway = is_gateway && more(&host.gateway_errors, policy.gateway_errors);
+    let by_server = more(&host.server_errors, policy.server_errors);
+    match (by_gateway, by_server) {
+        (true, _) => Some(Fault::GatewayErrors),
+        (_, true) => Some(Fault::ServerErrors),
+        _ => None,
+    }
+}
+
+/// The ejections of a destination's endpoints.
+#[derive(Debug, Default)]
+pub(crate) struct Outliers(HashMap<ArcStr, Record>);
+
+#[derive(Debug)]
+struct Record {
+    host: Arc<Host>,
+    /// How often it was ejected lately.
+    times: u32,
+    /// While it is ejected.
+    until: Option<Instant>,
+    /// Since when it is left in.
+    since: Instant,
+}
+
+impl Outliers {
+    /// Whether an endpoint may be ejected besides those that are.
+    fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
+        let ejected = self.ejected() + 1;
+        let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
+        let is_one_of_several = ejected == 1 && total > 1 && policy.max_ejection_percent > 0;
+        is_one_of_several || ejected * 100 <= share
+    }
+
+    /// How many are ejected.
+    pub(crate) fn ejected(&self) -> usize {
+        let records = self.0.values();
+        records.filter(|record| record.until.is_some()).count()
+    }
+
+    /// Ejects an endpoint, one of `total`, unless too many are or it is.
+    pub(crate) fn eject(
+        &mut self,
+        host: &Arc<Host>,
+        policy: &OutlierPolicy,
+        total: usize,
+        now: Instant,
+    ) -> Option<Duration> {
+        if host.is_ejected() || !self.has_room(policy, total) {
+            return None;
+        }
+        let record = self.0.entry(host.uid.clone()).or_insert_with(|| Record {
+            host: host.clone(),
+            times: 0,
+            until: None,
+            since: now,
+        });
+        let quiet = now.saturating_duration_since(record.since).as_millis();
+        let forgotten = quiet / policy.interval.as_millis().max(1);
+        let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
+        record.times = record.times.saturating_sub(forgotten).saturating_add(1);
+        let longest = LONGEST.max(policy.base_ejection);
+        let duration = policy.base_ejection.saturating_mul(record.times);
+        let duration = duration.min(longest);
+        record.until = Some(now + duration);
+        host.is_ejected.store(true, Relaxed);
+        Some(duration)
+    }
+
+    /// Takes those back whose time is over; gives when the next one's is.
+    pub(crate) fn take_back(&mut self, now: Instant) -> Option<Instant> {
+        for record in self.0.values_mut() {
+            if record.until.is_some_and(|until| until <= now) {
+                record.until = None;
+                record.since = now;
+                clear(&record.host.server_errors);
+                clear(&record.host.gateway_errors);
+                clear(&record.host.local_failures);
+                record.host.is_ejected.store(false, Relaxed);
+            }
+        }
+        self.0.values().filter_map(|record| record.until).min()
+    }
+
+    /// Forgets all but these endpoints.
+    pub(crate) fn keep(&mut self, is_kept: impl Fn(&ArcStr) -> bool) {
+        self.0.retain(|uid, _| is_kept(uid));
+    }
+
+    /// Takes all back, and forgets what they did.
+    pub(crate) fn clear(&mut self) {
+        for (_, record) in self.0.drain() {
+            record.host.is_ejected.store(false, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The endpoints of a destination at one time, in the order of their places.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    time::Instant,
+};
+
+use ambit_model::{Balancing, DestinationPolicy};
+use rand::{Rng as _, RngCore};
+
+use crate::{
+    group::{Group, View},
+    host::{Candidate, Host},
+    locality::{Place, Standing, shares, standing},
+};
+
+/// Endpoints of a tier count as this many percent of what they are when it is seen whether they suffice, as in Envoy:
+/// a tier of which less than a third is ejected keeps all requests.
+const OVERPROVISIONING: u32 = 140;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pool<E> {
+    pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
+    tiers: Vec<Tier>,
+    total_weight: u64,
+    /// The state of ejections for which `healthy` was counted.
+    counted: AtomicU64,
+    healthy: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Tier {
+    groups: Vec<Group>,
+    size: u32,
+    healthy: AtomicU32,
+}
+
+/// What is asked of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question<'a> {
+    pub(crate) policy: &'a DestinationPolicy,
+    pub(crate) hash: Option<u64>,
+    /// Not these.
+    pub(crate) failed: &'a [ambit_model::ArcStr],
+    pub(crate) now: Instant,
+    /// Counts ejections and their ends.
+    pub(crate) health: u64,
+    /// Requests under way at all of them.
+    pub(crate) active: u32,
+}
+
+struct Now<'a, E> {
+    pool: &'a Pool<E>,
+    question: Question<'a>,
+    /// Whether ejections do not count.
+    is_panic: bool,
+}
+
+impl<E> Pool<E> {
+    pub(crate) fn new(
+        policy: &DestinationPolicy,
+        own: &Place,
+        hosts: Vec<(Arc<Host>, Candidate<E>)>,
+    ) -> Self {
+        let mut by_tier: BTreeMap<u32, BTreeMap<usize, Vec<(u32, u32)>>> = BTreeMap::new();
+        for ((_, candidate), index) in hosts.iter().zip(0_u32..) {
+            let place = &candidate.place;
+            let Some(Standing { tier, part }) =
+                standing(&policy.locality, own, place, candidate.rank)
+            else {
+                continue;
+            };
+            let parts = by_tier.entry(tier).or_default();
+            let members = parts.entry(part).or_default();
+            members.push((index, candidate.weight));
+        }
+        let hashed = match &policy.balancing {
+            Balancing::Hash(policy) => Some(policy.table),
+            _ => None,
+        };
+        let shares = shares(&policy.locality, own);
+        let share = |part: usize| {
+            let of_part = shares.and_then(|shares| shares.to.get(part));
+            of_part.map_or(100, |(_, share)| *share)
+        };
+        let name = |index: u32| {
+            let of = hosts.get(index as usize);
+            of.map(|(host, _)| host.uid.to_string()).unwrap_or_default()
+        };
+        let tiers = by_tier.into_values().map(|parts| Tier {
+            size: parts.values().map(|part| count(part.len())).sum(),
+            healthy: AtomicU32::default(),
+            groups: parts
+                .into_iter()
+                .map(|(part, members)| Group::new(share(part), members, hashed, name))
+                .collect(),
+        });
+        Self {
+            tiers: tiers.collect(),
+            total_weight: hosts.iter().map(|(_, one)| u64::from(one.weight)).sum(),
+            hosts,
+            counted: AtomicU64::new(u64::MAX),
+            healthy: AtomicU32::default(),
+        }
+    }
+
+    fn is_ejected(&self, index: u32) -> bool {
+        let host = self.hosts.get(index as usize);
+        host.is_none_or(|(host, _)| host.is_ejected())
+    }
+
+    /// Counts who is left in, if that has changed.
+    fn recount(&self, health: u64) {
+        if self.counted.load(Acquire) == health {
+            return;
+        }
+        let mut all = 0;
+        for tier in &self.tiers {
+            let members = tier.groups.iter().flat_map(Group::members);
+            let healthy = count(members.filter(|index| !self.is_ejected(*index)).count());
+            tier.healthy.store(healthy, Relaxed);
+            all += healthy;
+        }
+        self.healthy.store(all, Relaxed);
+        self.counted.store(health, Release);
+    }
+
+    pub(crate) fn choose(&self, question: Question<'_>, rng: &mut dyn RngCore) -> Option<usize> {
+        self.recount(question.health);
+        let size: u32 = self.tiers.iter().map(|tier| tier.size).sum();
+        let healthy = self.healthy.load(Relaxed);
+        let outliers = question.policy.outliers.as_ref();
+        let least = outliers.map_or(0, |policy| policy.min_health_percent);
+        let now = Now {
+            pool: self,
+            question,
+            is_panic: u64::from(healthy) * 100 < u64::from(least) * u64::from(size),
+        };
+        let first = self.tier(&now, rng);
+        let rest = (0..self.tiers.len()).filter(|index| *index != first);
+        for index in std::iter::once(first).chain(rest) {
+            let Some(tier) = self.tiers.get(index) else {
+                continue;
+            };
+            if let Some(index) = now.choose_in(tier, rng) {
+                return Some(index as usize);
+            }
+        }
+        None
+    }
+
+    /// The tier that is asked first.
+    fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
+        if now.is_panic || self.tiers.len() < 2 {
+            return 0;
+        }
+        let suffices = |tier: &Tier| {
+            let healthy = u64::from(tier.healthy.load(Relaxed));
+            (healthy * u64::from(OVERPROVISIONING) / u64::from(tier.size.max(1))).min(100)
+        };
+        // Usually all go to the first.
+        let Some(of_first) = self.tiers.first().map(suffices) else {
+            return 0;
+        };
+        if of_first == 100 {
+            return 0;
+        }
+        let all: u64 = self.tiers.iter().map(suffices).sum::<u64>().min(100);
+        if all == 0 {
+            return 0;
+        }
+        let mut drawn = match now.question.hash {
+            Some(hash) => hash % all,
+            None => rng.random_range(0..all),
+        };
+        for (index, tier) in self.tiers.iter().enumerate() {
+            let share = suffices(tier);
+            if drawn < share {
+                return index;
+            }
+            drawn -= share;
+        }
+        0
+    }
+}
+
+impl<E> Now<'_, E> {
+    fn choose_in(&self, tier: &Tier, rng: &mut dyn RngCore) -> Option<u32> {
+        let Question { policy, hash, .. } = self.question;
+        let choose =
+            |group: &Group, rng: &mut dyn RngCore| group.choose(&policy.balancing, hash, self, rng);
+        let groups = tier.groups.as_slice();
+        if let [only] = groups {
+            return choose(only, rng);
+        }
+        // A part counts as far as any of it is left in.
+        let is_alive = |group: &&Group| group.members().any(|index| self.is_usable(index));
+        let alive: Vec<&Group> = groups.iter().filter(is_alive).collect();
+        let all: u64 = alive.iter().map(|group| u64::from(group.share)).sum();
+        let mut drawn = match hash {
+            _ if all == 0 => 0,
+            Some(hash) => hash % all,
+            None => rng.random_range(0..all),
+        };
+        for group in &alive {
+            let share = u64::from(group.share);
+            if drawn < share {
+                return choose(group, rng);
+            }
+            drawn -= share;
+        }
+        alive.first().and_then(|group| choose(group, rng))
+    }
+}
+
+impl<E> View for Now<'_, E> {
+    fn is_usable(&self, index: u32) -> bool {
+        let Some((host, _)) = self.pool.hosts.get(index as usize) else {
+            return false;
+        };
+        (self.is_panic || !host.is_ejected()) && !self.question.failed.contains(&host.uid)
+    }
+
+    fn warmth(&self, index: u32) -> f64 {
+        let Some(warmup) = &self.question.policy.warmup else {
+            return 1.0;
+        };
+        let host = self.pool.hosts.get(index as usize);
+        host.map_or(1.0, |(host, _)| host.warmth(warmup, self.question.now))
+    }
+
+    fn load(&self, index: u32) -> u32 {
+        let host = self.pool.hosts.get(index as usize);
+        host.map_or(u32::MAX, |(host, _)| host.active.load(Relaxed))
+    }
+
+    fn is_within_bound(&self, index: u32, weight: u32) -> bool {
+        let Balancing::Hash(policy) = &self.question.policy.balancing else {
+            return true;
+        };
+        if policy.balance_factor == 0 {
+            return true;
+        }
+        // Of all that are under way, with this one.
+        let all = u64::from(self.question.active) + 1;
+        let share = all * u64::from(weight) * u64::from(policy.balance_factor.max(100));
+        let bound = share.div_ceil(self.pool.total_weight.max(1) * 100);
+        u64::from(self.load(index)) < bound
+    }
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,110 @@
+//! Tests of the whole crate, against what is expected of any implementation.
+
+mod balancing;
+mod outliers;
+
+use std::time::{Duration, Instant};
+
+use ambit_model::{Balancing, DestinationPolicy, HashPolicy, HashSource, HashTable, Locality};
+use rand::{SeedableRng as _, rngs::SmallRng};
+
+use crate::{Candidate, Chosen, Destination, NoEndpoint, Place, Wish};
+
+/// A destination whose endpoints are numbers.
+struct Scene {
+    destination: Destination<u32>,
+    now: Instant,
+    rng: SmallRng,
+    revision: u64,
+    own: Place,
+}
+
+fn place(locality: &str) -> Place {
+    let mut parts = locality.split('/').map(Into::into);
+    let mut next = || parts.next().unwrap_or_default();
+    Place {
+        locality: Locality {
+            region: next(),
+            zone: next(),
+            subzone: next(),
+        },
+        ..Place::default()
+    }
+}
+
+fn candidate(number: u32, weight: u32, locality: &str) -> Candidate<u32> {
+    Candidate {
+        uid: format!("c//Pod/ns/pod-{number}").into(),
+        weight,
+        place: place(locality),
+        rank: 0,
+        endpoint: number,
+    }
+}
+
+fn many(count: u32) -> Vec<Candidate<u32>> {
+    (0..count).map(|number| candidate(number, 1, "")).collect()
+}
+
+fn hashing(table: HashTable, balance_factor: u32) -> DestinationPolicy {
+    DestinationPolicy {
+        balancing: Balancing::Hash(HashPolicy {
+            source: HashSource::SourceIp,
+            table,
+            balance_factor,
+        }),
+        ..DestinationPolicy::default()
+    }
+}
+
+impl Scene {
+    fn new(policy: DestinationPolicy, candidates: Vec<Candidate<u32>>) -> Self {
+        let now = Instant::now();
+        let mut scene = Self {
+            destination: Destination::new(policy, now),
+            now,
+            rng: SmallRng::seed_from_u64(7),
+            revision: 0,
+            own: place("r1/z1/s1"),
+        };
+        scene.update(candidates);
+        scene
+    }
+
+    fn update(&mut self, candidates: Vec<Candidate<u32>>) {
+        self.revision += 1;
+        let own = self.own.clone();
+        self.destination
+            .update(self.revision, self.now, &own, || candidates);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    fn choose(&mut self, wish: Wish<'_>) -> Result<Chosen<u32>, NoEndpoint> {
+        self.destination.choose(wish, self.now, &mut self.rng)
+    }
+
+    fn any(&mut self) -> Chosen<u32> {
+        self.choose(Wish::default()).unwrap()
+    }
+
+    /// How often each is chosen.
+    fn shares(&mut self, requests: u32) -> std::collections::BTreeMap<u32, u32> {
+        let mut shares = std::collections::BTreeMap::new();
+        for _ in 0..requests {
+            let number = *self.any().endpoint().unwrap();
+            *shares.entry(number).or_default() += 1;
+        }
+        shares
+    }
+
+    fn hashed(&mut self, hash: u64) -> u32 {
+        let wish = Wish {
+            hash: Some(hash),
+            ..Wish::default()
+        };
+        *self.choose(wish).unwrap().endpoint().unwrap()
+    }
+}

@@ -1,0 +1,244 @@
+//! Who gets how much.
+
+use ambit_model::{LocalityPattern, LocalityPolicy, LocalityShares, Warmup};
+use proptest::prelude::*;
+
+use super::*;
+use crate::hash;
+
+fn balancing(balancing: Balancing) -> DestinationPolicy {
+    DestinationPolicy {
+        balancing,
+        ..DestinationPolicy::default()
+    }
+}
+
+#[test]
+fn each_gets_as_much_as_its_weight_says() {
+    for kind in [
+        Balancing::LeastRequest,
+        Balancing::RoundRobin,
+        Balancing::Random,
+    ] {
+        let weights = [1, 2, 5];
+        let candidates = (0..).zip(weights);
+        let candidates = candidates.map(|(number, weight)| candidate(number, weight, ""));
+        let mut scene = Scene::new(balancing(kind.clone()), candidates.collect());
+        let shares = scene.shares(8000);
+        for (number, weight) in (0..).zip(weights) {
+            let expected = i64::from(weight) * 1000;
+            let off = (i64::from(shares[&number]) - expected).abs();
+            assert!(off < 200, "{kind:?}: {number} got {}", shares[&number]);
+        }
+    }
+}
+
+#[test]
+fn turns_go_round() {
+    let mut scene = Scene::new(balancing(Balancing::RoundRobin), many(3));
+    let turns: Vec<u32> = (0..6).map(|_| *scene.any().endpoint().unwrap()).collect();
+    assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn of_two_drawn_the_one_with_less_to_do_is_taken() {
+    let mut scene = Scene::new(DestinationPolicy::default(), many(2));
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        held.push(scene.any());
+    }
+    let of_first = held.iter().filter(|one| one.endpoint() == Some(&0)).count();
+    // By chance alone the difference would be ten times this.
+    assert!((98..=102).contains(&of_first), "{of_first}");
+}
+
+#[test]
+fn what_was_tried_is_not_chosen_again() {
+    let kinds = [
+        balancing(Balancing::Random),
+        balancing(Balancing::RoundRobin),
+        balancing(Balancing::LeastRequest),
+        hashing(HashTable::default(), 0),
+        hashing(HashTable::Maglev(13), 0),
+    ];
+    for policy in kinds {
+        let mut scene = Scene::new(policy, many(3));
+        let mut failed = Vec::new();
+        for _ in 0..3 {
+            let wish = Wish {
+                hash: Some(1),
+                failed: &failed,
+            };
+            let chosen = scene.choose(wish).unwrap();
+            assert!(!failed.contains(chosen.uid()));
+            failed.push(chosen.uid().clone());
+        }
+        let wish = Wish {
+            hash: Some(1),
+            failed: &failed,
+        };
+        assert_eq!(scene.choose(wish).unwrap_err(), NoEndpoint::Nothing);
+    }
+}
+
+#[test]
+fn a_new_endpoint_gets_more_and_more() {
+    let policy = DestinationPolicy {
+        warmup: Some(Warmup {
+            duration: Duration::from_secs(100),
+            minimum_percent: 10,
+            aggression: 1000,
+        }),
+        ..balancing(Balancing::RoundRobin)
+    };
+    let mut scene = Scene::new(policy, many(1));
+    scene.update(many(2));
+    for (age, least, most) in [(0, 50, 140), (50, 280, 390), (100, 500, 500)] {
+        let shares = scene.shares(1000);
+        let new = shares.get(&1).copied().unwrap_or_default();
+        assert!((least..=most).contains(&new), "{new} after {age} s");
+        scene.pass(Duration::from_secs(50));
+    }
+}
+
+#[test]
+fn the_nearest_get_all_until_too_many_of_them_are_ejected() {
+    let policy = DestinationPolicy {
+        locality: LocalityPolicy::Failover(vec![("r1".into(), "r3".into())]),
+        outliers: Some(ambit_model::OutlierPolicy {
+            server_errors: 1,
+            max_ejection_percent: 100,
+            ..Default::default()
+        }),
+        ..balancing(Balancing::Random)
+    };
+    let places = ["r1/z1/s1", "r1/z1/s1", "r2/z1/s1", "r3/z1/s1"];
+    let candidates = (0..).zip(places).map(|(n, at)| candidate(n, 1, at));
+    let mut scene = Scene::new(policy, candidates.collect());
+    assert!(scene.shares(1000).keys().all(|number| *number < 2));
+    let eject = |scene: &mut Scene, number: u32| {
+        let chosen = loop {
+            let chosen = scene.any();
+            if chosen.endpoint() == Some(&number) {
+                break chosen;
+            }
+        };
+        let now = scene.now;
+        assert!(chosen.report(crate::Outcome::Answered(500), now).is_some());
+    };
+    eject(&mut scene, 0);
+    // 70 percent of what is needed are left.
+    let shares = scene.shares(1000);
+    assert!((650..750).contains(&shares[&1]), "{shares:?}");
+    assert!((250..350).contains(&shares[&3]), "{shares:?}");
+    eject(&mut scene, 1);
+    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [3]);
+    eject(&mut scene, 3);
+    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn places_get_their_shares() {
+    let to = |region: &str, share| {
+        let pattern = LocalityPattern {
+            region: Some(region.into()),
+            ..LocalityPattern::default()
+        };
+        (pattern, share)
+    };
+    let shares = LocalityShares {
+        from: to("r1", 0).0,
+        to: vec![to("r1", 80), to("r2", 20)],
+    };
+    let policy = DestinationPolicy {
+        locality: LocalityPolicy::Distribute(vec![shares]),
+        ..balancing(Balancing::Random)
+    };
+    let places = ["r1/z1/s1", "r2/z1/s1", "r2/z2/s1", "r3/z1/s1"];
+    let all: Vec<_> = (0..)
+        .zip(places)
+        .map(|(n, at)| candidate(n, 1, at))
+        .collect();
+    let mut scene = Scene::new(policy, all.clone());
+    let shares = scene.shares(10_000);
+    assert!((7700..8300).contains(&shares[&0]), "{shares:?}");
+    assert!((800..1200).contains(&shares[&1]), "{shares:?}");
+    assert!(!shares.contains_key(&3));
+    // Without the first the rest gets all.
+    scene.update(all[1..].to_vec());
+    assert!(
+        scene
+            .shares(100)
+            .keys()
+            .all(|number| [1, 2].contains(number))
+    );
+}
+
+#[test]
+fn what_has_no_hash_goes_anywhere() {
+    let mut scene = Scene::new(hashing(HashTable::default(), 0), many(4));
+    assert_eq!(scene.shares(1000).len(), 4);
+}
+
+#[test]
+fn ten_thousand_endpoints_are_few_bytes_each() {
+    let mut scene = Scene::new(hashing(HashTable::Ring(1 << 30), 0), many(10_000));
+    // However many points are asked for.
+    assert!(scene.hashed(hash(b"x")) < 10_000);
+    let mut scene = Scene::new(hashing(HashTable::Maglev(65_537), 0), many(10_000));
+    assert!(scene.hashed(hash(b"x")) < 10_000);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn only_what_was_at_the_one_that_goes_moves(count in 2_u32..30, gone in any::<prop::sample::Index>(), is_ring in any::<bool>()) {
+        let table = if is_ring { HashTable::Ring(1024) } else { HashTable::Maglev(2039) };
+        let mut scene = Scene::new(hashing(table, 0), many(count));
+        let before: Vec<u32> = (0..2000_u64).map(|key| scene.hashed(hash(&key.to_le_bytes()))).collect();
+        let gone = u32::try_from(gone.index(count as usize)).unwrap();
+        let mut left = many(count);
+        left.remove(gone as usize);
+        scene.update(left);
+        let mut moved = 0;
+        for (key, was) in (0..2000_u64).zip(&before) {
+            let is = scene.hashed(hash(&key.to_le_bytes()));
+            prop_assert_ne!(is, gone);
+            moved += u32::from(is != *was && *was != gone);
+        }
+        // Of a ring nobody else's; of Maglev few.
+        prop_assert!(if is_ring { moved == 0 } else { moved < 300 }, "{} moved", moved);
+    }
+
+    #[test]
+    fn keys_are_spread(count in 2_u32..20, is_ring in any::<bool>()) {
+        let table = if is_ring { HashTable::Ring(4096) } else { HashTable::Maglev(65_537) };
+        let mut scene = Scene::new(hashing(table, 0), many(count));
+        let mut shares = vec![0_u32; count as usize];
+        for key in 0..4000_u64 {
+            shares[scene.hashed(hash(&key.to_le_bytes())) as usize] += 1;
+        }
+        let most = shares.iter().max().unwrap();
+        prop_assert!(*most * count < 4000 * 2, "{:?}", shares);
+    }
+
+    #[test]
+    fn nobody_is_over_the_bound(count in 1_u32..12, factor in 100_u32..300, keys in prop::collection::vec((0_u64..4, any::<bool>()), 1..200)) {
+        let mut scene = Scene::new(hashing(HashTable::default(), factor), many(count));
+        let mut held: Vec<Chosen<u32>> = Vec::new();
+        for (key, ends) in keys {
+            if ends && !held.is_empty() {
+                held.swap_remove(0);
+            }
+            let wish = Wish { hash: Some(hash(&key.to_le_bytes())), ..Wish::default() };
+            let chosen = scene.choose(wish).unwrap();
+            let own = *chosen.endpoint().unwrap();
+            held.push(chosen);
+            let load = held.iter().filter(|one| one.endpoint() == Some(&own)).count();
+            let all = u64::try_from(held.len()).unwrap();
+            let bound = (all * u64::from(factor)).div_ceil(u64::from(count) * 100);
+            prop_assert!(load as u64 <= bound, "{} of {} at one of {}", load, all, count);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Who is left alone, and for how long.
+
+use ambit_model::{DestinationLimits, OutlierPolicy, RetryBudget};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Fault, Limits, Outcome, Overflow};
+
+fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
+    DestinationPolicy {
+        balancing: Balancing::RoundRobin,
+        outliers: Some(outliers),
+        ..DestinationPolicy::default()
+    }
+}
+
+impl Scene {
+    /// Each request to this endpoint comes to this; gives the last ejection's duration in seconds.
+    fn outcomes(&mut self, number: u32, outcomes: &[Outcome]) -> Option<u64> {
+        let mut ejected = None;
+        for outcome in outcomes {
+            let chosen = (0..1000).find_map(|_| {
+                let chosen = self.any();
+                (chosen.endpoint() == Some(&number)).then_some(chosen)
+            });
+            let now = self.now;
+            let ejection = chosen.unwrap().report(*outcome, now);
+            ejected = ejection.map(|one| one.duration.as_secs());
+        }
+        ejected
+    }
+
+    fn is_in(&mut self, number: u32) -> bool {
+        self.shares(200).contains_key(&number)
+    }
+}
+
+const BROKEN: Outcome = Outcome::Answered(503);
+const FINE: Outcome = Outcome::Answered(200);
+
+#[test]
+fn errors_in_a_row_eject_and_each_time_for_longer() {
+    let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
+    assert_eq!(scene.outcomes(0, &[BROKEN; 4]), None);
+    assert_eq!(scene.outcomes(0, &[FINE]), None);
+    assert_eq!(scene.outcomes(0, &[BROKEN; 4]), None);
+    assert_eq!(scene.outcomes(0, &[BROKEN]), Some(30));
+    assert!(!scene.is_in(0));
+    scene.pass(Duration::from_secs(29));
+    assert!(!scene.is_in(0));
+    scene.pass(Duration::from_secs(2));
+    assert!(scene.is_in(0));
+    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
+    scene.pass(Duration::from_secs(61));
+    // Good for a while, and it is forgotten step by step.
+    assert!(scene.is_in(0));
+    scene.pass(Duration::from_secs(10));
+    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
+    // Not for ever.
+    for _ in 0..20 {
+        scene.pass(Duration::from_secs(301));
+        assert!(scene.is_in(0));
+        scene.now -= Duration::from_secs(1);
+        scene.outcomes(0, &[BROKEN; 5]);
+    }
+    assert_eq!(scene.destination.ejected(), 1);
+}
+
+#[test]
+fn faults_count_as_what_they_are() {
+    let split = OutlierPolicy {
+        server_errors: 0,
+        gateway_errors: 2,
+        local_failures: Some(3),
+        ..OutlierPolicy::default()
+    };
+    let reported = |outliers: OutlierPolicy, outcomes: &[Outcome]| {
+        let mut scene = Scene::new(policy(outliers), many(2));
+        let mut last = None;
+        for outcome in outcomes {
+            let chosen = loop {
+                let chosen = scene.any();
+                if chosen.endpoint() == Some(&0) {
+                    break chosen;
+                }
+            };
+            last = chosen.report(*outcome, scene.now).map(|one| one.fault);
+        }
+        last
+    };
+    let failed = Outcome::Failed;
+    assert_eq!(reported(split, &[BROKEN; 2]), Some(Fault::GatewayErrors));
+    assert_eq!(reported(split, &[Outcome::Answered(500); 9]), None);
+    assert_eq!(reported(split, &[failed; 3]), Some(Fault::LocalFailures));
+    assert_eq!(reported(split, &[failed, failed, BROKEN, failed]), None);
+    assert_eq!(
+        reported(split, &[failed, BROKEN, BROKEN]),
+        Some(Fault::GatewayErrors)
+    );
+    let together = OutlierPolicy {
+        server_errors: 2,
+        ..OutlierPolicy::default()
+    };
+    assert_eq!(
+        reported(together, &[failed, BROKEN]),
+        Some(Fault::ServerErrors)
+    );
+    assert_eq!(
+        reported(together, &[failed, Outcome::Connected, failed]),
+        None
+    );
+    assert_eq!(reported(together, &[Outcome::Answered(404); 9]), None);
+}
+
+#[test]
+fn a_change_of_the_policy_or_of_the_endpoints_forgets_no_ejection() {
+    let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
+    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(30));
+    let other = OutlierPolicy {
+        server_errors: 7,
+        ..OutlierPolicy::default()
+    };
+    scene.destination = scene.destination.under(policy(other));
+    assert!(!scene.is_in(0));
+    scene.update(many(4));
+    assert!(!scene.is_in(0));
+    assert_eq!(scene.destination.ejected(), 1);
+    // An endpoint that comes back is a new one.
+    scene.update(many(4)[1..].to_vec());
+    assert_eq!(scene.destination.ejected(), 0);
+    scene.update(many(4));
+    assert!(scene.is_in(0));
+    // Without the detection nobody is out.
+    assert_eq!(scene.outcomes(1, &[BROKEN; 7]), Some(30));
+    scene.destination = scene.destination.under(DestinationPolicy::default());
+    assert!(scene.is_in(1));
+}
+
+#[test]
+fn when_too_few_are_left_in_ejections_do_not_count() {
+    let outliers = OutlierPolicy {
+        server_errors: 1,
+        max_ejection_percent: 100,
+        min_health_percent: 50,
+        ..OutlierPolicy::default()
+    };
+    let mut scene = Scene::new(policy(outliers), many(4));
+    scene.outcomes(0, &[BROKEN]);
+    scene.outcomes(1, &[BROKEN]);
+    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2, 3]);
+    scene.outcomes(2, &[BROKEN]);
+    assert_eq!(scene.shares(100).len(), 4);
+    // Without such a bound there is nobody in the end.
+    let unbound = OutlierPolicy {
+        min_health_percent: 0,
+        ..outliers
+    };
+    let mut scene = Scene::new(policy(unbound), many(2));
+    scene.outcomes(0, &[BROKEN]);
+    scene.outcomes(1, &[BROKEN]);
+    assert_eq!(
+        scene.choose(Wish::default()).unwrap_err(),
+        NoEndpoint::Ejected
+    );
+    scene.pass(Duration::from_secs(31));
+    assert_eq!(scene.shares(100).len(), 2);
+}
+
+#[test]
+fn limits_count_what_is_under_way() {
+    let limits = Limits::default();
+    let of = DestinationLimits {
+        requests: 2,
+        pending: Some(0),
+        retries: 1,
+        ..DestinationLimits::default()
+    };
+    let first = limits.request(&of).unwrap();
+    let _second = limits.request(&of).unwrap();
+    assert_eq!(limits.request(&of).unwrap_err(), Overflow::Requests);
+    drop(first);
+    let _first = limits.request(&of).unwrap();
+    assert_eq!(limits.pending(&of).unwrap_err(), Overflow::Pending);
+    let retry = limits.retry(&of).unwrap();
+    assert_eq!(limits.retry(&of).unwrap_err(), Overflow::Retries);
+    drop(retry);
+    let budget = |share, minimum| DestinationLimits {
+        retry_budget: Some(RetryBudget { share, minimum }),
+        ..of
+    };
+    // Half of two.
+    let _one = limits.retry(&budget(50_000, 0)).unwrap();
+    assert_eq!(
+        limits.retry(&budget(50_000, 0)).unwrap_err(),
+        Overflow::Retries
+    );
+    assert!(limits.retry(&budget(50_000, 2)).is_ok());
+    assert!(limits.pending(&DestinationLimits::default()).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn never_more_are_ejected_than_allowed(
+        count in 1_u32..20,
+        percent in 0_u32..=100,
+        steps in prop::collection::vec((0_u64..40, any::<bool>()), 1..200),
+    ) {
+        let outliers = OutlierPolicy {
+            server_errors: 1,
+            max_ejection_percent: percent,
+            ..OutlierPolicy::default()
+        };
+        let mut scene = Scene::new(policy(outliers), many(count));
+        for (seconds, is_broken) in steps {
+            scene.pass(Duration::from_secs(seconds));
+            let outcome = if is_broken { BROKEN } else { FINE };
+            if let Ok(chosen) = scene.choose(Wish::default()) {
+                let now = scene.now;
+                chosen.report(outcome, now);
+            }
+            let ejected = scene.destination.ejected();
+            let allowed = (count * percent / 100) as usize;
+            let one = usize::from(count > 1 && percent > 0);
+            prop_assert!(ejected <= allowed.max(one), "{ejected} of {count}");
+            // Whoever is chosen is not ejected.
+            if let Ok(chosen) = scene.choose(Wish::default()) {
+                prop_assert!(!chosen.host.is_ejected());
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Failing and crowded backends behind a waypoint, with a `DestinationRule` and real programs.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+
+const PORT: u16 = 8090;
+
+fn pod(name: &str, node: &str) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop, labels: {{app: many}}}}
+spec:
+  nodeName: {node}
+  serviceAccountName: many
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+"
+    )
+}
+
+const SERVICE: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  selector: {app: many}
+  ports: [{name: http, port: 80, targetPort: 8090}]
+";
+
+fn rule(traffic_policy: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: many, namespace: shop}}
+spec:
+  host: many
+  trafficPolicy: {traffic_policy}
+"
+    )
+}
+
+/// An application whose answers the test chooses.
+#[derive(Clone, Debug)]
+struct Application {
+    status: Arc<AtomicU16>,
+    /// It does not answer.
+    is_slow: Arc<AtomicBool>,
+    requests: Arc<AtomicUsize>,
+}
+
+impl Application {
+    fn serve(mesh: &Mesh, pod: &'static str) -> Self {
+        let own = Self {
+            status: Arc::new(AtomicU16::new(200)),
+            is_slow: Arc::default(),
+            requests: Arc::default(),
+        };
+        let of = own.clone();
+        mesh.serve(&format!("shop/{pod}"), PORT, move |mut stream| {
+            while read_head(&mut stream)?.is_some() {
+                of.requests.fetch_add(1, SeqCst);
+                while of.is_slow.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                let status = of.status.load(SeqCst);
+                let body = format!("from {pod}");
+                let length = body.len();
+                write!(
+                    stream,
+                    "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}"
+                )?;
+            }
+            Ok(())
+        });
+        own
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(SeqCst)
+    }
+}
+
+struct Scene {
+    mesh: Mesh,
+    service: SocketAddr,
+}
+
+impl Scene {
+    fn new(pods: &[(&str, &str)], more: &str) -> Self {
+        let pods: String = pods.iter().map(|(name, node)| pod(name, node)).collect();
+        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{SERVICE}{pods}{more}"));
+        let service = mesh.service("many.shop.svc", 80);
+        Self { mesh, service }
+    }
+
+    /// A POST is never sent again: what one endpoint answers is what the client gets.
+    fn ask(&self, headers: &str) -> String {
+        let request =
+            format!("POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
+        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
+            return String::new();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_default()
+    }
+
+    /// Which pod answers.
+    fn who(&self, headers: &str) -> Option<String> {
+        let answer = self.ask(headers);
+        let (_, body) = answer.split_once("\r\n\r\nfrom ")?;
+        Some(body.to_owned())
+    }
+
+    fn until_all_answer(&self, pods: &[&str]) {
+        let all: BTreeSet<String> = pods.iter().map(|pod| (*pod).to_owned()).collect();
+        let mut seen = BTreeSet::new();
+        until("all pods answer through the waypoint", || {
+            seen.extend(self.who(""));
+            seen == all
+        });
+    }
+
+    fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+
+    fn apply(&self, traffic_policy: &str) {
+        self.mesh.apply("rule", &rule(traffic_policy));
+    }
+}
+
+const EJECTING: &str = "{outlierDetection: {consecutive5xxErrors: 3, interval: 1s, baseEjectionTime: 5s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}";
+
+#[test]
+fn an_endpoint_that_fails_is_ejected_and_comes_back() {
+    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
+    let a = Application::serve(&scene.mesh, "a");
+    let b = Application::serve(&scene.mesh, "b");
+    scene.until_all_answer(&["a", "b"]);
+    scene.apply(EJECTING);
+    a.status.store(503, SeqCst);
+    let ten_by_b = || (0..10).all(|_| scene.who("").as_deref() == Some("b"));
+    until("the failing endpoint gets nothing", ten_by_b);
+    // A rule that cannot be used leaves the last one in force.
+    scene.apply("{outlierDetection: {interval: -1s}}");
+    a.status.store(200, SeqCst);
+    scene.until_all_answer(&["a", "b"]);
+    // Not all are ejected, whatever they answer.
+    for one in [&a, &b] {
+        one.status.store(503, SeqCst);
+    }
+    let before = (a.requests(), b.requests());
+    for _ in 0..40 {
+        assert!(!scene.ask("").contains("no healthy upstream"));
+    }
+    let all = a.requests() - before.0 + b.requests() - before.1;
+    assert!(all >= 40, "{all}");
+    let metrics = scene.metrics();
+    assert!(
+        metrics.contains("ambit_endpoint_ejections_total{destination_service=\"many.shop.svc.cluster.local\",cause=\"5xx\"}"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_hash_leads_to_one_endpoint_while_others_come_and_go() {
+    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
+    for pod in ["a", "b"] {
+        Application::serve(&scene.mesh, pod);
+    }
+    scene.until_all_answer(&["a", "b"]);
+    scene.apply("{loadBalancer: {consistentHash: {httpHeaderName: x-user}}}");
+    let user = |n: u32| format!("x-user: {n}\r\n");
+    let of_all = || -> Vec<Option<String>> { (0..12).map(|n| scene.who(&user(n))).collect() };
+    let mut first = of_all();
+    until("each user is answered by one", || {
+        let before = std::mem::replace(&mut first, of_all());
+        before == first && of_all() == first
+    });
+    let users: BTreeSet<_> = first.iter().flatten().collect();
+    assert_eq!(users.len(), 2, "{first:?}");
+    // One more takes users over, and nobody else gets another.
+    scene
+        .mesh
+        .apply("c", pod("c", "node-1").trim_start_matches("\n---"));
+    scene.mesh.until("the new pod has an address", |status| {
+        let mut pods = status.pods.iter();
+        pods.any(|pod| pod.name == "c" && !pod.ips.is_empty())
+    });
+    scene.mesh.until_captured("shop/c", true);
+    Application::serve(&scene.mesh, "c");
+    until("the new pod gets users", || {
+        of_all().iter().any(|who| who.as_deref() == Some("c"))
+    });
+    let second = of_all();
+    for (before, after) in first.iter().zip(&second) {
+        assert!(
+            before == after || after.as_deref() == Some("c"),
+            "{first:?} {second:?}"
+        );
+    }
+    // What a client sends there says nothing of endpoints, however it looks.
+    for value in ["\u{7f}", "a", "10.0.0.1:8090", &"x".repeat(8000)] {
+        let one = scene.who(&format!("x-user: {value}\r\n"));
+        assert_eq!(one, scene.who(&format!("x-user: {value}\r\n")));
+    }
+    scene.apply("{loadBalancer: {consistentHash: {httpCookie: {name: id, ttl: 60s, path: /}}}}");
+    let mut set = None;
+    until("a cookie is set", || {
+        let answer = scene.ask("").to_ascii_lowercase();
+        let line = answer
+            .lines()
+            .find(|line| line.starts_with("set-cookie: id="));
+        set = line.map(|line| (line.to_owned(), answer.clone()));
+        set.is_some()
+    });
+    let (line, answer) = set.unwrap();
+    assert!(line.ends_with("; max-age=60; path=/; httponly"), "{line}");
+    let cookie = line
+        .trim_start_matches("set-cookie: ")
+        .split(';')
+        .next()
+        .unwrap()
+        .to_owned();
+    let who = answer.split_once("\r\n\r\nfrom ").unwrap().1.to_owned();
+    for _ in 0..10 {
+        let again = scene.ask(&format!("cookie: x=y; {cookie}\r\n"));
+        assert!(again.ends_with(&format!("from {who}")), "{again}");
+        assert!(
+            !again.to_ascii_lowercase().contains("set-cookie"),
+            "{again}"
+        );
+    }
+}
+
+#[test]
+fn what_is_over_a_limit_is_refused_at_once() {
+    let scene = Scene::new(&[("a", "node-1")], "");
+    let a = Application::serve(&scene.mesh, "a");
+    scene.until_all_answer(&["a"]);
+    scene.apply("{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1}}}");
+    std::thread::scope(|scope| {
+        let mut overflow = String::new();
+        until("a third request is refused", || {
+            a.is_slow.store(true, SeqCst);
+            let under_way = a.requests();
+            let held: Vec<_> = (0..2).map(|_| scope.spawn(|| scene.ask(""))).collect();
+            until("one is under way", || a.requests() > under_way);
+            let third = scope.spawn(|| scene.ask(""));
+            // Without the rule the third waits for the application as the others do.
+            until("there is an answer, or all wait", || {
+                third.is_finished() || a.requests() > under_way + 2
+            });
+            a.is_slow.store(false, SeqCst);
+            overflow = third.join().unwrap();
+            let others: Vec<String> = held.into_iter().map(|one| one.join().unwrap()).collect();
+            let answers = others.iter().chain([&overflow]);
+            let refused: Vec<_> = answers.filter(|one| one.contains("overflow")).collect();
+            if let [one] = refused.as_slice() {
+                overflow = (*one).clone();
+            }
+            overflow.contains("overflow")
+        });
+        let overflow = overflow.to_ascii_lowercase();
+        assert!(overflow.starts_with("http/1.1 503"), "{overflow}");
+        assert!(overflow.contains("x-envoy-overloaded: true"), "{overflow}");
+    });
+    assert_eq!(scene.who("").as_deref(), Some("a"));
+    let metrics = scene.metrics();
+    assert!(metrics.contains("response_flags=\"UO\""), "{metrics}");
+    assert!(metrics.contains("limit=\"pending\""), "{metrics}");
+}
+
+const PLACES: &str = "
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-1, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: near}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-2, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: far}}
+";
+
+#[test]
+fn requests_stay_near_until_what_is_near_fails() {
+    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], PLACES);
+    let near = Application::serve(&scene.mesh, "a");
+    let far = Application::serve(&scene.mesh, "b");
+    scene.until_all_answer(&["a", "b"]);
+    scene.apply("{outlierDetection: {consecutive5xxErrors: 2, baseEjectionTime: 5s, maxEjectionPercent: 100}, loadBalancer: {localityLbSetting: {enabled: true}}}");
+    let mut who = None;
+    until("all requests go to one zone", || {
+        let ten: BTreeSet<_> = (0..10).map(|_| scene.who("")).collect();
+        who = ten.first().cloned().flatten();
+        ten.len() == 1 && who.is_some()
+    });
+    let who = who.unwrap();
+    let (one, other) = if who == "a" {
+        (&near, "b")
+    } else {
+        (&far, "a")
+    };
+    one.status.store(503, SeqCst);
+    until("the other zone answers", || {
+        (0..10).all(|_| scene.who("").as_deref() == Some(other))
+    });
+    one.status.store(200, SeqCst);
+    until("requests come back", || {
+        (0..10).all(|_| scene.who("").as_deref() == Some(&*who))
+    });
+}

@@ -1,0 +1,284 @@
+//! Services whose endpoints are treated as a `DestinationRule` says: the state of [`ambit_resilience`] for each port that
+//! was asked for, kept for as long as there is a rule, whatever it says; and what waits for connections.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_model::{
+    ArcStr, DestinationLimits, DestinationPolicy, NamespacedHostname, WaypointDestination, Workload,
+};
+use ambit_resilience::{
+    Candidate, Chosen, Destination, Fault, NoEndpoint, Outcome, Overflow, Place, Slot, Wish,
+};
+use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
+use ambit_telemetry::http::HttpMetrics;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::waypoint::Waypoint;
+
+/// A service with a rule.
+#[derive(Debug)]
+pub(crate) struct Ruled {
+    record: WaypointDestination,
+    ports: Mutex<HashMap<u16, Arc<Port>>>,
+}
+
+/// One of its ports.
+#[derive(Debug)]
+pub(crate) struct Port {
+    service: NamespacedHostname,
+    number: u16,
+    destination: Destination<BackendEndpoint>,
+    /// Connections in use, if there is a limit.
+    connections: Option<Connections>,
+}
+
+#[derive(Clone, Debug)]
+struct Connections {
+    most: u32,
+    free: Arc<Semaphore>,
+}
+
+impl Connections {
+    /// The same as before if the limit is.
+    fn of(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
+        let most = limits.connections;
+        if most == 0 {
+            return None;
+        }
+        let before = before.filter(|before| before.most == most).cloned();
+        Some(before.unwrap_or_else(|| {
+            let permits = usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS);
+            Self {
+                most,
+                free: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+            }
+        }))
+    }
+}
+
+impl Ruled {
+    /// What `before` knows of endpoints is kept.
+    pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
+        let known = before.map(|before| before.ports.lock());
+        let ports = known.iter().flat_map(|ports| ports.iter());
+        let ports = ports.map(|(number, port)| {
+            let policy = record.policy(*number).clone();
+            (*number, Arc::new(port.under(policy)))
+        });
+        Self {
+            ports: Mutex::new(ports.collect()),
+            record,
+        }
+    }
+
+    /// One of its ports, as the service declares them.
+    pub(crate) fn port(&self, number: u16) -> Arc<Port> {
+        let mut ports = self.ports.lock();
+        let port = ports.entry(number);
+        let port = port.or_insert_with(|| {
+            let policy = self.record.policy(number).clone();
+            Arc::new(Port {
+                service: self.record.service.clone(),
+                number,
+                connections: Connections::of(&policy.limits, None),
+                destination: Destination::new(policy, Instant::now()),
+            })
+        });
+        port.clone()
+    }
+}
+
+/// What a request or connection does not get.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoWay {
+    #[error("{0}")]
+    Unsupported(ArcStr),
+    #[error("the limit of the DestinationRule is reached: {}", .0.as_str())]
+    Overflow(Overflow),
+    #[error("all endpoints of {0} are ejected")]
+    Ejected(NamespacedHostname),
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+/// An endpoint that was chosen; what is held counts there until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    port: Arc<Port>,
+    chosen: Chosen<BackendEndpoint>,
+}
+
+impl Port {
+    fn under(&self, policy: DestinationPolicy) -> Self {
+        Self {
+            service: self.service.clone(),
+            number: self.number,
+            connections: Connections::of(&policy.limits, self.connections.as_ref()),
+            destination: self.destination.under(policy),
+        }
+    }
+
+    pub(crate) fn policy(&self) -> &DestinationPolicy {
+        self.destination.policy()
+    }
+
+    pub(crate) fn limits(&self) -> &DestinationLimits {
+        &self.policy().limits
+    }
+
+    /// Nothing is sent where what was wished is not supported.
+    pub(crate) fn supported(&self) -> Result<(), NoWay> {
+        let why = self.policy().unsupported.clone();
+        why.map_or(Ok(()), |why| Err(NoWay::Unsupported(why)))
+    }
+
+    fn overflow(&self, waypoint: &Waypoint, limit: Overflow) -> NoWay {
+        let metrics = &waypoint.http_metrics.destinations;
+        metrics.overflowed(&self.service.hostname, limit.as_str());
+        NoWay::Overflow(limit)
+    }
+
+    /// A request begins.
+    pub(crate) fn request(&self, waypoint: &Waypoint) -> Result<Slot, NoWay> {
+        let slot = self.destination.limits().request(self.limits());
+        slot.map_err(|limit| self.overflow(waypoint, limit))
+    }
+
+    /// A request is about to be sent again.
+    pub(crate) fn retry(&self, waypoint: &Waypoint) -> Result<Slot, NoWay> {
+        let slot = self.destination.limits().retry(self.limits());
+        slot.map_err(|limit| self.overflow(waypoint, limit))
+    }
+
+    /// The right to use a connection at once.
+    pub(crate) fn connection(
+        &self,
+        waypoint: &Waypoint,
+    ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
+        let Some(connections) = &self.connections else {
+            return Ok(None);
+        };
+        let permit = connections.free.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| self.overflow(waypoint, Overflow::Connections))?;
+        Ok(Some(permit))
+    }
+
+    /// The right to use a connection, waited for.
+    pub(crate) async fn awaited_connection(
+        &self,
+        waypoint: &Waypoint,
+    ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
+        let Some(connections) = &self.connections else {
+            return Ok(None);
+        };
+        if let Ok(permit) = connections.free.clone().try_acquire_owned() {
+            return Ok(Some(permit));
+        }
+        let waiting = self.destination.limits().pending(self.limits());
+        let _waiting = waiting.map_err(|limit| self.overflow(waypoint, limit))?;
+        // Never closed.
+        Ok(connections.free.clone().acquire_owned().await.ok())
+    }
+
+    /// The way to an endpoint, and what is held there. The first is `None` where the service's own waypoint chooses.
+    pub(crate) fn route(
+        self: &Arc<Self>,
+        waypoint: &Waypoint,
+        own: &Workload,
+        is_target: bool,
+        wish: Wish<'_>,
+    ) -> Result<Option<(Route, Held)>, NoWay> {
+        let request = BackendRequest {
+            waypoint: own,
+            own: &waypoint.address,
+            is_target,
+            failed: &[],
+        };
+        let mut rng = rand::rng();
+        let now = Instant::now();
+        let table = waypoint.state.table();
+        let revision = table.backend_revision(&request, &self.service, &mut rng);
+        let Some(revision) = revision else {
+            return Ok(None);
+        };
+        let candidate = |endpoint: BackendEndpoint| Candidate {
+            uid: endpoint.workload.uid().clone(),
+            weight: endpoint.weight,
+            rank: endpoint.rank,
+            place: Place {
+                locality: endpoint.workload.locality().clone(),
+                node: endpoint.workload.node().clone(),
+                network: endpoint.workload.network().clone(),
+                cluster: endpoint.workload.cluster_id().clone(),
+            },
+            endpoint,
+        };
+        if !self.destination.is_at(revision) {
+            let here = Place {
+                locality: own.locality.clone(),
+                node: own.node.clone(),
+                network: own.network.clone(),
+                cluster: own.cluster_id.clone(),
+            };
+            self.destination.update(revision, now, &here, || {
+                let all = table.backend_endpoints(&request, &self.service, self.number);
+                all.into_iter().map(candidate).collect()
+            });
+        }
+        let none = || RouteError::NoHealthyUpstream {
+            service: self.service.clone(),
+            port: self.number,
+        };
+        let chosen = self.destination.choose(wish, now, &mut rng);
+        let chosen = chosen.map_err(|error| match error {
+            NoEndpoint::Ejected => NoWay::Ejected(self.service.clone()),
+            NoEndpoint::Nothing => none().into(),
+        })?;
+        let endpoint = chosen.endpoint().ok_or_else(none)?;
+        let route = table.backend_at(&request, &self.service, endpoint, &mut rng)?;
+        let port = self.clone();
+        Ok(Some((route, Held { port, chosen })))
+    }
+}
+
+impl Held {
+    /// Says what came of it.
+    pub(crate) fn report(&self, waypoint: &Waypoint, outcome: Outcome) {
+        let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
+            return;
+        };
+        let (service, endpoint) = (&self.port.service, self.chosen.uid());
+        let (cause, duration) = (ejection.fault.as_str(), ejection.duration);
+        tracing::warn!(%service, %endpoint, cause, ?duration, "an endpoint is ejected for errors in a row");
+        let metrics = &waypoint.http_metrics.destinations;
+        metrics.ejected(&service.hostname, cause);
+    }
+}
+
+/// There is no rule for a service any more: nothing is told of it.
+pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
+    let causes = Fault::ALL.map(Fault::as_str);
+    let limits = Overflow::ALL.map(Overflow::as_str);
+    metrics
+        .destinations
+        .removed(&service.hostname, &causes, &limits);
+}
+
+/// How long connecting may take, where a rule says so.
+pub(crate) async fn in_time<T>(
+    most: Option<Duration>,
+    connecting: impl Future<Output = T>,
+) -> Result<T, Duration> {
+    match most {
+        None => Ok(connecting.await),
+        Some(most) => {
+            let timed = tokio::time::timeout(most, connecting);
+            timed.await.map_err(|_| most)
+        }
+    }
+}

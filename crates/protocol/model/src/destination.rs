@@ -1,0 +1,251 @@
+//! How a waypoint treats the endpoints of a service: what `DestinationRule`s say of it.
+//!
+//! Zero is "no limit" wherever a limit is a number.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use arcstr::ArcStr;
+
+use crate::NamespacedHostname;
+
+/// All that is said of one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaypointDestination {
+    /// Its name in WDS.
+    pub service: NamespacedHostname,
+    /// For ports without a policy of their own.
+    pub policy: DestinationPolicy,
+    /// By service port; such a policy stands alone, nothing is inherited.
+    pub ports: BTreeMap<u16, DestinationPolicy>,
+}
+
+impl WaypointDestination {
+    /// The policy of a port.
+    pub fn policy(&self, port: u16) -> &DestinationPolicy {
+        self.ports.get(&port).unwrap_or(&self.policy)
+    }
+}
+
+/// How endpoints are chosen, how many requests they get, and when they are left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DestinationPolicy {
+    /// Why nothing may be sent at all: what was wished cannot be done, and doing less would be worse.
+    pub unsupported: Option<ArcStr>,
+    /// Which of the endpoints.
+    pub balancing: Balancing,
+    /// Endpoints that are new get less at first.
+    pub warmup: Option<Warmup>,
+    /// Where endpoints are.
+    pub locality: LocalityPolicy,
+    /// How much at the same time, and for how long.
+    pub limits: DestinationLimits,
+    /// When an endpoint gets nothing for a while.
+    pub outliers: Option<OutlierPolicy>,
+}
+
+/// Which of several endpoints a request goes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Balancing {
+    /// Of two that are drawn the one with fewer requests under way.
+    #[default]
+    LeastRequest,
+    /// One after the other.
+    RoundRobin,
+    /// Any.
+    Random,
+    /// The same for requests that have something in common.
+    Hash(HashPolicy),
+}
+
+/// See [`Balancing::Hash`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashPolicy {
+    /// What requests have in common.
+    pub source: HashSource,
+    /// How a hash becomes an endpoint.
+    pub table: HashTable,
+    /// In percent: an endpoint that has more than this share of the mean of requests under way is passed over. Zero
+    /// is without such a bound, less than 100 cannot be.
+    pub balance_factor: u32,
+}
+
+/// What is hashed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HashSource {
+    /// All values of a header; the name is in lower case.
+    Header(ArcStr),
+    /// A cookie's value.
+    Cookie(HashCookie),
+    /// The client's address.
+    SourceIp,
+    /// The first value of a query parameter.
+    Query(ArcStr),
+}
+
+/// See [`HashSource::Cookie`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HashCookie {
+    /// Its name.
+    pub name: ArcStr,
+    /// Of the cookie that is set.
+    pub path: Option<ArcStr>,
+    /// Given: clients without the cookie get one, for this time, or for their session if it is zero.
+    pub ttl: Option<Duration>,
+    /// Further attributes of the cookie that is set, with their values.
+    pub attributes: Vec<(ArcStr, ArcStr)>,
+}
+
+/// See [`HashPolicy::table`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HashTable {
+    /// A ring with at least this many points.
+    Ring(u32),
+    /// Maglev, with a table of this size, a prime.
+    Maglev(u32),
+}
+
+impl Default for HashTable {
+    fn default() -> Self {
+        Self::Ring(1024)
+    }
+}
+
+/// An endpoint that is new gets a growing share of what the others get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Warmup {
+    /// Until it gets as much as the others.
+    pub duration: Duration,
+    /// What it gets at least, in percent.
+    pub minimum_percent: u32,
+    /// In thousandths: 1000 is growth with time, more is faster growth at first.
+    pub aggression: u32,
+}
+
+/// Where requests go, by where the waypoint and the endpoints are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LocalityPolicy {
+    /// As the service itself has it (`trafficDistribution`).
+    #[default]
+    OfService,
+    /// It does not matter.
+    Anywhere,
+    /// Shares of what comes from places; the first whose `from` the waypoint is in counts.
+    Distribute(Vec<LocalityShares>),
+    /// To the nearest, and further as far as these are ejected: same subzone, zone, region, then the rest. The regions
+    /// of the pairs follow each other's.
+    Failover(Vec<(ArcStr, ArcStr)>),
+    /// To those of which most in a row agree with the waypoint.
+    Priority(Vec<LocalityLabel>),
+}
+
+/// See [`LocalityPolicy::Distribute`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalityShares {
+    /// The waypoint's place.
+    pub from: LocalityPattern,
+    /// Endpoints' places, with their shares; together 100.
+    pub to: Vec<(LocalityPattern, u32)>,
+}
+
+/// A place, as far as it is given: `region/zone/subzone`, each of which may be left out or `*`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalityPattern {
+    /// Any if `None`.
+    pub region: Option<ArcStr>,
+    /// Any if `None`.
+    pub zone: Option<ArcStr>,
+    /// Any if `None`.
+    pub subzone: Option<ArcStr>,
+}
+
+/// What of an endpoint's place is compared with the waypoint's, or with a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalityLabel {
+    /// What.
+    pub key: LocalityKey,
+    /// With what, if not with the waypoint's own.
+    pub value: Option<ArcStr>,
+}
+
+/// The labels of places, as WDS has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalityKey {
+    /// `topology.kubernetes.io/region`
+    Region,
+    /// `topology.kubernetes.io/zone`
+    Zone,
+    /// `topology.istio.io/subzone`
+    Subzone,
+    /// `kubernetes.io/hostname`
+    Node,
+    /// `topology.istio.io/network`
+    Network,
+    /// `topology.istio.io/cluster`
+    Cluster,
+}
+
+/// How much a destination gets at the same time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DestinationLimits {
+    /// Connections in use: of TCP, and of HTTP/1, where each carries one request at a time.
+    pub connections: u32,
+    /// Requests that wait for such a connection; `None` is no limit, zero is that none waits.
+    pub pending: Option<u32>,
+    /// Requests under way, whatever version of HTTP carries them.
+    pub requests: u32,
+    /// Requests that one connection carries in its life.
+    pub requests_per_connection: u32,
+    /// Retries under way.
+    pub retries: u32,
+    /// In place of [`Self::retries`].
+    pub retry_budget: Option<RetryBudget>,
+    /// How long connecting may take.
+    pub connect_timeout: Option<Duration>,
+    /// How long a connection of HTTP without requests is kept.
+    pub idle_timeout: Option<Duration>,
+    /// Of TCP: how long one may last.
+    pub max_connection_duration: Option<Duration>,
+}
+
+/// Retries in proportion to requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryBudget {
+    /// Of the requests under way, in thousandths of a percent.
+    pub share: u32,
+    /// What is allowed in any case.
+    pub minimum: u32,
+}
+
+/// When an endpoint is ejected, and for how long. Zero errors never eject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutlierPolicy {
+    /// Answers of 5xx in a row.
+    pub server_errors: u32,
+    /// Answers of 502, 503 and 504 in a row.
+    pub gateway_errors: u32,
+    /// Given: connections that fail count by themselves, this many in a row. Else they count as 503.
+    pub local_failures: Option<u32>,
+    /// How long an endpoint is left in before its next ejection is shorter by one [`Self::base_ejection`].
+    pub interval: Duration,
+    /// The first ejection; each further one is longer by this.
+    pub base_ejection: Duration,
+    /// Of all endpoints, at most this many percent are ejected; but one of several may always be.
+    pub max_ejection_percent: u32,
+    /// With fewer left in than this, ejections do not count.
+    pub min_health_percent: u32,
+}
+
+impl Default for OutlierPolicy {
+    /// As Istio has it.
+    fn default() -> Self {
+        Self {
+            server_errors: 5,
+            gateway_errors: 0,
+            local_failures: None,
+            interval: Duration::from_secs(10),
+            base_ejection: Duration::from_secs(30),
+            max_ejection_percent: 10,
+            min_health_percent: 0,
+        }
+    }
+}

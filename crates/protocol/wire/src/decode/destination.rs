@@ -1,0 +1,167 @@
+//! How waypoints treat endpoints. As in [`super::waypoint`] nothing is ignored.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ambit_model as model;
+
+use super::{
+    DecodeError, known, port,
+    waypoint::{all, hostname, optional, whole},
+};
+use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTDESTINATION};
+
+/// Decodes how the endpoints of a service are treated.
+///
+/// # Errors
+/// When it is not understood in full.
+pub fn waypoint_destination(bytes: &[u8]) -> Result<model::WaypointDestination, DecodeError> {
+    let from: wire::WaypointDestination =
+        whole("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)?;
+    let mut ports = BTreeMap::new();
+    for of in from.ports {
+        let number = port("destination_port.port", of.port)?;
+        ports.insert(number, policy(of.policy)?);
+    }
+    Ok(model::WaypointDestination {
+        service: hostname("waypoint_destination.service", from.service)?,
+        policy: policy(from.policy)?,
+        ports,
+    })
+}
+
+fn time(of: u64) -> Option<Duration> {
+    (of > 0).then(|| Duration::from_millis(of))
+}
+
+fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPolicy, DecodeError> {
+    let from = from.ok_or_else(|| DecodeError::missing("waypoint_destination.policy"))?;
+    let balancing = match known("destination_policy.balancing", from.balancing)? {
+        wire::DestinationBalancing::LeastRequest => model::Balancing::LeastRequest,
+        wire::DestinationBalancing::RoundRobin => model::Balancing::RoundRobin,
+        wire::DestinationBalancing::Random => model::Balancing::Random,
+        wire::DestinationBalancing::ConsistentHash => {
+            let hash = from.hash;
+            let hash = hash.ok_or_else(|| DecodeError::missing("destination_policy.hash"))?;
+            model::Balancing::Hash(hash_policy(hash)?)
+        }
+    };
+    Ok(model::DestinationPolicy {
+        unsupported: optional(from.unsupported),
+        balancing,
+        warmup: from.warmup.map(|warmup| model::Warmup {
+            duration: Duration::from_millis(warmup.duration),
+            minimum_percent: warmup.minimum_percent,
+            aggression: warmup.aggression,
+        }),
+        locality: locality(from.locality.unwrap_or_default())?,
+        limits: limits(from.limits.unwrap_or_default()),
+        outliers: from.outliers.map(|of| model::OutlierPolicy {
+            server_errors: of.server_errors,
+            gateway_errors: of.gateway_errors,
+            local_failures: of.local_failures,
+            interval: Duration::from_millis(of.interval),
+            base_ejection: Duration::from_millis(of.base_ejection),
+            max_ejection_percent: of.max_ejection_percent,
+            min_health_percent: of.min_health_percent,
+        }),
+    })
+}
+
+fn hash_policy(from: wire::DestinationHash) -> Result<model::HashPolicy, DecodeError> {
+    use wire::destination_hash::{Source, Table};
+    let source = match from.source {
+        Some(Source::Header(name)) => model::HashSource::Header(name.into()),
+        Some(Source::Cookie(cookie)) => model::HashSource::Cookie(model::HashCookie {
+            name: cookie.name.into(),
+            path: optional(cookie.path),
+            ttl: cookie.ttl.map(Duration::from_millis),
+            attributes: cookie
+                .attributes
+                .into_iter()
+                .map(|one| (one.name.into(), one.value.into()))
+                .collect(),
+        }),
+        Some(Source::SourceIp(_)) => model::HashSource::SourceIp,
+        Some(Source::Query(name)) => model::HashSource::Query(name.into()),
+        None => return Err(DecodeError::missing("destination_hash.source")),
+    };
+    let table = match from.table {
+        Some(Table::Ring(points)) => model::HashTable::Ring(points),
+        Some(Table::Maglev(size)) => model::HashTable::Maglev(size),
+        None => return Err(DecodeError::missing("destination_hash.table")),
+    };
+    Ok(model::HashPolicy {
+        source,
+        table,
+        balance_factor: from.balance_factor,
+    })
+}
+
+fn locality(from: wire::DestinationLocality) -> Result<model::LocalityPolicy, DecodeError> {
+    use wire::DestinationLocalityMode as Mode;
+    Ok(match known("destination_locality.mode", from.mode)? {
+        Mode::OfService => model::LocalityPolicy::OfService,
+        Mode::Anywhere => model::LocalityPolicy::Anywhere,
+        Mode::Distribute => {
+            model::LocalityPolicy::Distribute(from.distribute.into_iter().map(shares).collect())
+        }
+        Mode::Failover => model::LocalityPolicy::Failover(
+            from.failover
+                .into_iter()
+                .map(|pair| (pair.from.into(), pair.to.into()))
+                .collect(),
+        ),
+        Mode::Priority => model::LocalityPolicy::Priority(all(from.priority, label)?),
+    })
+}
+
+fn shares(from: wire::DestinationShares) -> model::LocalityShares {
+    let share = |to: wire::DestinationShare| (place(to.place.unwrap_or_default()), to.share);
+    model::LocalityShares {
+        from: place(from.from.unwrap_or_default()),
+        to: from.to.into_iter().map(share).collect(),
+    }
+}
+
+fn place(from: wire::DestinationPlace) -> model::LocalityPattern {
+    model::LocalityPattern {
+        region: optional(from.region),
+        zone: optional(from.zone),
+        subzone: optional(from.subzone),
+    }
+}
+
+fn label(from: wire::DestinationLabel) -> Result<model::LocalityLabel, DecodeError> {
+    let key = match known("destination_label.key", from.key)? {
+        wire::DestinationLabelKey::Region => model::LocalityKey::Region,
+        wire::DestinationLabelKey::Zone => model::LocalityKey::Zone,
+        wire::DestinationLabelKey::Subzone => model::LocalityKey::Subzone,
+        wire::DestinationLabelKey::Node => model::LocalityKey::Node,
+        wire::DestinationLabelKey::Network => model::LocalityKey::Network,
+        wire::DestinationLabelKey::Cluster => model::LocalityKey::Cluster,
+    };
+    Ok(model::LocalityLabel {
+        key,
+        value: optional(from.value),
+    })
+}
+
+fn limits(from: wire::DestinationLimits) -> model::DestinationLimits {
+    model::DestinationLimits {
+        connections: from.connections,
+        pending: from.pending,
+        requests: from.requests,
+        requests_per_connection: from.requests_per_connection,
+        retries: from.retries,
+        retry_budget: from.retry_budget.map(|budget| model::RetryBudget {
+            share: budget.share,
+            minimum: budget.minimum,
+        }),
+        connect_timeout: time(from.connect_timeout),
+        idle_timeout: time(from.idle_timeout),
+        max_connection_duration: time(from.max_connection_duration),
+    }
+}
+
+#[cfg(test)]
+mod tests;

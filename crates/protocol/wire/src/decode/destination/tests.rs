@@ -1,0 +1,114 @@
+use ambit_model::{
+    Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
+    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
+    NamespacedHostname, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
+};
+use prost::Message;
+
+use super::*;
+
+fn policies() -> Vec<DestinationPolicy> {
+    let hash = |source, table| DestinationPolicy {
+        balancing: Balancing::Hash(HashPolicy {
+            source,
+            table,
+            balance_factor: 150,
+        }),
+        ..DestinationPolicy::default()
+    };
+    let locality = |locality| DestinationPolicy {
+        locality,
+        ..DestinationPolicy::default()
+    };
+    let region = |region: &str| LocalityPattern {
+        region: Some(region.into()),
+        ..LocalityPattern::default()
+    };
+    vec![
+        DestinationPolicy::default(),
+        DestinationPolicy {
+            unsupported: Some("tls".into()),
+            balancing: Balancing::RoundRobin,
+            warmup: Some(Warmup {
+                duration: Duration::from_secs(1),
+                minimum_percent: 10,
+                aggression: 1500,
+            }),
+            locality: LocalityPolicy::Anywhere,
+            limits: DestinationLimits {
+                connections: 1,
+                pending: Some(0),
+                requests: 2,
+                requests_per_connection: 3,
+                retries: 4,
+                retry_budget: Some(RetryBudget {
+                    share: 20_000,
+                    minimum: 3,
+                }),
+                connect_timeout: Some(Duration::from_millis(5)),
+                idle_timeout: Some(Duration::from_millis(6)),
+                max_connection_duration: Some(Duration::from_millis(7)),
+            },
+            outliers: Some(OutlierPolicy {
+                local_failures: Some(0),
+                ..OutlierPolicy::default()
+            }),
+        },
+        hash(HashSource::Header("x".into()), HashTable::Ring(7)),
+        hash(HashSource::SourceIp, HashTable::Maglev(13)),
+        hash(HashSource::Query("q".into()), HashTable::default()),
+        hash(
+            HashSource::Cookie(HashCookie {
+                name: "id".into(),
+                path: Some("/".into()),
+                ttl: Some(Duration::ZERO),
+                attributes: vec![("Secure".into(), "".into())],
+            }),
+            HashTable::default(),
+        ),
+        locality(LocalityPolicy::Distribute(vec![LocalityShares {
+            from: LocalityPattern::default(),
+            to: vec![(region("a"), 80), (region("b"), 20)],
+        }])),
+        locality(LocalityPolicy::Failover(vec![("a".into(), "b".into())])),
+        locality(LocalityPolicy::Priority(vec![LocalityLabel {
+            key: LocalityKey::Node,
+            value: Some("n".into()),
+        }])),
+    ]
+}
+
+#[test]
+fn destinations_read_back_what_was_written() {
+    for policy in policies() {
+        let destination = WaypointDestination {
+            service: NamespacedHostname::new("shop", "a.shop"),
+            ports: [(80, policy.clone())].into(),
+            policy,
+        };
+        let encoded = wire::WaypointDestination::from(&destination).encode_to_vec();
+        assert_eq!(waypoint_destination(&encoded), Ok(destination));
+    }
+}
+
+#[test]
+fn what_is_not_understood_in_full_is_refused() {
+    let destination = WaypointDestination {
+        service: NamespacedHostname::new("shop", "a.shop"),
+        policy: DestinationPolicy::default(),
+        ports: BTreeMap::new(),
+    };
+    let encoded = wire::WaypointDestination::from(&destination);
+    let refused = |change: fn(&mut wire::DestinationPolicy)| {
+        let mut sent = encoded.clone();
+        change(sent.policy.as_mut().unwrap());
+        waypoint_destination(&sent.encode_to_vec()).unwrap_err()
+    };
+    refused(|policy| policy.balancing = 99);
+    refused(|policy| policy.balancing = wire::DestinationBalancing::ConsistentHash.into());
+    let mut later = encoded.encode_to_vec();
+    // Field 100, a varint.
+    later.extend([0xa0, 0x06, 0x01]);
+    assert!(waypoint_destination(&later).is_err());
+    assert!(waypoint_destination(&[]).is_err());
+}

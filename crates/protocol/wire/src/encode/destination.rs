@@ -1,0 +1,175 @@
+//! How waypoints treat endpoints, as it is sent.
+
+use ambit_model as model;
+
+use super::waypoint::{milliseconds, optional};
+use crate::ambit as wire;
+
+/// Type URL of how waypoints treat the endpoints of services.
+pub const WAYPOINT_DESTINATION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointDestination";
+
+impl From<&model::WaypointDestination> for wire::WaypointDestination {
+    fn from(from: &model::WaypointDestination) -> Self {
+        let port = |(port, policy): (&u16, &model::DestinationPolicy)| wire::DestinationPort {
+            port: (*port).into(),
+            policy: Some(policy.into()),
+        };
+        Self {
+            service: Some((&from.service).into()),
+            policy: Some((&from.policy).into()),
+            ports: from.ports.iter().map(port).collect(),
+        }
+    }
+}
+
+impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
+    fn from(from: &model::DestinationPolicy) -> Self {
+        let (balancing, hash) = match &from.balancing {
+            model::Balancing::LeastRequest => (wire::DestinationBalancing::LeastRequest, None),
+            model::Balancing::RoundRobin => (wire::DestinationBalancing::RoundRobin, None),
+            model::Balancing::Random => (wire::DestinationBalancing::Random, None),
+            model::Balancing::Hash(hash) => {
+                (wire::DestinationBalancing::ConsistentHash, Some(hash))
+            }
+        };
+        Self {
+            unsupported: optional(from.unsupported.as_ref()),
+            balancing: balancing.into(),
+            hash: hash.map(Into::into),
+            warmup: from.warmup.map(|warmup| wire::DestinationWarmup {
+                duration: milliseconds(Some(warmup.duration)),
+                minimum_percent: warmup.minimum_percent,
+                aggression: warmup.aggression,
+            }),
+            locality: Some((&from.locality).into()),
+            limits: Some(limits(&from.limits)),
+            outliers: from.outliers.map(|of| wire::DestinationOutliers {
+                server_errors: of.server_errors,
+                gateway_errors: of.gateway_errors,
+                local_failures: of.local_failures,
+                interval: milliseconds(Some(of.interval)),
+                base_ejection: milliseconds(Some(of.base_ejection)),
+                max_ejection_percent: of.max_ejection_percent,
+                min_health_percent: of.min_health_percent,
+            }),
+        }
+    }
+}
+
+impl From<&model::HashPolicy> for wire::DestinationHash {
+    fn from(from: &model::HashPolicy) -> Self {
+        use wire::destination_hash::{Source, Table};
+        let source = match &from.source {
+            model::HashSource::Header(name) => Source::Header(name.to_string()),
+            model::HashSource::Cookie(cookie) => Source::Cookie(wire::DestinationCookie {
+                name: cookie.name.to_string(),
+                path: optional(cookie.path.as_ref()),
+                ttl: cookie.ttl.map(|ttl| milliseconds(Some(ttl))),
+                attributes: cookie
+                    .attributes
+                    .iter()
+                    .map(|(name, value)| wire::HttpHeader {
+                        name: name.to_string(),
+                        value: value.to_string(),
+                    })
+                    .collect(),
+            }),
+            model::HashSource::SourceIp => Source::SourceIp(true),
+            model::HashSource::Query(name) => Source::Query(name.to_string()),
+        };
+        let table = match from.table {
+            model::HashTable::Ring(points) => Table::Ring(points),
+            model::HashTable::Maglev(size) => Table::Maglev(size),
+        };
+        Self {
+            source: Some(source),
+            table: Some(table),
+            balance_factor: from.balance_factor,
+        }
+    }
+}
+
+impl From<&model::LocalityPolicy> for wire::DestinationLocality {
+    fn from(from: &model::LocalityPolicy) -> Self {
+        use wire::DestinationLocalityMode as Mode;
+        let with = |mode: Mode| Self {
+            mode: mode.into(),
+            ..Self::default()
+        };
+        match from {
+            model::LocalityPolicy::OfService => with(Mode::OfService),
+            model::LocalityPolicy::Anywhere => with(Mode::Anywhere),
+            model::LocalityPolicy::Distribute(all) => Self {
+                distribute: all.iter().map(shares).collect(),
+                ..with(Mode::Distribute)
+            },
+            model::LocalityPolicy::Failover(pairs) => Self {
+                failover: pairs
+                    .iter()
+                    .map(|(from, to)| wire::DestinationFailover {
+                        from: from.to_string(),
+                        to: to.to_string(),
+                    })
+                    .collect(),
+                ..with(Mode::Failover)
+            },
+            model::LocalityPolicy::Priority(labels) => Self {
+                priority: labels.iter().map(label).collect(),
+                ..with(Mode::Priority)
+            },
+        }
+    }
+}
+
+fn shares(from: &model::LocalityShares) -> wire::DestinationShares {
+    let share = |(to, share): &(model::LocalityPattern, u32)| wire::DestinationShare {
+        place: Some(place(to)),
+        share: *share,
+    };
+    wire::DestinationShares {
+        from: Some(place(&from.from)),
+        to: from.to.iter().map(share).collect(),
+    }
+}
+
+fn place(from: &model::LocalityPattern) -> wire::DestinationPlace {
+    wire::DestinationPlace {
+        region: optional(from.region.as_ref()),
+        zone: optional(from.zone.as_ref()),
+        subzone: optional(from.subzone.as_ref()),
+    }
+}
+
+fn label(from: &model::LocalityLabel) -> wire::DestinationLabel {
+    let key = match from.key {
+        model::LocalityKey::Region => wire::DestinationLabelKey::Region,
+        model::LocalityKey::Zone => wire::DestinationLabelKey::Zone,
+        model::LocalityKey::Subzone => wire::DestinationLabelKey::Subzone,
+        model::LocalityKey::Node => wire::DestinationLabelKey::Node,
+        model::LocalityKey::Network => wire::DestinationLabelKey::Network,
+        model::LocalityKey::Cluster => wire::DestinationLabelKey::Cluster,
+    };
+    wire::DestinationLabel {
+        key: key.into(),
+        value: optional(from.value.as_ref()),
+    }
+}
+
+fn limits(from: &model::DestinationLimits) -> wire::DestinationLimits {
+    wire::DestinationLimits {
+        connections: from.connections,
+        pending: from.pending,
+        requests: from.requests,
+        requests_per_connection: from.requests_per_connection,
+        retries: from.retries,
+        retry_budget: from
+            .retry_budget
+            .map(|budget| wire::DestinationRetryBudget {
+                share: budget.share,
+                minimum: budget.minimum,
+            }),
+        connect_timeout: milliseconds(from.connect_timeout),
+        idle_timeout: milliseconds(from.idle_timeout),
+        max_connection_duration: milliseconds(from.max_connection_duration),
+    }
+}

@@ -17,7 +17,9 @@ pub mod status;
 pub mod unread;
 
 pub use event::{ObjectEvent, Origin};
-pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
+pub use gateway::{
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute, TLSRoute,
+};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{
@@ -34,6 +36,5 @@ pub use object::{
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
 pub use unread::{
-    DestinationRule, EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
-    VirtualService, WasmPlugin,
+    DestinationRule, EnvoyFilter, RequestAuthentication, Telemetry, VirtualService, WasmPlugin,
 };

@@ -1,4 +1,7 @@
-//! What is not HTTP: judged once, by what is known of the connection, and passed through.
+//! What is not HTTP: judged once, by what is known of the connection, and passed through, where the routes of its
+//! service say.
+
+mod routed;
 
 use std::{io, time::Duration};
 
@@ -12,12 +15,13 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
     http as l7,
+    http::Destination,
     metered::Metered,
     session::Session,
     sniff::Sniffed,
-    target::Target,
     upstream::{Stream, UpstreamError, Way},
 };
+use routed::{RouteError, Routed};
 
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
@@ -31,6 +35,8 @@ pub(crate) enum TcpError {
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
     Upstream(#[from] UpstreamError),
 }
 
@@ -38,27 +44,45 @@ impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn | Self::Upstream(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoOwn | Self::Route(_) | Self::Upstream(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
-    let opening = std::pin::pin!(open(&session));
-    let opened = match incoming.unless_gone(opening).await {
+    let opening = std::pin::pin!(async {
+        let routed = Routed::of(&session)?;
+        let stream = open(&session, &routed).await?;
+        Ok((routed, stream))
+    });
+    let opened: Result<_, TcpError> = match incoming.unless_gone(opening).await {
         Ok(opened) => opened,
         Err(error) => return tracing::debug!(error = chain(&error), "the client has gone"),
     };
     match opened {
-        Ok(stream) => match incoming.accept(HeaderMap::new()) {
-            Ok(tunnel) => relay(&session, tunnel.into_io(), stream).await,
+        Ok((routed, stream)) => match incoming.accept(HeaderMap::new()) {
+            Ok(tunnel) => relay(&session, &routed, tunnel.into_io(), stream).await,
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
         Err(error) => {
             log_failed(&session, &error);
             incoming.refuse(error.status());
         }
+    }
+}
+
+/// Serves a tunnel whose content goes where its first bytes say.
+pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
+    let opened: Result<_, TcpError> = async {
+        let routed = Routed::by_first_message(&session, &mut io).await?;
+        let stream = open(&session, &routed).await?;
+        Ok((routed, stream))
+    }
+    .await;
+    match opened {
+        Ok((routed, stream)) => relay(&session, &routed, io, stream).await,
+        Err(error) => log_failed(&session, &error),
     }
 }
 
@@ -69,12 +93,13 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     if let Some(Some(version)) = client {
         return l7::serve(session, io, version).await;
     }
-    let stream = match open(&session).await {
+    let routed = Routed::straight();
+    let stream = match open(&session, &routed).await {
         Ok(stream) => stream,
         Err(error) => return log_failed(&session, &error),
     };
     if client.is_some() {
-        return relay(&session, io, stream).await;
+        return relay(&session, &routed, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -89,18 +114,18 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
             let _closing = stream.shutdown().await;
             l7::serve(session, io, version).await;
         }
-        None => relay(&session, io, stream).await,
+        None => relay(&session, &routed, io, stream).await,
     }
 }
 
-fn judge(session: &Session) -> HttpDecision {
+fn judge(session: &Session, sni: Option<&str>) -> HttpDecision {
     let caller = &session.caller;
     let connection = Connection {
         source: caller.identity.as_ref(),
         source_ip: caller.address.ip(),
         remote_ip: caller.address.ip(),
         destination: session.target.address(),
-        sni: None,
+        sni,
     };
     let policies = session.shard.waypoint.published.policies();
     policies.evaluate_connection(session.target.scope(), &connection)
@@ -119,9 +144,9 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session) {
+async fn revoked(session: &Session, sni: Option<&str>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session).is_allowed() {
+    while judge(session, sni).is_allowed() {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -129,8 +154,8 @@ async fn revoked(session: &Session) {
 }
 
 /// Judges a connection, and connects it to an endpoint.
-async fn open(session: &Session) -> Result<Stream, TcpError> {
-    let decision = judge(session);
+async fn open(session: &Session, routed: &Routed) -> Result<Stream, TcpError> {
+    let decision = judge(session, routed.sni.as_deref());
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
@@ -139,7 +164,7 @@ async fn open(session: &Session) -> Result<Stream, TcpError> {
     let mut failed = Vec::new();
     let mut first = None;
     loop {
-        match connect(session, &own, &failed).await {
+        match connect(session, &routed.destination, &own, &failed).await {
             Ok(stream) => return Ok(stream),
             // Nothing of the connection has been sent: another endpoint may be tried, once.
             Err((UpstreamError::Connect(error), Some(uid))) if failed.is_empty() => {
@@ -157,37 +182,40 @@ async fn open(session: &Session) -> Result<Stream, TcpError> {
 
 async fn connect(
     session: &Session,
+    destination: &Destination,
     own: &Local,
     failed: &[ArcStr],
 ) -> Result<Stream, (UpstreamError, Option<ArcStr>)> {
     let waypoint = &session.shard.waypoint;
-    let look = || session.target.route(waypoint, &own.workload, failed);
-    let way = match waypoint.completed(look).await {
+    let way = match destination.route(session, own, failed).await {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
         Err(error) => Err(error.into()),
     };
     let way = way.map_err(|error| (error, None))?;
     let forwarded = Forwarded {
         client: session.caller.address,
-        host: match &session.target {
-            Target::Service { service, .. } => Some(service.hostname.clone()),
-            Target::Pod { .. } => None,
-        },
+        host: destination
+            .service(session)
+            .map(|service| service.hostname.clone()),
     };
-    let connecting = session.shard.upstreams.connect(&way, own, &forwarded);
-    let connected = connecting.await;
+    let upstreams = &session.shard.upstreams;
+    let connected = upstreams
+        .connect(&way, own, &forwarded, Some(session.passed))
+        .await;
     connected.map_err(|error| (error, way.workload().map(|one| one.uid().clone())))
 }
 
 /// Copies both ways until both directions have ended, or the process ends.
-async fn relay<A, B>(session: &Session, client: A, server: B)
+async fn relay<A, B>(session: &Session, routed: &Routed, client: A, server: B)
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    note(session, &judge(session));
+    let sni = routed.sni.as_deref();
+    note(session, &judge(session, sni));
     let waypoint = &session.shard.waypoint;
-    let metrics = waypoint.metrics.traffic().open(&session.traffic_labels());
+    let labels = session.traffic_labels_of(&routed.destination);
+    let metrics = waypoint.metrics.traffic().open(&labels);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let copied = {
         let mut client = Metered::new(client, |bytes| metrics.received(bytes));
@@ -195,7 +223,7 @@ where
         tokio::select! {
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
-            () = revoked(session) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, sni) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {
@@ -220,7 +248,7 @@ fn log_failed(session: &Session, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
-        TcpError::NoOwn | TcpError::Upstream(_) => Reason::Connect,
+        TcpError::NoOwn | TcpError::Route(_) | TcpError::Upstream(_) => Reason::Connect,
     };
     let metrics = &session.shard.waypoint.metrics;
     metrics

@@ -2,6 +2,7 @@
 
 mod attachment;
 mod instances;
+mod kinds;
 mod told;
 mod warnings;
 

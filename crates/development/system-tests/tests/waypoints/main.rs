@@ -10,6 +10,7 @@
 
 mod circles;
 mod faults;
+mod kinds;
 mod progress;
 mod protocols;
 mod rollout;

@@ -29,9 +29,9 @@ use crate::{
 /// How often a request is sent again.
 const RETRIES: usize = 2;
 
-/// What a request goes to.
+/// What a request or a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Destination {
+pub(crate) enum Destination {
     /// What the tunnel asks for.
     Target,
     /// A backend of a route.
@@ -55,6 +55,17 @@ pub(super) struct Failure {
 }
 
 impl Destination {
+    /// The service, if it is one.
+    pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
+        match self {
+            Self::Target => session.target.named().cloned(),
+            Self::Backend(name, _) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        }
+    }
+
     /// What the destination speaks, as far as that is declared.
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
@@ -67,7 +78,8 @@ impl Destination {
         }
     }
 
-    async fn route(
+    /// A way to it, other than to workloads that failed.
+    pub(crate) async fn route(
         &self,
         session: &Session,
         own: &Local,
@@ -100,17 +112,10 @@ impl Destination {
     }
 
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
-        let service = match self {
-            Self::Target => session.target.named().cloned(),
-            Self::Backend(name, _) => {
-                let table = session.shard.waypoint.state.table();
-                table.service(name).cloned()
-            }
-        };
         Chosen {
             endpoint: way.endpoint(),
             workload: way.workload().cloned(),
-            service,
+            service: self.service(session),
         }
     }
 
@@ -280,7 +285,7 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let stream = upstreams.connect(way, own, &forwarded).await?;
+    let stream = upstreams.connect(way, own, &forwarded, None).await?;
     Ok(upstreams.http.begin(key, stream).await?)
 }
 

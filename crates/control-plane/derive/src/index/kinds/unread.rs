@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
-    DestinationRule, EnvoyFilter, GRPCRoute, Kind, RequestAuthentication, TCPRoute, TLSRoute,
-    Telemetry, VirtualService, WasmPlugin,
+    DestinationRule, EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService,
+    WasmPlugin,
 };
 use ambit_model::{ArcStr, GatewayName};
 
@@ -51,7 +51,6 @@ macro_rules! unread {
 
 unread! {
     VirtualService DestinationRule EnvoyFilter RequestAuthentication Telemetry WasmPlugin
-    GRPCRoute TCPRoute TLSRoute
 }
 
 /// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose
@@ -70,7 +69,7 @@ pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
-        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute, and AuthorizationPolicy with \
+        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute and its like, and AuthorizationPolicy with \
          targetRefs",
         listed(&all)?
     );

@@ -13,7 +13,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
     let name = NamespacedHostname::new("shop", service);
     let service = WaypointService {
         service: name.clone(),
-        routes: Vec::new(),
+        ..WaypointService::default()
     };
     let key = PolicyKey {
         namespace: "shop".into(),

@@ -5,6 +5,7 @@
 mod addresses;
 mod attachment;
 mod binding;
+mod canary;
 mod foreign;
 mod hosts;
 mod instances;
@@ -84,6 +85,8 @@ pub struct Index {
     pub(crate) addresses: Addresses,
     /// Objects whose labels name a Gateway.
     pub(crate) bound: References<GatewayName>,
+    /// The same of canaries.
+    pub(crate) canaries: References<GatewayName>,
     /// Pods that choose their waypoint themselves, by namespace.
     pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
     /// Routes by the objects that they are for.
@@ -128,6 +131,7 @@ impl Index {
             declares: HashMap::new(),
             addresses: Addresses::default(),
             bound: References::default(),
+            canaries: References::default(),
             choosers: HashMap::new(),
             route_parents: References::default(),
             route_backends: References::default(),

@@ -3,6 +3,9 @@
 //! What Ambit does not know of a route must be told apart from what is not there, so unknown fields of rules are
 //! kept; see [`HttpRouteRule::other`].
 
+mod grpc_route;
+mod stream_route;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
@@ -15,6 +18,11 @@ use serde_json::Value;
 use crate::{
     istio::custom_resource,
     status::{self, Status},
+};
+
+pub use grpc_route::{GRPCRoute, GrpcMethodMatch, GrpcRouteMatch, GrpcRouteRule, GrpcRouteSpec};
+pub use stream_route::{
+    BackendRef, StreamRouteRule, TCPRoute, TLSRoute, TcpRouteSpec, TlsRouteSpec,
 };
 
 /// The API group.

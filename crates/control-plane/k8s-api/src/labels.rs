@@ -54,6 +54,14 @@ pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of [`USE_WAYPOINT`].
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Label: a second waypoint beside [`USE_WAYPOINT`], for a share of the connections to services.
+pub const USE_WAYPOINT_CANARY: &str = "istio.io/use-waypoint-canary";
+/// Label: the namespace of [`USE_WAYPOINT_CANARY`].
+pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-namespace";
+/// Annotation: the share of [`USE_WAYPOINT_CANARY`], 0 (if left out) to 100.
+pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
+/// Label of a Service or Namespace: whether ingress gateways send through the service's waypoint, `true` or `false`.
+pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 /// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Annotation of a Gateway: the one service account whose pods it takes.

@@ -19,7 +19,9 @@ pub mod unread;
 
 pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
-pub use gateway::{Gateway, GatewayClass, HTTPRoute, ReferenceGrant};
+pub use gateway::{
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute, TLSRoute,
+};
 pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
 pub use k8s_openapi::{
     api::{
@@ -35,7 +37,4 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
-pub use unread::{
-    EnvoyFilter, GRPCRoute, RequestAuthentication, TCPRoute, TLSRoute, Telemetry, VirtualService,
-    WasmPlugin,
-};
+pub use unread::{EnvoyFilter, RequestAuthentication, Telemetry, VirtualService, WasmPlugin};

@@ -38,6 +38,9 @@ macro_rules! for_each_kind {
             ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
             DestinationRule, true, Custom, "How backends are called.";
+            GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
+            TLSRoute, true, Custom, "Where TLS connections to a service go.";
+            TCPRoute, true, Custom, "Where connections to a service go.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
@@ -45,9 +48,6 @@ macro_rules! for_each_kind {
             RequestAuthentication, true, Unread, "Who may be a caller by JSON web tokens.";
             Telemetry, true, Unread, "What is measured and logged.";
             WasmPlugin, true, Unread, "Code that runs in Envoy.";
-            GRPCRoute, true, Unread, "Where gRPC requests go.";
-            TCPRoute, true, Unread, "Where TCP connections go.";
-            TLSRoute, true, Unread, "Where TLS connections go.";
         }
     };
 }

@@ -68,10 +68,4 @@ unread! {
     Telemetry, "telemetry.istio.io", "telemetries";
     /// Code that runs in Envoy.
     WasmPlugin, "extensions.istio.io", "wasmplugins";
-    /// Where gRPC requests go.
-    GRPCRoute, "gateway.networking.k8s.io", "grpcroutes";
-    /// Where TCP connections go.
-    TCPRoute, "gateway.networking.k8s.io", "tcproutes";
-    /// Where TLS connections go.
-    TLSRoute, "gateway.networking.k8s.io", "tlsroutes";
 }

@@ -9,3 +9,5 @@ pub mod authz;
 pub mod path;
 pub mod remote;
 pub mod route;
+pub mod stream;
+mod weights;

@@ -13,9 +13,11 @@ use ambit_model::{
     ArcStr, HttpBackend, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, RouteName,
 };
 use http::HeaderMap;
-use rand::{Rng, RngCore};
+use rand::RngCore;
 
 use lookup::{Entry, Lookup};
+
+use crate::weights;
 
 pub use filters::{Filters, MatchedPath, Redirect, RedirectError, changed};
 
@@ -52,7 +54,6 @@ pub struct Rule {
     /// Its place there.
     pub index: usize,
     backends: Vec<Backend>,
-    total: u64,
     /// What is done with its requests.
     pub filters: Filters,
     /// How long they may take.
@@ -83,13 +84,15 @@ pub enum Choice<'a> {
 
 impl RouteTable {
     /// The table of a port for clients of a namespace, or for everybody, of routes that are in the order of age and
-    /// name.
+    /// name. Routes of several kinds exclude each other: the oldest decides which kind is followed.
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
         let mut matches = Vec::new();
         let is_in =
             |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
-        for route in routes.iter().filter(is_in) {
+        let first = routes.iter().find(is_in).map(|route| &route.name.kind);
+        let is_followed = |route: &&HttpRoute| is_in(route) && Some(&route.name.kind) == first;
+        for route in routes.iter().filter(is_followed) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
                 table.add(route, index, rule, &mut matches);
@@ -165,7 +168,6 @@ impl Rule {
         Self {
             route: route.name.clone(),
             index,
-            total: backends.iter().map(|one| u64::from(one.to.weight)).sum(),
             backends,
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
@@ -180,16 +182,9 @@ impl Rule {
 
     /// A backend for one request, by weight, with its place; `None` if there is none.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
-        if self.total == 0 {
-            return None;
-        }
-        let mut drawn = rng.random_range(0..self.total);
-        self.backends.iter().enumerate().find(|(_, backend)| {
-            let weight = u64::from(backend.to.weight);
-            let is_drawn = drawn < weight;
-            drawn = drawn.saturating_sub(weight);
-            is_drawn
-        })
+        let weights = self.backends.iter().map(|backend| backend.to.weight);
+        let drawn = weights::draw(weights, rng)?;
+        Some((drawn, self.backends.get(drawn)?))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
-//! revocation lists.
+//! revocation lists; and the server name that the clients of others ask for.
 //!
 //! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
 
 mod chain;
+mod client_hello;
 mod crl;
 mod handshake;
 pub mod pem;
@@ -13,6 +14,7 @@ mod verify;
 mod workload_cert;
 
 pub use chain::{ChainError, validity};
+pub use client_hello::{FirstMessage, HelloError, HelloReader, MAX_CLIENT_HELLO};
 pub use crl::{CrlError, Crls};
 pub use handshake::{
     ClientStream, HandshakeError, ServerStream, accept, connect, peer_identity, reason_of,

@@ -12,7 +12,7 @@
 //! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `NoReadyWaypoint`, `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CrossNamespaceWaypointForbidden` |
 //! | Gateway of a waypoint with settings, pods or other objects that have not the effect one might expect | `ambit.io/Effective` | False: `PartlyUsed`, `NotUsed` |
 //! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
-//! | HTTPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue` |
+//! | HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue`, `Conflicted` (another route is followed there), `UnsupportedProtocol` (by what the ports speak) |
 //! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
 
@@ -104,6 +104,9 @@ impl Facts {
                 match object {
                     Object::Gateway(gateway) => &gateway.status,
                     Object::HTTPRoute(route) => &route.status,
+                    Object::GRPCRoute(route) => &route.status,
+                    Object::TLSRoute(route) => &route.status,
+                    Object::TCPRoute(route) => &route.status,
                     _ => &Value::Null,
                 },
             ),

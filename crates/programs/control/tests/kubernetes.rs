@@ -709,6 +709,24 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
         ),
         (
+            GRPC_ROUTES,
+            "GRPCRoute",
+            "gateway.networking.k8s.io/v1",
+            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+        ),
+        (
+            TLS_ROUTES,
+            "TLSRoute",
+            "gateway.networking.k8s.io/v1",
+            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+        ),
+        (
+            TCP_ROUTES,
+            "TCPRoute",
+            "gateway.networking.k8s.io/v1",
+            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+        ),
+        (
             WORKLOAD_ENTRIES,
             "WorkloadEntry",
             "networking.istio.io/v1",
@@ -761,11 +779,13 @@ async fn the_roles_are_what_is_used() {
         })
         .await;
     }
-    shown("the route's parents", || {
-        let route = cluster.server.get(ROUTES, "shop", "one")?;
-        route["status"]["parents"].as_array().map(drop)
-    })
-    .await;
+    for routes in [ROUTES, GRPC_ROUTES, TLS_ROUTES, TCP_ROUTES] {
+        shown(routes, || {
+            let route = cluster.server.get(routes, "shop", "one")?;
+            route["status"]["parents"].as_array().map(drop)
+        })
+        .await;
+    }
     shown("the class is accepted", || {
         let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
         class["status"]["conditions"].as_array().map(drop)
@@ -825,10 +845,7 @@ const ELSEWHERE: [&str; 8] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 9] = [
-    ("gateway.networking.k8s.io", "grpcroutes", "GRPCRoute"),
-    ("gateway.networking.k8s.io", "tcproutes", "TCPRoute"),
-    ("gateway.networking.k8s.io", "tlsroutes", "TLSRoute"),
+const ONLY_READ: [(&str, &str, &str); 6] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -848,6 +865,9 @@ const ONLY_READ: [(&str, &str, &str); 9] = [
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
+const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
+const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
+const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
@@ -858,7 +878,14 @@ impl Cluster {
     /// With the Gateway API.
     fn with_gateways() -> Self {
         let cluster = Self::start();
-        for plural in ["gateways", "gatewayclasses", "httproutes"] {
+        for plural in [
+            "gateways",
+            "gatewayclasses",
+            "httproutes",
+            "grpcroutes",
+            "tcproutes",
+            "tlsroutes",
+        ] {
             let name = format!("{plural}.gateway.networking.k8s.io");
             let names = json!({"plural": plural, "kind": plural});
             let versions = json!([{"name": "v1", "served": true, "storage": true}]);

@@ -14,6 +14,9 @@ mod reply;
 mod send;
 mod upgrade;
 
+pub(crate) use circle::Passed;
+pub(crate) use send::Destination;
+
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use http::{HeaderValue, StatusCode, header::CONNECTION};

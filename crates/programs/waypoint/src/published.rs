@@ -6,9 +6,11 @@ use std::{collections::HashMap, sync::Arc};
 use ambit_l7::{
     authz::Policies,
     route::{RouteTable, concerns},
+    stream::StreamTable,
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
+    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, StreamRoute, WaypointGateway,
+    WaypointService,
 };
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
@@ -27,6 +29,9 @@ pub struct Served {
     routes: Vec<HttpRoute>,
     /// Of the ports that were asked for, by the namespace of the clients that they are for.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
+    tls_routes: Vec<StreamRoute>,
+    tcp_routes: Vec<StreamRoute>,
+    stream_tables: Mutex<HashMap<TableKey, Arc<StreamTable>>>,
 }
 
 impl Served {
@@ -35,6 +40,9 @@ impl Served {
             name: service.service,
             routes: service.routes,
             tables: Mutex::default(),
+            tls_routes: service.tls_routes,
+            tcp_routes: service.tcp_routes,
+            stream_tables: Mutex::default(),
         }
     }
 
@@ -53,11 +61,31 @@ impl Served {
             .clone()
     }
 
+    /// The routes of connections to a port for a client of a namespace.
+    pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
+        let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
+        // One table does for all clients without routes of their own.
+        let own = routes.find(|route| client.is_some() && route.clients.as_deref() == client);
+        let client = own.and_then(|route| route.clients.clone());
+        let mut tables = self.stream_tables.lock();
+        let table = tables.entry((port, client.clone()));
+        table
+            .or_insert_with(|| {
+                let (tls, tcp) = (&self.tls_routes, &self.tcp_routes);
+                Arc::new(StreamTable::new(tls, tcp, port, client.as_deref()))
+            })
+            .clone()
+    }
+
     /// The services that its routes lead to.
     fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = self.routes.iter().flat_map(|route| &route.rules);
         let backends = rules.flat_map(|rule| &rule.backends);
-        backends.filter_map(|backend: &HttpBackend| backend.service.as_ref().ok())
+        let of_requests =
+            backends.filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
+        let routes = self.tls_routes.iter().chain(&self.tcp_routes);
+        let backends = routes.flat_map(|route| &route.backends);
+        of_requests.chain(backends.filter_map(|backend| backend.service.as_ref().ok()))
     }
 }
 
@@ -247,6 +275,7 @@ mod tests {
             Box::new(WaypointService {
                 service: NamespacedHostname::new("ns", name),
                 routes: vec![route],
+                ..WaypointService::default()
             }),
         )
     }
@@ -292,6 +321,7 @@ mod tests {
         let served = Served::new(WaypointService {
             service: NamespacedHostname::new("ns", "a"),
             routes: vec![route("all", None, &[]), route("own", Some("bank"), &[80])],
+            ..WaypointService::default()
         });
         let of = |port, client| {
             let headers = http::HeaderMap::new();

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     caller::{Caller, CallerError},
-    http as l7,
+    http::{self as l7, Passed},
     message::Version,
     session::Session,
     sniff::Sniffed,
@@ -32,6 +32,8 @@ enum StreamError {
     Target(#[from] TargetError),
     #[error(transparent)]
     Caller(#[from] CallerError),
+    #[error("the routes of waypoints lead in a circle")]
+    Circle,
     #[error("the client went away before the tunnel stood")]
     Gone(#[source] h2::Error),
 }
@@ -42,6 +44,7 @@ impl StreamError {
             Self::Request(_) => StatusCode::BAD_REQUEST,
             Self::Target(error) => error.status(),
             Self::Caller(_) => StatusCode::FORBIDDEN,
+            Self::Circle => StatusCode::LOOP_DETECTED,
             Self::Gone(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -158,13 +161,12 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
             return incoming.refuse(error.status());
         }
     };
-    let (caller, target) = found;
-    let session = Session::new(client.shard.clone(), caller, target, open);
+    let session = Session::new(client.shard.clone(), found, open);
     session.learn_caller();
     let kind = Kind::of(&session);
     match kind {
         Kind::Tcp => Box::pin(tcp::serve(session, incoming)).await,
-        Kind::Http | Kind::Unknown => {
+        Kind::Http | Kind::Tls | Kind::Unknown => {
             let accepted = incoming.accept(HeaderMap::new());
             match accepted.map_err(StreamError::Gone) {
                 Ok(tunnel) => Box::pin(serve_opened(session, tunnel, kind)).await,
@@ -174,15 +176,19 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
     }
 }
 
-/// Who calls, and for what.
-async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target), StreamError> {
+/// Who calls, and for what, and how many waypoints that has passed.
+async fn find(
+    client: &Client,
+    incoming: &Incoming,
+) -> Result<(Caller, Target, Passed), StreamError> {
     let authority = incoming.target()?;
     let waypoint = &client.shard.waypoint;
     let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
     let target = Target::find(waypoint, &own, &authority).await?;
     let headers = incoming.headers();
     let caller = Caller::of(headers, client.identity.clone(), client.peer, &target)?;
-    Ok((caller, target))
+    let passed = Passed::of(headers).ok_or(StreamError::Circle)?;
+    Ok((caller, target, passed))
 }
 
 /// What is inside a tunnel.
@@ -192,6 +198,8 @@ enum Kind {
     Http,
     /// Whatever it is, it is passed through.
     Tcp,
+    /// Its first bytes tell where it is passed through to.
+    Tls,
     /// Its first bytes tell.
     Unknown,
 }
@@ -199,20 +207,36 @@ enum Kind {
 impl Kind {
     fn of(session: &Session) -> Self {
         let client = session.caller.namespace();
-        let is_http = || session.target.must_be_http(&session.shard.waypoint, client);
-        match session.target.app_protocol() {
+        let target = &session.target;
+        let by_routes = || {
+            let table = target.stream_routes(client)?;
+            Some(if table.has_tls() {
+                Self::Tls
+            } else {
+                Self::Tcp
+            })
+        };
+        match target.app_protocol() {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
-            AppProtocol::Tls | AppProtocol::Tcp => Self::Tcp,
-            AppProtocol::Unknown if is_http() => Self::Http,
-            AppProtocol::Unknown => Self::Unknown,
+            AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
+            AppProtocol::Unknown if target.has_http_routes(client) => Self::Http,
+            AppProtocol::Unknown => by_routes().unwrap_or_else(|| {
+                if target.is_judged_as_http(&session.shard.waypoint) {
+                    Self::Http
+                } else {
+                    Self::Unknown
+                }
+            }),
         }
     }
 }
 
 async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
     let mut io = Sniffed::new(tunnel.into_io());
-    if kind == Kind::Unknown {
-        return tcp::serve_unknown(session, io).await;
+    match kind {
+        Kind::Unknown => return tcp::serve_unknown(session, io).await,
+        Kind::Tls => return tcp::serve_tls(session, io).await,
+        Kind::Http | Kind::Tcp => {}
     }
     // What is not HTTP is answered as a bad request.
     let version = io.version().await.unwrap_or(Version::Http1);

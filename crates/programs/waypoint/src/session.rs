@@ -12,7 +12,12 @@ use ambit_rt::OpenWork;
 use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 use http::HeaderMap;
 
-use crate::{caller::Caller, target::Target, waypoint::Shard};
+use crate::{
+    caller::Caller,
+    http::{Destination, Passed},
+    target::Target,
+    waypoint::Shard,
+};
 
 /// See the module.
 #[derive(Debug)]
@@ -20,6 +25,8 @@ pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
     pub(crate) caller: Caller,
     pub(crate) target: Target,
+    /// How many waypoints the tunnel has passed.
+    pub(crate) passed: Passed,
     /// The caller in metrics, once its record is known.
     source: OnceLock<Arc<Party>>,
     /// Shutdown waits for it.
@@ -29,11 +36,16 @@ pub(crate) struct Session {
 
 impl Session {
     /// What `caller` asks for. `open` is held until it is over.
-    pub(crate) fn new(shard: Arc<Shard>, caller: Caller, target: Target, open: OpenWork) -> Self {
+    pub(crate) fn new(
+        shard: Arc<Shard>,
+        (caller, target, passed): (Caller, Target, Passed),
+        open: OpenWork,
+    ) -> Self {
         Self {
             shard,
             caller,
             target,
+            passed,
             source: OnceLock::new(),
             open,
         }
@@ -78,6 +90,15 @@ impl Session {
                 Some(_) => SecurityPolicy::MutualTls,
                 None => SecurityPolicy::Unknown,
             },
+        }
+    }
+
+    /// A connection that goes to a destination, in metrics.
+    pub(crate) fn traffic_labels_of(&self, destination: &Destination) -> TrafficLabels {
+        let service = destination.service(self);
+        TrafficLabels {
+            service: service.map(|service| ServiceName::from(&*service)),
+            ..self.traffic_labels()
         }
     }
 

@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use ambit_tls::{FirstMessage, HelloError, HelloReader};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::message::Version;
@@ -57,6 +58,26 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
+    /// What the stream begins with, if it is TLS. To be called before anything else.
+    ///
+    /// # Errors
+    /// When it begins as TLS does, and cannot be read.
+    pub(crate) async fn first_message(&mut self) -> Result<FirstMessage, HelloError> {
+        let mut reader = HelloReader::default();
+        let mut taken = 0;
+        loop {
+            let new = self.seen.get(taken..).unwrap_or_default();
+            taken += new.len();
+            if let Some(message) = reader.take(new)? {
+                return Ok(message);
+            }
+            if self.ended {
+                return Err(HelloError::Truncated);
+            }
+            self.more().await;
+        }
+    }
+
     /// Waits for anything at all.
     pub(crate) async fn first_bytes(&mut self) {
         while self.seen.is_empty() && !self.ended {
@@ -66,7 +87,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
 
     async fn more(&mut self) {
         poll_fn(|cx| {
-            let mut space = [0; 64];
+            let mut space = [0; 512];
             let mut buf = ReadBuf::new(&mut space);
             match ready!(Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
                 Ok(()) if !buf.filled().is_empty() => self.seen.extend_from_slice(buf.filled()),

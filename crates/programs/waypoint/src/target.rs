@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_codec::Authority;
-use ambit_l7::authz::Scope;
+use ambit_l7::{authz::Scope, stream::StreamTable};
 use ambit_model::{AppProtocol, ArcStr, NetworkAddress, Service, Workload};
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use http::StatusCode;
@@ -154,15 +154,31 @@ impl Target {
         }
     }
 
-    /// Whether it must be HTTP, so that routes and policies can be applied to a client of a namespace.
-    pub(crate) fn must_be_http(&self, waypoint: &Waypoint, client: Option<&str>) -> bool {
-        let has_routes = match self {
+    /// The routes of connections for a client of a namespace, if there are any.
+    pub(crate) fn stream_routes(&self, client: Option<&str>) -> Option<Arc<StreamTable>> {
+        let Self::Service {
+            served, address, ..
+        } = self
+        else {
+            return None;
+        };
+        let table = served.stream_routes(address.port(), client);
+        table.has_routes().then_some(table)
+    }
+
+    /// Whether it has routes of requests for a client of a namespace: then it must be HTTP.
+    pub(crate) fn has_http_routes(&self, client: Option<&str>) -> bool {
+        match self {
             Self::Service {
                 served, address, ..
             } => served.routes(address.port(), client).has_routes(),
             Self::Pod { .. } => false,
-        };
-        has_routes || waypoint.published.policies().need_http(self.scope())
+        }
+    }
+
+    /// Whether policies judge requests to it, so that it must be HTTP where nothing says what it speaks.
+    pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
+        waypoint.published.policies().need_http(self.scope())
     }
 
     /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.

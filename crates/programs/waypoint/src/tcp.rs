@@ -1,4 +1,7 @@
-//! What is not HTTP: judged once, by what is known of the connection, and passed through.
+//! What is not HTTP: judged once, by what is known of the connection, and passed through, where the routes of its
+//! service say.
+
+mod routed;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -15,12 +18,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::{
     destination::{Held, NoWay, Port, in_time},
     http as l7,
+    http::Destination,
     metered::Metered,
     session::Session,
     sniff::Sniffed,
     target::Target,
     upstream::{Stream, UpstreamError, Way},
 };
+use routed::{RouteError, Routed};
 
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
@@ -34,6 +39,8 @@ pub(crate) enum TcpError {
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
+    Route(#[from] RouteError),
+    #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error(transparent)]
     Rule(#[from] NoWay),
@@ -43,23 +50,29 @@ impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn | Self::Upstream(_) | Self::Rule(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoOwn | Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 }
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
-    let opening = std::pin::pin!(open(&session));
-    let opened = match incoming.unless_gone(opening).await {
+    let opening = std::pin::pin!(async {
+        let routed = Routed::of(&session)?;
+        let opened = open(&session, &routed).await?;
+        Ok((routed, opened))
+    });
+    let opened: Result<_, TcpError> = match incoming.unless_gone(opening).await {
         Ok(opened) => opened,
         Err(error) => return tracing::debug!(error = chain(&error), "the client has gone"),
     };
     match opened {
-        Ok(opened) => match incoming.accept(HeaderMap::new()) {
+        Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
                 let Opened { stream, held } = opened;
-                relay(&session, tunnel.into_io(), stream, held.as_ref()).await;
+                relay(&session, (&routed, held.as_ref()), tunnel.into_io(), stream).await;
             }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
@@ -70,6 +83,22 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     }
 }
 
+/// Serves a tunnel whose content goes where its first bytes say.
+pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
+    let opened: Result<_, TcpError> = async {
+        let routed = Routed::by_first_message(&session, &mut io).await?;
+        let opened = open(&session, &routed).await?;
+        Ok((routed, opened))
+    }
+    .await;
+    match opened {
+        Ok((routed, Opened { stream, held })) => {
+            relay(&session, (&routed, held.as_ref()), io, stream).await;
+        }
+        Err(error) => log_failed(&session, &error),
+    }
+}
+
 /// Serves a tunnel of which nothing is declared, when the client's first bytes are not HTTP, or are not there: a
 /// server that speaks first must not be waited for in vain.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
@@ -77,12 +106,13 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     if let Some(Some(version)) = client {
         return l7::serve(session, io, version).await;
     }
-    let Opened { stream, held } = match open(&session).await {
+    let routed = Routed::straight();
+    let Opened { stream, held } = match open(&session, &routed).await {
         Ok(opened) => opened,
         Err(error) => return log_failed(&session, &error),
     };
     if client.is_some() {
-        return relay(&session, io, stream, held.as_ref()).await;
+        return relay(&session, (&routed, held.as_ref()), io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -98,18 +128,18 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
             drop(held);
             l7::serve(session, io, version).await;
         }
-        None => relay(&session, io, stream, held.as_ref()).await,
+        None => relay(&session, (&routed, held.as_ref()), io, stream).await,
     }
 }
 
-fn judge(session: &Session) -> HttpDecision {
+fn judge(session: &Session, sni: Option<&str>) -> HttpDecision {
     let caller = &session.caller;
     let connection = Connection {
         source: caller.identity.as_ref(),
         source_ip: caller.address.ip(),
         remote_ip: caller.address.ip(),
         destination: session.target.address(),
-        sni: None,
+        sni,
     };
     let policies = session.shard.waypoint.published.policies();
     policies.evaluate_connection(session.target.scope(), &connection)
@@ -128,9 +158,9 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session) {
+async fn revoked(session: &Session, sni: Option<&str>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session).is_allowed() {
+    while judge(session, sni).is_allowed() {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -155,26 +185,30 @@ struct Ruled {
 }
 
 /// The port of a service for which there is a rule.
-fn ruled(session: &Session) -> Option<Arc<Port>> {
-    let Target::Service {
-        served, address, ..
-    } = &session.target
-    else {
-        return None;
+fn ruled(session: &Session, destination: &Destination) -> Option<Arc<Port>> {
+    let (name, number) = match (destination, &session.target) {
+        (Destination::Backend(name, number), _) => (name, *number),
+        (
+            Destination::Target,
+            Target::Service {
+                served, address, ..
+            },
+        ) => (&served.name, address.port()),
+        (Destination::Target, Target::Pod { .. }) => return None,
     };
     let published = &session.shard.waypoint.published;
-    Some(published.destination(&served.name)?.port(address.port()))
+    Some(published.destination(name)?.port(number))
 }
 
 /// Judges a connection, and connects it to an endpoint.
-async fn open(session: &Session) -> Result<Opened, TcpError> {
-    let decision = judge(session);
+async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
+    let decision = judge(session, routed.sni.as_deref());
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let port = ruled(session);
+    let port = ruled(session, &routed.destination);
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
@@ -183,7 +217,7 @@ async fn open(session: &Session) -> Result<Opened, TcpError> {
     let mut failed = Vec::new();
     let mut first = None;
     loop {
-        match connect(session, &own, port.as_ref(), &failed).await {
+        match connect(session, &routed.destination, &own, (port.as_ref(), &failed)).await {
             Ok((stream, endpoint)) => {
                 let held = port.zip(endpoint).map(|(port, endpoint)| Ruled {
                     port,
@@ -219,9 +253,9 @@ enum Failed {
 
 async fn connect(
     session: &Session,
+    destination: &Destination,
     own: &Local,
-    port: Option<&Arc<Port>>,
-    failed: &[ArcStr],
+    (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
 ) -> Result<(Stream, Option<Held>), Failed> {
     let waypoint = &session.shard.waypoint;
     let ruled = port.map(|port| {
@@ -232,15 +266,13 @@ async fn connect(
             }
             _ => None,
         };
-        port.route(waypoint, &own.workload, true, Wish { hash, failed })
+        let is_target = *destination == Destination::Target;
+        port.route(waypoint, &own.workload, is_target, Wish { hash, failed })
     });
     let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
     let (route, held) = match ruled {
         Some((route, held)) => (Ok(route), Some(held)),
-        None => {
-            let look = || session.target.route(waypoint, &own.workload, failed, None);
-            (waypoint.completed(look).await, None)
-        }
+        None => (destination.route(session, own, failed).await, None),
     };
     let way = match route {
         Ok(route) => Way::of(route, waypoint.config.ipv6).await,
@@ -249,12 +281,12 @@ async fn connect(
     let way = way.map_err(|error| Failed::At(error, None))?;
     let forwarded = Forwarded {
         client: session.caller.address,
-        host: match &session.target {
-            Target::Service { service, .. } => Some(service.hostname.clone()),
-            Target::Pod { .. } => None,
-        },
+        host: destination
+            .service(session)
+            .map(|service| service.hostname.clone()),
     };
-    let connecting = session.shard.upstreams.connect(&way, own, &forwarded);
+    let upstreams = &session.shard.upstreams;
+    let connecting = upstreams.connect(&way, own, &forwarded, Some(session.passed));
     let most = port.and_then(|port| port.limits().connect_timeout);
     let connected = in_time(most, connecting).await;
     let connected = connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)));
@@ -280,14 +312,20 @@ async fn outlived(held: Option<&Ruled>) {
 }
 
 /// Copies both ways until both directions have ended, or the process ends.
-async fn relay<A, B>(session: &Session, client: A, server: B, held: Option<&Ruled>)
-where
+async fn relay<A, B>(
+    session: &Session,
+    (routed, held): (&Routed, Option<&Ruled>),
+    client: A,
+    server: B,
+) where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    note(session, &judge(session));
+    let sni = routed.sni.as_deref();
+    note(session, &judge(session, sni));
     let waypoint = &session.shard.waypoint;
-    let metrics = waypoint.metrics.traffic().open(&session.traffic_labels());
+    let labels = session.traffic_labels_of(&routed.destination);
+    let metrics = waypoint.metrics.traffic().open(&labels);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let copied = {
         let mut client = Metered::new(client, |bytes| metrics.received(bytes));
@@ -296,7 +334,7 @@ where
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
             () = outlived(held) => Ok((0, 0)),
-            () = revoked(session) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, sni) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {
@@ -321,7 +359,9 @@ fn log_failed(session: &Session, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
-        TcpError::NoOwn | TcpError::Upstream(_) | TcpError::Rule(_) => Reason::Connect,
+        TcpError::NoOwn | TcpError::Route(_) | TcpError::Upstream(_) | TcpError::Rule(_) => {
+            Reason::Connect
+        }
     };
     let metrics = &session.shard.waypoint.metrics;
     metrics

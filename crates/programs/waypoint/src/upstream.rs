@@ -15,6 +15,8 @@ use ambit_proxy::{
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 
+use crate::http::Passed;
+
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep};
 pub(crate) use stream::Stream;
 
@@ -102,12 +104,13 @@ impl Upstreams {
         }
     }
 
-    /// A new connection for a caller.
+    /// A new connection for a caller; of one that is no HTTP, the next waypoint is told how many it has passed.
     pub(crate) async fn connect(
         &self,
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
+        passed: Option<Passed>,
     ) -> Result<Stream, UpstreamError> {
         match way {
             Way::Plain(address, _) => {
@@ -115,7 +118,10 @@ impl Upstreams {
                 Ok(Stream::Plain(stream))
             }
             Way::Tunnel(route) => {
-                let headers = tunnel_headers(own, forwarded);
+                let mut headers = tunnel_headers(own, forwarded);
+                if let Some(passed) = passed {
+                    passed.tell(&mut headers, way);
+                }
                 let ip = own.workload.workload_ips.first().copied();
                 let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);

@@ -14,6 +14,7 @@ mod port_map;
 mod ports;
 mod reason;
 mod service;
+mod stream_route;
 mod waypoint;
 mod workload;
 
@@ -50,6 +51,7 @@ pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,
     Visibility, WeightedWaypoint,
 };
+pub use stream_route::{StreamBackend, StreamRoute};
 pub use waypoint::{GatewayName, PathNormalization, WaypointGateway, WaypointService};
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,

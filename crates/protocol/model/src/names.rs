@@ -74,7 +74,7 @@ impl FromStr for NetworkAddress {
 }
 
 /// A service's name: the hostname and the namespace that declares it. Written `namespace/hostname`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedHostname {
     /// Namespace of the declaring object.
     pub namespace: ArcStr,

@@ -1,11 +1,11 @@
 //! What a waypoint is told besides the records of workloads and services: its own settings, the services that
-//! it serves. Their routes are in [`crate::HttpRoute`], policies in [`crate::HttpPolicy`].
+//! it serves. Their routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
 use std::{fmt, str::FromStr};
 
 use arcstr::ArcStr;
 
-use crate::{HttpRoute, NamespacedHostname, ParseNameError};
+use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
 
 /// The name of the `Gateway` object that a waypoint is made from. Written `namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,10 +78,14 @@ pub enum PathNormalization {
 }
 
 /// A service that a waypoint serves: bound to it, or with an endpoint that is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WaypointService {
     /// Its name in WDS.
     pub service: NamespacedHostname,
     /// The routes of its ports, oldest first and then by name. Without any the service leads to itself.
     pub routes: Vec<HttpRoute>,
+    /// Where connections go on ports without routes of requests, oldest first and then by name.
+    pub tcp_routes: Vec<StreamRoute>,
+    /// The same by server names, before `tcp_routes`.
+    pub tls_routes: Vec<StreamRoute>,
 }

@@ -200,6 +200,24 @@ impl Index {
         gateway.serves.or_else(of_class)
     }
 
+    /// Whether a waypoint may serve the services of a namespace.
+    pub(super) fn serves_services(
+        &self,
+        name: &GatewayName,
+        namespace: &ArcStr,
+    ) -> Result<(), Obstacle> {
+        let gateway = self.gateway(name).ok_or(Obstacle::Missing)?;
+        let gateway = self.usable(gateway)?;
+        let serves = self.declared(gateway).unwrap_or(Serves::Services);
+        if !serves.services() {
+            Err(Obstacle::NotServed)
+        } else if !self.allows(gateway, namespace) {
+            Err(Obstacle::NotPermitted)
+        } else {
+            Ok(())
+        }
+    }
+
     fn allows(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
         match &gateway.consent {
             Consent::Same => gateway.name.namespace == *namespace,

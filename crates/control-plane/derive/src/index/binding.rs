@@ -1,6 +1,6 @@
-//! What the labels of an object say of the waypoint to use.
+//! What the labels of an object say of the waypoints to use.
 
-use ambit_k8s_api::labels;
+use ambit_k8s_api::{ObjectMeta, labels};
 use ambit_model::GatewayName;
 
 use crate::Labels;
@@ -36,4 +36,42 @@ impl Binding {
             Self::To(name) => Some(name),
         }
     }
+}
+
+/// A second waypoint for a share of the connections to services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Canary {
+    /// The Gateway that is named.
+    pub(crate) gateway: GatewayName,
+    /// Its share in percent; as it was written if it is none.
+    pub(crate) weight: Result<u32, String>,
+}
+
+impl Canary {
+    /// What the labels and annotations of an object of a namespace ask for.
+    pub(crate) fn of(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
+        let labels = metadata.labels.as_ref()?;
+        let label = |name: &str| labels.get(name).filter(|value| !value.is_empty());
+        let name = label(labels::USE_WAYPOINT_CANARY)?;
+        let elsewhere = label(labels::USE_WAYPOINT_CANARY_NAMESPACE);
+        let annotations = metadata.annotations.as_ref();
+        let weight = annotations.and_then(|all| all.get(labels::USE_WAYPOINT_CANARY_WEIGHT));
+        let share = |text: &String| {
+            let number = text.parse().ok().filter(|number| *number <= 100);
+            number.ok_or_else(|| text.clone())
+        };
+        Some(Self {
+            gateway: GatewayName::new(elsewhere.map_or(namespace, String::as_str), name.as_str()),
+            weight: weight.map_or(Ok(0), share),
+        })
+    }
+}
+
+/// Whether ingress gateways send through a service's waypoint, if labels say so or not.
+pub(crate) fn ingress(metadata: &ObjectMeta) -> Option<bool> {
+    let value = metadata
+        .labels
+        .as_ref()?
+        .get(labels::INGRESS_USE_WAYPOINT)?;
+    value.parse().ok()
 }

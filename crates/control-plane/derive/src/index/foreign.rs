@@ -128,12 +128,22 @@ impl Index {
         }
     }
 
+    /// Whether another controller's waypoint is there: one of which nothing is known but its address is taken to be.
+    pub(super) fn is_foreign_ready(&self, gateway: &GatewayName) -> bool {
+        let is_foreign = self
+            .gateway(gateway)
+            .is_some_and(|found| self.foreign(found).is_some());
+        let instances = &self.instances;
+        let is_unknown = || instances.accounts(gateway).is_empty();
+        is_foreign && (instances.any_claims_ready(gateway) || is_unknown())
+    }
+
     /// What stands on an object that uses another controller's waypoint.
     pub(super) fn attached_to_foreign(&self, gateway: &GatewayName, foreign: &Foreign) -> Verdict {
         let Foreign { class, at } = foreign;
         let accounts = self.instances.accounts(gateway);
         let accounts: Vec<String> = accounts.iter().map(ToString::to_string).collect();
-        if !accounts.is_empty() && !self.instances.any_claims_ready(gateway) {
+        if !self.is_foreign_ready(gateway) {
             return not_ready(&gateway.to_string());
         }
         let GatewayName { namespace, name } = gateway;

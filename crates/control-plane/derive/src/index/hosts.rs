@@ -85,12 +85,18 @@ impl Index {
                 continue;
             };
             record.service.canonical = canonical == Some(*key);
-            let attachment = self.waypoint_of_service(key);
-            record.service.waypoint = attachment.and_then(|to| self.waypoint_address(&to));
+            if let Some(attachment) = self.waypoint_of_service(key) {
+                record.service.waypoint = self.waypoint_address(&attachment);
+                record.service.weighted_waypoints = self.weighted(key, &attachment);
+                record.ingress_use_waypoint =
+                    attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
+            }
             for gateway in self.waypoints_serving(key, host) {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
-                    routes: self.routes(key, &gateway),
+                    routes: self.http_routes(key, &gateway),
+                    tcp_routes: self.stream_routes(Kind::TCPRoute, key, &gateway),
+                    tls_routes: self.stream_routes(Kind::TLSRoute, key, &gateway),
                 };
                 rendered.waypoint_services.push((gateway, service));
             }
@@ -108,10 +114,14 @@ impl Index {
         host: &ArcStr,
     ) -> BTreeSet<GatewayName> {
         let attachment = self.waypoint_of_service(key);
+        let canary = attachment
+            .as_ref()
+            .and_then(|primary| self.canary(key, primary)?.ok());
+        let canary = canary.map(|(gateway, _)| gateway);
         let own = attachment.and_then(|to| to.ours().cloned());
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let of_endpoints = self.served.waypoints(&name).cloned();
-        own.into_iter().chain(of_endpoints).collect()
+        own.into_iter().chain(canary).chain(of_endpoints).collect()
     }
 
     /// The objects that declare a host.

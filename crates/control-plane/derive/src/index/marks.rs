@@ -8,7 +8,10 @@ use ambit_k8s_api::{
 };
 use ambit_model::{ArcStr, GatewayName};
 
-use super::{Index, Maker, PolicyScope, binding::Binding};
+use super::{
+    Index, Maker, PolicyScope,
+    binding::{Binding, Canary},
+};
 use crate::{Labels, WaypointAttachment, selects};
 
 impl Index {
@@ -107,7 +110,8 @@ impl Index {
             self.stale.extend(policies.map(Maker::Object));
         }
         self.mark(key);
-        let bound: Vec<_> = self.bound.of(name).cloned().collect();
+        let canaries = self.canaries.of(name);
+        let bound: Vec<_> = self.bound.of(name).chain(canaries).cloned().collect();
         for key in bound {
             self.mark_bound(key);
         }
@@ -192,6 +196,22 @@ impl Index {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
             self.bound.replace(key, gateway(old), gateway(new));
+            for name in gateway(old).into_iter().chain(gateway(new)) {
+                self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
+            }
+        }
+    }
+
+    /// The same of the canary that they name.
+    pub(crate) fn bind_canary(
+        &mut self,
+        key: &ObjectKey,
+        old: Option<&Canary>,
+        new: Option<&Canary>,
+    ) {
+        let gateway = |canary: Option<&Canary>| canary.map(|canary| canary.gateway.clone());
+        if old != new {
+            self.canaries.replace(key, gateway(old), gateway(new));
             for name in gateway(old).into_iter().chain(gateway(new)) {
                 self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
             }

@@ -76,6 +76,9 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::Gateway, "gw")),
         Just((Kind::GatewayClass, "class")),
         Just((Kind::HTTPRoute, "route")),
+        Just((Kind::GRPCRoute, "grpc")),
+        Just((Kind::TCPRoute, "tcp")),
+        Just((Kind::TLSRoute, "tls")),
         Just((Kind::ReferenceGrant, "grant")),
         Just((Kind::Namespace, "ns")),
         Just((Kind::VirtualService, "vs")),
@@ -126,10 +129,9 @@ fn step() -> impl Strategy<Value = Step> {
                     "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: class{number}}}\nspec: {{controllerName: {}}}\n",
                     if flag { "istio.io/mesh-controller" } else { "example.com/other" }
                 ),
-                Kind::HTTPRoute => {
-                    let (group, kind) = if flag { ("\"\"", "Service") } else { ("networking.istio.io", "ServiceEntry") };
-                    let prefix = if flag { "svc" } else { "se" };
-                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: route{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {kind}, name: {prefix}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, namespace: a, port: 80}}]}}]}}\n")
+                Kind::HTTPRoute | Kind::GRPCRoute | Kind::TCPRoute | Kind::TLSRoute => {
+                    let (group, of, parent) = if flag { ("\"\"", "Service", "svc") } else { ("networking.istio.io", "ServiceEntry", "se") };
+                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {of}, name: {parent}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, namespace: a, port: 80}}]}}]}}\n")
                 }
                 Kind::ReferenceGrant => {
                     let name = if flag { format!(", name: svc{variant}") } else { String::new() };

@@ -1,9 +1,10 @@
 //! Which waypoint pods and services have, and what waypoints are told.
 
 mod attachment;
-mod foreign;
 mod destinations;
+mod foreign;
 mod instances;
+mod kinds;
 mod told;
 mod warnings;
 

@@ -11,6 +11,7 @@
 mod circles;
 mod faults;
 mod foreign;
+mod kinds;
 mod progress;
 mod protocols;
 mod rollout;

@@ -96,6 +96,7 @@ impl Entry {
         for (port, protocol) in sent.ports.iter_mut().zip(&from.app_protocols) {
             port.app_protocol = workload::AppProtocol::from(*protocol).into();
         }
+        sent.ingress_use_waypoint = from.ingress_use_waypoint;
         let sent: workload::Address = sent.into();
         let vips = from
             .service

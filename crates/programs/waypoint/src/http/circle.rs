@@ -1,4 +1,4 @@
-//! Requests that go from waypoint to waypoint, because routes lead to services that have waypoints of their own:
+//! Requests and connections that go from waypoint to waypoint, because routes lead to services that have waypoints of their own:
 //! not in circles.
 
 use ambit_telemetry::http::ResponseFlag;
@@ -7,34 +7,39 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use super::reply::Reply;
 use crate::upstream::Way;
 
-/// How many waypoints a request has passed. Only waypoints see it.
+/// How many waypoints a request, or the connection in a tunnel, has passed. Only waypoints see it.
 const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
 /// A request that has passed so many goes in a circle. Each route to a service with another waypoint adds one or two.
 const MOST: u8 = 8;
 
-/// How many waypoints a request has passed before this one.
+/// How many waypoints were passed before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Passed(u8);
+pub(crate) struct Passed(u8);
 
 impl Passed {
-    /// Of a request as it came. Whoever says too much harms itself; too little is made good at the next waypoint.
+    /// What headers say; `None` if these are too many.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let text = headers.get(PASSED).and_then(|said| said.to_str().ok());
+        let passed = text.and_then(|text| text.parse().ok()).unwrap_or(0);
+        (passed < MOST).then_some(Self(passed))
+    }
+
+    /// Of a request as it came; without the header from then on. Whoever says too much harms itself; too little is made good at the next waypoint.
     ///
     /// # Errors
     /// When these are too many.
     pub(super) fn take(headers: &mut HeaderMap) -> Result<Self, Reply> {
-        let said = headers.remove(PASSED);
-        let text = said.as_ref().and_then(|said| said.to_str().ok());
-        let passed = text.and_then(|text| text.parse().ok()).unwrap_or(0);
-        if passed >= MOST {
+        let passed = Self::of(headers);
+        headers.remove(PASSED);
+        passed.ok_or_else(|| {
             let text = "the routes of waypoints lead in a circle";
             let flag = ResponseFlag::NoRoute;
-            return Err(Reply::new(StatusCode::LOOP_DETECTED, text, flag));
-        }
-        Ok(Self(passed))
+            Reply::new(StatusCode::LOOP_DETECTED, text, flag)
+        })
     }
 
     /// Tells it to the waypoint that is next, if one is.
-    pub(super) fn tell(self, headers: &mut HeaderMap, way: &Way) {
+    pub(crate) fn tell(self, headers: &mut HeaderMap, way: &Way) {
         if way.leads_to_waypoint() {
             headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));
         } else {

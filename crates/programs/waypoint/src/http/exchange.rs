@@ -32,6 +32,9 @@ use crate::{
     target::Target,
 };
 
+/// The kind of routes whose requests are gRPC's.
+const GRPC_ROUTE: &str = "GRPCRoute";
+
 /// Answers a request.
 pub(super) async fn respond(
     session: Arc<Session>,
@@ -67,7 +70,9 @@ pub(super) enum Answer {
 
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let of = request.headers().get(CONTENT_TYPE);
-    of.is_some_and(|of| of.as_bytes().starts_with(b"application/grpc"))
+    let rest = of.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
+    // Not `application/grpc-web`, which is answered as HTTP is.
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
 async fn answer(
@@ -329,6 +334,15 @@ fn unroutable(text: &str) -> Reply {
     Reply::new(status, text, ResponseFlag::NoCluster)
 }
 
+/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`.
+fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
+    let reply = unroutable(text);
+    if rule.route.kind == GRPC_ROUTE {
+        return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    reply
+}
+
 /// Where a request goes, by the routes of its service.
 fn route(
     session: &Session,
@@ -368,7 +382,7 @@ fn route(
     };
     record.route = Some(rule.route.to_string());
     if let Some(why) = &rule.unsupported {
-        return Err(unroutable(why));
+        return Err(leads_nowhere(rule, why));
     }
     if let Some(redirect) = &rule.filters.redirect {
         let mode = session
@@ -388,11 +402,11 @@ fn route(
         return Ok(Routed::Elsewhere(response));
     }
     let drawn = rule.backend(&mut rand::rng());
-    let (backend, to) = drawn.ok_or_else(|| unroutable("no backend"))?;
+    let (backend, to) = drawn.ok_or_else(|| leads_nowhere(rule, "no backend"))?;
     let destination = match &to.to.service {
         Ok(name) if *name == served.name && to.to.port == address.port() => Destination::Target,
         Ok(name) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
-        Err(why) => return Err(unroutable(why)),
+        Err(why) => return Err(leads_nowhere(rule, why)),
     };
     Ok(Routed::On(Taken {
         destination,

@@ -36,9 +36,9 @@ use crate::{
 /// How often a request is sent again.
 const RETRIES: usize = 2;
 
-/// What a request goes to.
+/// What a request or a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Destination {
+pub(crate) enum Destination {
     /// What the tunnel asks for.
     Target,
     /// A backend of a route.
@@ -64,6 +64,17 @@ pub(super) struct Failure {
 }
 
 impl Destination {
+    /// The service, if it is one.
+    pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
+        match self {
+            Self::Target => session.target.named().cloned(),
+            Self::Backend(name, _) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        }
+    }
+
     /// What the destination speaks, as far as that is declared.
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
@@ -76,7 +87,8 @@ impl Destination {
         }
     }
 
-    async fn route(
+    /// A way to it, other than to workloads that failed.
+    pub(crate) async fn route(
         &self,
         session: &Session,
         own: &Local,
@@ -115,17 +127,10 @@ impl Destination {
     }
 
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
-        let service = match self {
-            Self::Target => session.target.named().cloned(),
-            Self::Backend(name, _) => {
-                let table = session.shard.waypoint.state.table();
-                table.service(name).cloned()
-            }
-        };
         Chosen {
             endpoint: way.endpoint(),
             workload: way.workload().cloned(),
-            service,
+            service: self.service(session),
             held: None,
         }
     }
@@ -351,7 +356,7 @@ async fn open(
     let upstreams = &session.shard.upstreams;
     let connecting = in_time(
         limits.connect_timeout,
-        upstreams.connect(way, own, &forwarded),
+        upstreams.connect(way, own, &forwarded, None),
     );
     let stream = connecting.await.map_err(UpstreamError::TooLong)??;
     let default = Keep::default();

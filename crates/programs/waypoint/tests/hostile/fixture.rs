@@ -186,6 +186,8 @@ impl World {
             Box::new(WaypointService {
                 service: hostname,
                 routes: Vec::new(),
+                tcp_routes: Vec::new(),
+                tls_routes: Vec::new(),
             }),
         ));
     }

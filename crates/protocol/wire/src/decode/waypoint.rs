@@ -66,6 +66,8 @@ pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeEr
     Ok(model::WaypointService {
         service: hostname("waypoint_service.service", from.service)?,
         routes: all(from.routes, route)?,
+        tcp_routes: all(from.tcp_routes, stream_route)?,
+        tls_routes: all(from.tls_routes, stream_route)?,
     })
 }
 
@@ -171,18 +173,49 @@ pub(super) fn optional(text: String) -> Option<model::ArcStr> {
 // === routes ===
 
 fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
-    let name = from
-        .name
-        .ok_or_else(|| DecodeError::missing("http_route.name"))?;
     Ok(model::HttpRoute {
-        name: model::RouteName {
-            kind: name.kind.into(),
-            namespace: name.namespace.into(),
-            name: name.name.into(),
-        },
+        name: route_name("http_route.name", from.name)?,
         ports: ports("http_route.ports", from.ports)?,
         rules: all(from.rules, route_rule)?,
         clients: optional(from.clients),
+    })
+}
+
+fn route_name(
+    field: &'static str,
+    from: Option<wire::RouteName>,
+) -> Result<model::RouteName, DecodeError> {
+    let from = from.ok_or_else(|| DecodeError::missing(field))?;
+    Ok(model::RouteName {
+        kind: from.kind.into(),
+        namespace: from.namespace.into(),
+        name: from.name.into(),
+    })
+}
+
+fn stream_route(from: wire::StreamRoute) -> Result<model::StreamRoute, DecodeError> {
+    Ok(model::StreamRoute {
+        name: route_name("stream_route.name", from.name)?,
+        ports: ports("stream_route.ports", from.ports)?,
+        clients: optional(from.clients),
+        hostnames: from.hostnames.into_iter().map(Into::into).collect(),
+        backends: all(from.backends, stream_backend)?,
+        unsupported: optional(from.unsupported),
+    })
+}
+
+fn stream_backend(from: wire::StreamBackend) -> Result<model::StreamBackend, DecodeError> {
+    use wire::stream_backend::Destination;
+    const FIELD: &str = "stream_backend.destination";
+    let service = match from.destination {
+        Some(Destination::Service(name)) => Ok(hostname(FIELD, Some(name))?),
+        Some(Destination::Error(error)) => Err(error.into()),
+        None => return Err(DecodeError::missing(FIELD)),
+    };
+    Ok(model::StreamBackend {
+        service,
+        port: port("stream_backend.port", from.port)?,
+        weight: from.weight,
     })
 }
 

@@ -43,6 +43,8 @@ impl From<&model::WaypointService> for wire::WaypointService {
         Self {
             service: Some((&from.service).into()),
             routes: all(&from.routes),
+            tcp_routes: all(&from.tcp_routes),
+            tls_routes: all(&from.tls_routes),
         }
     }
 }
@@ -50,14 +52,48 @@ impl From<&model::WaypointService> for wire::WaypointService {
 impl From<&model::HttpRoute> for wire::HttpRoute {
     fn from(from: &model::HttpRoute) -> Self {
         Self {
-            name: Some(wire::RouteName {
-                kind: from.name.kind.to_string(),
-                namespace: from.name.namespace.to_string(),
-                name: from.name.name.to_string(),
-            }),
+            name: Some((&from.name).into()),
             ports: from.ports.iter().copied().map(u32::from).collect(),
             rules: all(&from.rules),
             clients: optional(from.clients.as_ref()),
+        }
+    }
+}
+
+impl From<&model::RouteName> for wire::RouteName {
+    fn from(from: &model::RouteName) -> Self {
+        Self {
+            kind: from.kind.to_string(),
+            namespace: from.namespace.to_string(),
+            name: from.name.to_string(),
+        }
+    }
+}
+
+impl From<&model::StreamRoute> for wire::StreamRoute {
+    fn from(from: &model::StreamRoute) -> Self {
+        Self {
+            name: Some((&from.name).into()),
+            ports: from.ports.iter().copied().map(u32::from).collect(),
+            clients: optional(from.clients.as_ref()),
+            hostnames: from.hostnames.iter().map(ToString::to_string).collect(),
+            backends: all(&from.backends),
+            unsupported: optional(from.unsupported.as_ref()),
+        }
+    }
+}
+
+impl From<&model::StreamBackend> for wire::StreamBackend {
+    fn from(from: &model::StreamBackend) -> Self {
+        use wire::stream_backend::Destination;
+        let destination = match &from.service {
+            Ok(service) => Destination::Service(service.into()),
+            Err(error) => Destination::Error(error.to_string()),
+        };
+        Self {
+            destination: Some(destination),
+            port: from.port.into(),
+            weight: from.weight,
         }
     }
 }

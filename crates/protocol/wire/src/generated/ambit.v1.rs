@@ -55,6 +55,12 @@ pub struct WaypointService {
     /// Oldest first, then by name.
     #[prost(message, repeated, tag = "2")]
     pub routes: ::prost::alloc::vec::Vec<HttpRoute>,
+    /// The same order. On ports that these are for and `routes` are not.
+    #[prost(message, repeated, tag = "3")]
+    pub tcp_routes: ::prost::alloc::vec::Vec<StreamRoute>,
+    /// Judged before `tcp_routes`.
+    #[prost(message, repeated, tag = "4")]
+    pub tls_routes: ::prost::alloc::vec::Vec<StreamRoute>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RouteName {
@@ -239,6 +245,46 @@ pub struct HttpTimeouts {
     pub request: u64,
     #[prost(uint64, tag = "2")]
     pub backend_request: u64,
+}
+/// Where connections go.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StreamRoute {
+    #[prost(message, optional, tag = "1")]
+    pub name: ::core::option::Option<RouteName>,
+    /// Of the service; all if empty.
+    #[prost(uint32, repeated, tag = "2")]
+    pub ports: ::prost::alloc::vec::Vec<u32>,
+    /// Not empty: for clients of this namespace alone, in place of routes for everybody.
+    #[prost(string, tag = "3")]
+    pub clients: ::prost::alloc::string::String,
+    /// Of TLS: server names in lower case, exact ones and those that begin with `*.`; all if empty.
+    #[prost(string, repeated, tag = "4")]
+    pub hostnames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "5")]
+    pub backends: ::prost::alloc::vec::Vec<StreamBackend>,
+    /// Not empty: what is not supported. Connections that the route is for are refused.
+    #[prost(string, tag = "6")]
+    pub unsupported: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StreamBackend {
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(uint32, tag = "4")]
+    pub weight: u32,
+    #[prost(oneof = "stream_backend::Destination", tags = "1, 2")]
+    pub destination: ::core::option::Option<stream_backend::Destination>,
+}
+/// Nested message and enum types in `StreamBackend`.
+pub mod stream_backend {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Destination {
+        #[prost(message, tag = "1")]
+        Service(super::super::super::istio::workload::NamespacedHostname),
+        /// Why there is none: its share is refused.
+        #[prost(string, tag = "2")]
+        Error(::prost::alloc::string::String),
+    }
 }
 /// A policy of layer 7. Rules OR; of a rule: any source, any operation, all conditions. Fields of a source or
 /// operation AND; values of a field OR; a not\_ field matches when none of its values does.

@@ -4,6 +4,43 @@ pub(crate) static AMBIT_V1_WAYPOINTSERVICE: Message = Message {
     fields: &[
         (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
         (2, Some(&AMBIT_V1_HTTPROUTE)),
+        (3, Some(&AMBIT_V1_STREAMROUTE)),
+        (4, Some(&AMBIT_V1_STREAMROUTE)),
+    ],
+};
+pub(crate) static AMBIT_V1_STREAMROUTE: Message = Message {
+    name: "ambit.v1.StreamRoute",
+    fields: &[
+        (1, Some(&AMBIT_V1_ROUTENAME)),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, Some(&AMBIT_V1_STREAMBACKEND)),
+        (6, None),
+    ],
+};
+pub(crate) static AMBIT_V1_STREAMBACKEND: Message = Message {
+    name: "ambit.v1.StreamBackend",
+    fields: &[
+        (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (2, None),
+        (3, None),
+        (4, None),
+    ],
+};
+pub(crate) static ISTIO_WORKLOAD_NAMESPACEDHOSTNAME: Message = Message {
+    name: "istio.workload.NamespacedHostname",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_ROUTENAME: Message = Message {
+    name: "ambit.v1.RouteName",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPROUTE: Message = Message {
@@ -90,13 +127,6 @@ pub(crate) static AMBIT_V1_HTTPBACKEND: Message = Message {
         (5, Some(&AMBIT_V1_HTTPFILTER)),
     ],
 };
-pub(crate) static ISTIO_WORKLOAD_NAMESPACEDHOSTNAME: Message = Message {
-    name: "istio.workload.NamespacedHostname",
-    fields: &[
-        (1, None),
-        (2, None),
-    ],
-};
 pub(crate) static AMBIT_V1_HTTPROUTEMATCH: Message = Message {
     name: "ambit.v1.HttpRouteMatch",
     fields: &[
@@ -116,14 +146,6 @@ pub(crate) static AMBIT_V1_HTTPNAMEDMATCH: Message = Message {
 };
 pub(crate) static AMBIT_V1_HTTPPATHMATCH: Message = Message {
     name: "ambit.v1.HttpPathMatch",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-    ],
-};
-pub(crate) static AMBIT_V1_ROUTENAME: Message = Message {
-    name: "ambit.v1.RouteName",
     fields: &[
         (1, None),
         (2, None),

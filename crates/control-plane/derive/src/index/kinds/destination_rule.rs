@@ -12,11 +12,12 @@ mod values;
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{DestinationRule, HTTPRoute, Kind, ObjectKey, created};
+use ambit_k8s_api::{DestinationRule, Kind, ObjectKey, created};
 use ambit_model::{
     ArcStr, DestinationPolicy, GatewayName, NamespacedHostname, WaypointDestination,
 };
 
+use super::route::RouteInput;
 use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, RULE_USED, Standing},
@@ -212,7 +213,7 @@ impl Index {
     fn waypoints_reaching(&self, key: &ObjectKey, host: &ArcStr) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
         for route in self.route_backends.of(key) {
-            let parents = self.get::<HTTPRoute>(route).into_iter();
+            let parents = self.route(route).into_iter();
             for parent in parents.flat_map(|route| &route.parents) {
                 for host in self.hosts_of(&parent.target) {
                     gateways.extend(self.waypoints_serving(&parent.target, &host));
@@ -228,11 +229,8 @@ impl Index {
             return;
         }
         let routes = self.route_parents.of(parent);
-        let routes = routes.filter_map(|route| self.get::<HTTPRoute>(route));
-        let targets: Vec<_> = routes
-            .flat_map(super::http_route::RouteInput::targets)
-            .cloned()
-            .collect();
+        let routes = routes.filter_map(|route| self.route(route));
+        let targets: Vec<_> = routes.flat_map(RouteInput::targets).cloned().collect();
         for target in targets {
             self.mark_destinations_of(&target);
         }

@@ -1,238 +1,34 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
-mod backends;
 mod durations;
 mod filters;
 mod rules;
-mod standing;
 
-use ambit_k8s_api::{HTTPRoute, Kind, ObjectKey, ObjectMeta, created, gateway};
-use ambit_model::{GatewayName, HttpRoute, RouteName};
+use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
 use serde_json::Value;
 
-use crate::{
-    MeshConfig, PodDirectory,
-    condition::{PartsType, Standing},
-    index::{
-        Index,
-        kind::{Change, Extent, Followed, MeshKind, Read, field},
-    },
-    problem::{FieldError, Note},
-};
-use rules::RuleInput;
+use super::route::{RouteObject, Rules, note_hostnames};
+use crate::problem::{FieldError, Note};
 
-impl Followed for HTTPRoute {
-    const EXTENT: Extent = Extent::Whole { labels: None };
-}
+pub(super) use rules::{Reader, RuleInput};
 
-/// A service that a route is for.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Parent {
-    pub(crate) target: ObjectKey,
-    /// All its ports if `None`.
-    port: Option<u16>,
-    /// As it was written.
-    reference: gateway::ParentReference,
-}
-
-/// A route as the mesh sees it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RouteInput {
-    kind: Kind,
-    name: RouteName,
-    created: String,
-    pub(crate) parents: Vec<Parent>,
-    rules: Vec<RuleInput>,
-}
-
-impl MeshKind for HTTPRoute {
-    type Input = RouteInput;
-
-    const PARTS: Option<PartsType> = Some(PartsType {
-        list: "parents",
-        manager: "ambit-routes",
-        is_shared: true,
-    });
-
-    fn read(&self, _: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
-        let mut notes = Vec::new();
-        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
-        let parents = parents(&self.spec.parent_refs, namespace)?;
-        if parents.is_empty() {
-            // Of other controllers' Gateways.
-            return Ok(Read::of(None, notes));
-        }
-        if !self.spec.hostnames.is_empty() {
-            let message = "has no effect on routes of services: all requests to the service match";
-            notes.push(Note::new("spec.hostnames", message));
-        }
-        let rules = rules::read(&self.spec, namespace, &mut notes)?;
-        Ok(Read::of(Some(route(self, parents, rules)), notes))
+impl RouteObject for HTTPRoute {
+    fn parent_refs(&self) -> &[ParentReference] {
+        &self.spec.parent_refs
     }
 
-    /// Requests to its services are answered with an error until it can be read.
-    fn substitute(&self, _: &MeshConfig) -> Option<RouteInput> {
-        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
-        let parents = parents(&self.spec.parent_refs, namespace).ok()?;
-        let rules = vec![RuleInput::unusable()];
-        (!parents.is_empty()).then(|| route(self, parents, rules))
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, _: Option<&Value>) {
+        self.spec.parent_refs = parent_refs;
     }
 
-    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
-        Some(Self {
-            metadata,
-            spec: gateway::HttpRouteSpec {
-                parent_refs: field(spec, "parentRefs").unwrap_or_default(),
-                ..gateway::HttpRouteSpec::default()
-            },
-            ..Self::default()
-        })
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+        note_hostnames(&self.spec.hostnames, notes);
+        let rules = rules::read(&self.spec, namespace, notes)?;
+        Ok(Rules::Http(rules))
     }
 
-    fn standing(index: &Index, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
-        Some(standing::of(index, route))
-    }
-
-    fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
-        let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
-            let parents = route.into_iter().flat_map(|route| &route.parents);
-            parents.map(|parent| parent.target.clone()).collect()
-        };
-        let backends = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
-            let rules = route.into_iter().flat_map(|route| &route.rules);
-            rules.flat_map(RuleInput::targets).cloned().collect()
-        };
-        let (old, new) = (targets(change.old), targets(change.new));
-        for target in old.iter().chain(&new) {
-            index.mark_hosts_of_object(target);
-        }
-        let key = change.key;
-        index.mark(key.clone());
-        index.route_parents.replace(key, old, new);
-        let (old, new) = (backends(change.old), backends(change.new));
-        for backend in old.iter().chain(&new) {
-            index.mark_destinations_of(backend);
-        }
-        index.route_backends.replace(key, old, new);
-    }
-}
-
-impl RouteInput {
-    /// The objects that it leads to.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.rules.iter().flat_map(RuleInput::targets)
-    }
-
-    /// Whether a waypoint follows the route for all clients of a service: those of others than the service's and the
-    /// waypoint's own namespaces are for clients of theirs.
-    fn is_for_all(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
-        let own = &self.name.namespace;
-        *own == target.namespace || *own == gateway.namespace
-    }
-
-    /// The route as it concerns a service.
-    fn of(&self, index: &Index, target: &ObjectKey, gateway: &GatewayName) -> HttpRoute {
-        let parents = self
-            .parents
-            .iter()
-            .filter(|parent| parent.target == *target);
-        let mut ports: Vec<u16> = Vec::new();
-        for parent in parents {
-            let Some(port) = parent.port else {
-                ports.clear();
-                break;
-            };
-            ports.push(port);
-        }
-        ports.sort_unstable();
-        ports.dedup();
-        HttpRoute {
-            name: self.name.clone(),
-            ports,
-            clients: (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone()),
-            rules: self
-                .rules
-                .iter()
-                .map(|rule| rule.resolved(index, self))
-                .collect(),
-        }
-    }
-}
-
-/// The kind that a reference names, if it is one of services.
-fn service_kind(group: &str, kind: &str) -> Option<Kind> {
-    match (group, kind) {
-        ("" | "core", "Service") => Some(Kind::Service),
-        ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
-        _ => None,
-    }
-}
-
-fn parents(
-    references: &[gateway::ParentReference],
-    namespace: &str,
-) -> Result<Vec<Parent>, FieldError> {
-    let mut parents = Vec::new();
-    for (index, reference) in references.iter().enumerate() {
-        let group = reference.group.as_deref().unwrap_or(gateway::GROUP);
-        let kind = reference.kind.as_deref().unwrap_or("Gateway");
-        let Some(kind) = service_kind(group, kind) else {
-            continue;
-        };
-        let port = reference.port.map(backends::port).transpose();
-        let port = port.map_err(|message| {
-            FieldError::new(format!("spec.parentRefs[{index}].port"), message)
-        })?;
-        let namespace = reference.namespace.as_deref().unwrap_or(namespace);
-        parents.push(Parent {
-            target: ObjectKey::new(kind, namespace, reference.name.as_str()),
-            port,
-            reference: reference.clone(),
-        });
-    }
-    Ok(parents)
-}
-
-fn route(from: &HTTPRoute, parents: Vec<Parent>, rules: Vec<RuleInput>) -> RouteInput {
-    let metadata = &from.metadata;
-    RouteInput {
-        kind: Kind::HTTPRoute,
-        name: RouteName {
-            kind: Kind::HTTPRoute.as_str().into(),
-            namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
-            name: metadata.name.as_deref().unwrap_or_default().into(),
-        },
-        created: created(metadata),
-        parents,
-        rules,
-    }
-}
-
-impl Index {
-    /// The routes that a waypoint follows for a service, oldest first and then by name.
-    pub(crate) fn routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
-        let routes = self.route_parents.of(target);
-        let mut routes: Vec<_> = routes
-            .filter_map(|key| self.get::<HTTPRoute>(key))
-            .collect();
-        routes.sort_by_key(|route| (&route.created, &route.name.namespace, &route.name.name));
-        routes
-            .iter()
-            .map(|route| route.of(self, target, gateway))
-            .collect()
-    }
-
-    /// Routes have these Services as backends: what waypoints are told of the routes' services changes with
-    /// them.
-    pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
-        let routes: Vec<_> = self.route_backends.of(backend).cloned().collect();
-        for route in routes {
-            let parents = self
-                .get::<HTTPRoute>(&route)
-                .map(|route| route.parents.clone());
-            for parent in parents.into_iter().flatten() {
-                self.mark_hosts_of_object(&parent.target);
-            }
-        }
+    /// Requests are answered with an error.
+    fn unusable(&self) -> Rules {
+        Rules::Http(vec![RuleInput::unusable()])
     }
 }

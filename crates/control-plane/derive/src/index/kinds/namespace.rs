@@ -7,6 +7,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     index::{
         Binding, Index,
+        binding::{self, Canary},
         kind::{Change, Extent, Followed, MeshKind, Read},
     },
     problem::FieldError,
@@ -21,6 +22,10 @@ pub(crate) struct NamespaceInput {
     pub(crate) labels: Labels,
     /// The waypoint that its labels name.
     pub(crate) binding: Option<Binding>,
+    /// A second one for services that its labels name.
+    pub(crate) canary: Option<Canary>,
+    /// Whether ingress gateways send through the waypoints of its services.
+    pub(crate) ingress: Option<bool>,
 }
 
 impl Followed for Namespace {
@@ -42,6 +47,11 @@ impl MeshKind for Namespace {
                 let name = self.metadata.name.as_deref().unwrap_or_default();
                 Binding::of(all, name)
             }),
+            canary: Canary::of(
+                &self.metadata,
+                self.metadata.name.as_deref().unwrap_or_default(),
+            ),
+            ingress: binding::ingress(&self.metadata),
             labels: labels.cloned().unwrap_or_default(),
         }))
     }
@@ -52,9 +62,11 @@ impl MeshKind for Namespace {
         let old = change.old.unwrap_or(&nothing);
         let new = change.new.unwrap_or(&nothing);
         index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
+        index.bind_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
         // Gateways of other namespaces may allow those with certain labels.
         let other_waypoint = old.labels != new.labels;
-        if other_waypoint || old.distribution != new.distribution {
+        let other_canary = old.canary != new.canary;
+        if other_waypoint || other_canary || old.distribution != new.distribution {
             index.mark_hosts_of_namespace(name);
         }
         if other_waypoint {

@@ -15,6 +15,7 @@ use crate::{
     condition::{BOUND, ConditionType, Standing},
     index::{
         Binding, Index,
+        binding::{self, Canary},
         kind::{Change, Claim, Extent, Followed, MeshKind, Read},
     },
     problem::{FieldError, Note},
@@ -54,6 +55,9 @@ impl MeshKind for Service {
         let binding = |service: Option<&ServiceInput>| service.and_then(|one| one.binding.clone());
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
+        let canary = |service: Option<&ServiceInput>| service.and_then(|one| one.canary.clone());
+        let (old, new) = (canary(change.old), canary(change.new));
+        index.bind_canary(key, old.as_ref(), new.as_ref());
         index.mark_attached_to(key);
         index.mark_gateway_of(key);
     }
@@ -70,7 +74,11 @@ impl MeshKind for Service {
         let attachment = index.waypoint_of_service(key);
         let host = service.hostname(&index.config.cluster_domain);
         let serving = index.waypoints_serving(key, &host);
-        Some(index.bound(attachment.as_ref(), &serving))
+        let mut standing = index.bound(attachment.as_ref(), &serving);
+        if let (Some(attachment), Some(verdict)) = (&attachment, &mut standing.verdict) {
+            index.judge_canary(key, attachment, verdict);
+        }
+        Some(standing)
     }
 
     fn service(index: &Index, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {
@@ -87,6 +95,8 @@ pub struct ServiceRecord {
     pub service: model::Service,
     /// What its ports speak, in their order: two ports may have one number, of which one is UDP's.
     pub app_protocols: Vec<AppProtocol>,
+    /// Whether ingress gateways send through its waypoint rather than to its endpoints.
+    pub ingress_use_waypoint: bool,
 }
 
 /// Where a service port leads in a pod.
@@ -121,6 +131,10 @@ pub(crate) struct ServiceInput {
     pub(crate) created: String,
     /// The waypoint that its labels name.
     pub(crate) binding: Option<Binding>,
+    /// A second one that its labels name.
+    pub(crate) canary: Option<Canary>,
+    /// Whether ingress gateways send through its waypoint, if it says so or not.
+    pub(crate) ingress: Option<bool>,
     /// Whether it was made for a Gateway.
     pub(crate) is_managed: bool,
 }
@@ -173,6 +187,8 @@ impl ServiceInput {
                 ip_families: read_families(spec)?,
                 created: created(&service.metadata),
                 binding: own_labels.and_then(|all| Binding::of(all, namespace)),
+                canary: Canary::of(&service.metadata, namespace),
+                ingress: binding::ingress(&service.metadata),
                 is_managed: own_labels.is_some_and(|all| all.contains_key(labels::GATEWAY_MANAGED)),
             }),
             notes,
@@ -236,6 +252,7 @@ impl ServiceInput {
             HealthPolicy::OnlyHealthy
         };
         ServiceRecord {
+            ingress_use_waypoint: false,
             app_protocols: self
                 .published_ports()
                 .map(|port| port.app_protocol)

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
 use ambit_model as model;
 use ambit_model::{
-    ArcStr, GatewayName, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname, PortMap,
-    Visibility, Workload,
+    AppProtocol, ArcStr, GatewayName, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname,
+    PortMap, Visibility, Workload,
 };
 use ipnet::IpNet;
 
@@ -307,9 +307,13 @@ impl ServiceEntryInput {
         all.filter_map(|binding| binding.gateway().cloned())
     }
 
-    /// The numbers of its ports.
-    pub(crate) fn port_numbers(&self) -> impl Iterator<Item = u16> {
-        self.ports.iter().map(|port| port.number)
+    /// The numbers of its ports, and what these speak.
+    pub(crate) fn app_protocols(&self) -> impl Iterator<Item = (u16, AppProtocol)> {
+        let ports = self.ports.iter();
+        ports.map(|port| {
+            let protocol = app_protocol(Some(&port.protocol), &port.name, port.number);
+            (port.number, protocol)
+        })
     }
 
     /// Its virtual addresses with the fields they stand in.
@@ -361,10 +365,9 @@ impl ServiceEntryInput {
             health_policy: HealthPolicy::AllowAll,
             ..LoadBalancing::default()
         };
-        let protocol =
-            |port: &EntryPort| app_protocol(Some(&port.protocol), &port.name, port.number);
         ServiceRecord {
-            app_protocols: self.ports.iter().map(protocol).collect(),
+            ingress_use_waypoint: false,
+            app_protocols: self.app_protocols().map(|(_, protocol)| protocol).collect(),
             service: model::Service {
                 name: self.name.clone(),
                 namespace: self.namespace.clone(),

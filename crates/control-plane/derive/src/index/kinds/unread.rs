@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
-    EnvoyFilter, GRPCRoute, Kind, RequestAuthentication, TCPRoute, TLSRoute, Telemetry,
-    VirtualService, WasmPlugin,
+    EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService, WasmPlugin,
 };
 use ambit_model::{ArcStr, GatewayName};
 
@@ -51,7 +50,6 @@ macro_rules! unread {
 
 unread! {
     VirtualService EnvoyFilter RequestAuthentication Telemetry WasmPlugin
-    GRPCRoute TCPRoute TLSRoute
 }
 
 /// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose
@@ -70,7 +68,7 @@ pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let of = |namespace: &&ArcStr| Some(present(namespace, index.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
-        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute, DestinationRule, and AuthorizationPolicy with \
+        "{}: objects of such kinds have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \
          targetRefs",
         listed(&all)?
     );

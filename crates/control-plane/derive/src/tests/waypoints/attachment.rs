@@ -489,3 +489,123 @@ fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
             .is_empty()
     );
 }
+
+const CANARY: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
+
+/// The waypoints of the service by share, whether the second one is told of it, and what is said.
+fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
+    let name = "shop/cart.shop.svc.cluster.local";
+    let weighted = mesh.services[name].weighted_waypoints.iter();
+    let weighted = weighted.map(|one| (one.destination.destination.to_string(), one.weight));
+    let told = mesh
+        .waypoint_services
+        .contains_key(&format!("shop/wq {name}"));
+    let key = ObjectKey::new(Kind::Service, "shop", "cart");
+    let verdict = mesh.index.standing(&key).unwrap().verdict.clone();
+    let verdict = verdict.unwrap();
+    let said = format!("{} {} {}", verdict.is_true, verdict.reason, verdict.message);
+    (weighted.collect(), told, said)
+}
+
+fn instance(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}-1, namespace: shop, uid: {name}, labels: \
+         {{gateway.networking.k8s.io/gateway-name: {name}}}}}\nspec: {{nodeName: n1, serviceAccountName: {name}, \
+         containers: []}}\nstatus: {{phase: Running, podIP: 10.0.9.{}, podIPs: [{{ip: 10.0.9.{}}}], conditions: \
+         [{{type: Ready, status: 'True'}}]}}\n",
+        name.as_bytes()[1],
+        name.as_bytes()[1]
+    )
+}
+
+#[test]
+fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
+    let bound = SERVICE.replacen("namespace: shop", &format!("namespace: shop, {CANARY}"), 1);
+    let mut mesh = TestMesh::of(&all(&[
+        &bound,
+        CART,
+        &gateway("wp", ""),
+        &instance("wp"),
+        &gateway("wq", ""),
+    ]));
+    let (weighted, told, said) = canary(&mesh);
+    assert!(weighted.is_empty() && !told, "{weighted:?}");
+    assert!(
+        said.starts_with("true WaypointAccepted") && said.contains("no pod of it is ready"),
+        "{said}"
+    );
+    mesh.apply(&instance("wq"));
+    let (weighted, told, said) = canary(&mesh);
+    let names = ["wp", "wq"].map(|one| format!("shop/{one}.shop.svc.cluster.local"));
+    let [first, second] = names;
+    assert_eq!(weighted, [(first, 90), (second, 10)]);
+    assert!(told && said.contains("10 % of connections"), "{said}");
+    for (change, reason) in [
+        ("'101'", "CanaryInvalidWeight"),
+        ("'-1'", "CanaryInvalidWeight"),
+        ("half", "CanaryInvalidWeight"),
+    ] {
+        mesh.apply(&bound.replace("'10'", change));
+        let (weighted, told, said) = canary(&mesh);
+        assert!(weighted.is_empty() && !told);
+        assert!(said.starts_with(&format!("false {reason}")), "{said}");
+    }
+    mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: wp"));
+    assert!(canary(&mesh).2.starts_with("false CanarySameAsPrimary"));
+    mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: none-such"));
+    let (weighted, _, said) = canary(&mesh);
+    assert!(
+        weighted.is_empty() && said.contains("is ignored (missing)"),
+        "{said}"
+    );
+    // It goes, and the first one has all.
+    mesh.apply(&bound);
+    assert_eq!(canary(&mesh).0.len(), 2);
+    mesh.delete(Kind::Gateway, "shop", "wq");
+    assert!(canary(&mesh).0.is_empty());
+    mesh.apply(&gateway("wq", ""));
+    assert_eq!(canary(&mesh).0.len(), 2);
+    // Where the first one leads nowhere, the second does not take its place.
+    mesh.delete(Kind::Gateway, "shop", "wp");
+    assert!(canary(&mesh).0.is_empty());
+}
+
+#[test]
+fn a_namespace_names_a_canary_for_its_services_and_says_what_ingress_does() {
+    let of_namespace = format!(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, {}}}\n",
+        CANARY.replace(
+            "labels: {",
+            "labels: {istio.io/ingress-use-waypoint: 'true', "
+        )
+    );
+    let mut mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &instance("wp"),
+        &gateway("wq", ""),
+        &instance("wq"),
+        &of_namespace,
+    ]));
+    assert_eq!(canary(&mesh).0.len(), 2);
+    assert!(
+        canary(&mesh)
+            .2
+            .contains("ingress traffic is sent through it")
+    );
+    mesh.apply(&of_namespace.replace("'10'", "'20'"));
+    assert_eq!(canary(&mesh).0[1].1, 20);
+    let own = SERVICE.replacen(
+        "namespace: shop",
+        "namespace: shop, labels: {istio.io/use-waypoint: wp, istio.io/ingress-use-waypoint: 'false'}",
+        1,
+    );
+    mesh.apply(&own);
+    let (weighted, _, said) = canary(&mesh);
+    assert!(
+        weighted.is_empty(),
+        "the level that names the first decides"
+    );
+    assert!(!said.contains("ingress"), "{said}");
+}

@@ -203,9 +203,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
         Kind::RequestAuthentication,
         Kind::Telemetry,
         Kind::WasmPlugin,
-        Kind::GRPCRoute,
-        Kind::TCPRoute,
-        Kind::TLSRoute,
     ] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));

@@ -5,7 +5,7 @@ use ambit_model::{
     HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRewrite, HttpRoute, HttpRouteMatch,
     HttpRouteRule, HttpRule, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch,
     NamespacedHostname, PathChange, PathNormalization, PathPattern, PolicyKey, RouteName,
-    ServiceAccountMatch, StringMatch, WaypointGateway, WaypointService,
+    ServiceAccountMatch, StreamBackend, StreamRoute, StringMatch, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -137,6 +137,31 @@ fn services_and_settings_read_back_what_was_written() {
                 unsupported: Some("filters".into()),
             }],
             clients: Some("bank".into()),
+        }],
+        tcp_routes: vec![StreamRoute {
+            name: RouteName {
+                kind: "TCPRoute".into(),
+                namespace: "bank".into(),
+                name: "t".into(),
+            },
+            ports: vec![9000],
+            clients: Some("bank".into()),
+            hostnames: vec![],
+            backends: vec![StreamBackend {
+                service: Err("no such service".into()),
+                port: 0,
+                weight: 1,
+            }],
+            unsupported: Some("rules".into()),
+        }],
+        tls_routes: vec![StreamRoute {
+            hostnames: vec!["*.example".into(), "a.example".into()],
+            backends: vec![StreamBackend {
+                service: Ok(NamespacedHostname::new("shop", "echo-v1")),
+                port: 443,
+                weight: 3,
+            }],
+            ..StreamRoute::default()
         }],
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();

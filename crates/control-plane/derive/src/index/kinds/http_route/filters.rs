@@ -8,8 +8,8 @@ use ambit_model::{
     is_reserved_header,
 };
 
-use super::{backends, durations, rules::Reader};
-use crate::problem::FieldError;
+use super::{durations, rules::Reader};
+use crate::{index::kinds::route::backends, problem::FieldError};
 
 /// The reason of a condition, as the Gateway API has it.
 const INCOMPATIBLE: &str = "IncompatibleFilters";

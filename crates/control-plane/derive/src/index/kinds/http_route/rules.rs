@@ -4,10 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::{
-    ObjectKey,
-    gateway::{self, HttpNamedMatch},
-};
+use ambit_k8s_api::gateway::{self, HttpNamedMatch};
 use ambit_model::{
     ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
     HttpValueMatch,
@@ -15,12 +12,14 @@ use ambit_model::{
 use regex::RegexBuilder;
 use serde_json::Value;
 
-use super::{
-    RouteInput,
-    backends::{BackendInput, Unresolved},
-};
 use crate::{
-    index::Index,
+    index::{
+        Index,
+        kinds::route::{
+            RouteInput, UNSUPPORTED_VALUE, Unsupported,
+            backends::{BackendInput, Share},
+        },
+    },
     problem::{FieldError, Note},
 };
 
@@ -28,12 +27,9 @@ use crate::{
 const MOST_RULES: usize = 1024;
 const MOST_MATCHES: usize = 8192;
 
-/// The reason of a condition: the API has it, and this mesh has not.
-const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
-
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct RuleInput {
+pub(crate) struct RuleInput {
     matches: Vec<HttpRouteMatch>,
     filters: Vec<HttpFilter>,
     backends: Vec<BackendInput>,
@@ -41,17 +37,9 @@ pub(super) struct RuleInput {
     unsupported: Option<Unsupported>,
 }
 
-/// What of a rule cannot be done.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unsupported {
-    /// For a condition.
-    pub(super) reason: &'static str,
-    pub(super) text: ArcStr,
-}
-
 impl RuleInput {
     /// The only rule of a route that cannot be used.
-    pub(super) fn unusable() -> Self {
+    pub(in super::super) fn unusable() -> Self {
         Self {
             matches: Vec::new(),
             filters: Vec::new(),
@@ -64,24 +52,23 @@ impl RuleInput {
         }
     }
 
-    /// The objects that requests go to.
-    pub(super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.backends.iter().filter_map(BackendInput::target)
+    /// The same for other requests.
+    pub(in super::super) fn with_matches(self, matches: Vec<HttpRouteMatch>) -> Self {
+        Self { matches, ..self }
+    }
+
+    /// Where requests go.
+    pub(in super::super) fn backends(&self) -> impl Iterator<Item = &BackendInput> {
+        self.backends.iter()
     }
 
     /// What in it is not supported.
-    pub(super) fn unsupported(&self) -> Option<&Unsupported> {
+    pub(in super::super) fn unsupported(&self) -> Option<&Unsupported> {
         self.unsupported.as_ref()
     }
 
-    /// Backends that requests cannot go to, with the reason for a condition.
-    pub(super) fn errors(&self, index: &Index, route: &RouteInput) -> Vec<Unresolved> {
-        let found = self.backends.iter().map(|one| one.find(index, route));
-        found.filter_map(Result::err).collect()
-    }
-
     /// With its backends as they are now.
-    pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
+    pub(in super::super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
         let backend = |from: &BackendInput| HttpBackend {
             service: from.find(index, route).map_err(|error| error.text),
             port: from.port,
@@ -104,12 +91,9 @@ pub(super) fn read(
     namespace: &str,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<RuleInput>, FieldError> {
-    let mut reader = Reader {
-        notes,
-        unsupported: None,
-    };
+    let mut reader = Reader::new(notes);
     reader.unknown("spec", &spec.other);
-    let of_all = reader.unsupported.take();
+    let of_all = reader.take_unsupported();
     // As the API server has it: one rule that matches everything and leads nowhere.
     let default = [gateway::HttpRouteRule::default()];
     let rules = if spec.rules.is_empty() {
@@ -118,30 +102,51 @@ pub(super) fn read(
         spec.rules.as_slice()
     };
     let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
-    if rules.len() > MOST_RULES || matches > MOST_MATCHES {
-        let message = format!(
-            "{} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}",
-            rules.len()
-        );
-        return Err(FieldError::new("spec.rules", message));
-    }
+    Reader::check_size(rules.len(), matches)?;
     let mut read = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        reader.unsupported.clone_from(&of_all);
+        reader.begin(of_all.as_ref());
         read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);
     }
     Ok(read)
 }
 
-/// Reads one rule.
-pub(super) struct Reader<'a> {
+/// Reads one rule after the other.
+pub(crate) struct Reader<'a> {
     notes: &'a mut Vec<Note>,
     /// The first thing in the rule that is not supported.
     unsupported: Option<Unsupported>,
 }
 
-impl Reader<'_> {
-    pub(super) fn unsupported(&mut self, field: String, what: &str) {
+impl<'a> Reader<'a> {
+    pub(in super::super) fn new(notes: &'a mut Vec<Note>) -> Self {
+        Self {
+            notes,
+            unsupported: None,
+        }
+    }
+
+    /// Begins a rule of a route, in which something is not supported whatever its rules are.
+    pub(in super::super) fn begin(&mut self, unsupported: Option<&Unsupported>) {
+        self.unsupported = unsupported.cloned();
+    }
+
+    pub(in super::super) fn take_unsupported(&mut self) -> Option<Unsupported> {
+        self.unsupported.take()
+    }
+
+    /// Whether a route is small enough to be followed.
+    pub(in super::super) fn check_size(rules: usize, matches: usize) -> Result<(), FieldError> {
+        if rules > MOST_RULES || matches > MOST_MATCHES {
+            let message = format!(
+                "{rules} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}"
+            );
+            return Err(FieldError::new("spec.rules", message));
+        }
+        Ok(())
+    }
+
+    pub(in super::super) fn unsupported(&mut self, field: String, what: &str) {
         self.refuse(UNSUPPORTED_VALUE, field, what);
     }
 
@@ -153,13 +158,13 @@ impl Reader<'_> {
         self.notes.push(Note::new(field, message));
     }
 
-    pub(super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+    pub(in super::super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
             self.unsupported(format!("{at}.{name}"), "is not supported");
         }
     }
 
-    fn rule(
+    pub(in super::super) fn rule(
         &mut self,
         rule: &gateway::HttpRouteRule,
         namespace: &str,
@@ -197,16 +202,25 @@ impl Reader<'_> {
             Some(path) => self.path(path, &format!("{at}.path"))?,
             None => None,
         };
-        let headers = self.named(&from.headers, &format!("{at}.headers"));
-        let lower = |(name, value): (ArcStr, HttpValueMatch)| {
-            (ArcStr::from(name.to_ascii_lowercase()), value)
-        };
         Ok(HttpRouteMatch {
             path,
             method: from.method.as_deref().map(ArcStr::from),
-            headers: headers.into_iter().map(lower).collect(),
+            headers: self.header_matches(&from.headers, at),
             query_params: self.named(&from.query_params, &format!("{at}.queryParams")),
         })
+    }
+
+    /// Matches of headers, by lower-case name.
+    pub(in super::super) fn header_matches(
+        &mut self,
+        from: &[HttpNamedMatch],
+        at: &str,
+    ) -> Vec<(ArcStr, HttpValueMatch)> {
+        let headers = self.named(from, &format!("{at}.headers"));
+        let lower = |(name, value): (ArcStr, HttpValueMatch)| {
+            (ArcStr::from(name.to_ascii_lowercase()), value)
+        };
+        headers.into_iter().map(lower).collect()
     }
 
     fn path(
@@ -239,7 +253,7 @@ impl Reader<'_> {
     }
 
     /// Waypoints match in linear time and bounded memory, or not at all.
-    fn expression(&mut self, field: &str, pattern: &str) {
+    pub(in super::super) fn expression(&mut self, field: &str, pattern: &str) {
         let built = RegexBuilder::new(pattern)
             .size_limit(ambit_model::MAX_EXPRESSION)
             .build();
@@ -277,6 +291,6 @@ impl Reader<'_> {
     ) -> Result<BackendInput, FieldError> {
         self.unknown(at, &from.other);
         let filters = self.filters(at, &from.filters, true)?;
-        BackendInput::read(from, namespace, at, filters, self.notes)
+        BackendInput::read(from, namespace, (at, Share::Requests), filters, self.notes)
     }
 }

@@ -16,7 +16,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
     let name = NamespacedHostname::new("shop", service);
     let service = WaypointService {
         service: name.clone(),
-        routes: Vec::new(),
+        ..WaypointService::default()
     };
     let destination = WaypointDestination {
         service: name.clone(),

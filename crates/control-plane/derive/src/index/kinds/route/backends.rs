@@ -1,4 +1,4 @@
-//! Where the requests of a rule go: services, as they are now.
+//! Where the requests or connections of a rule go: services, as they are now.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, gateway};
 use ambit_model::{ArcStr, HttpFilter, NamespacedHostname};
@@ -11,28 +11,47 @@ use crate::{
 
 /// One destination.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct BackendInput {
+pub(crate) struct BackendInput {
     /// The object; an error if it cannot be used.
     target: Result<ObjectKey, ArcStr>,
-    pub(super) port: u16,
-    pub(super) weight: u32,
-    pub(super) filters: Vec<HttpFilter>,
+    pub(in super::super) port: u16,
+    pub(in super::super) weight: u32,
+    pub(in super::super) filters: Vec<HttpFilter>,
 }
 
-/// A destination that requests cannot go to: their share is answered with 500.
+/// What a destination has a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Requests.
+    Requests,
+    /// Connections.
+    Connections,
+}
+
+impl Share {
+    /// What becomes of it where there is no destination.
+    pub(super) fn refused(self) -> &'static str {
+        match self {
+            Self::Requests => "its share of requests is answered with an error",
+            Self::Connections => "its share of connections is refused",
+        }
+    }
+}
+
+/// A destination that nothing can go to: its share is refused.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unresolved {
+pub(crate) struct Unresolved {
     /// For a condition.
-    pub(super) reason: &'static str,
-    pub(super) text: ArcStr,
+    pub(in super::super) reason: &'static str,
+    pub(in super::super) text: ArcStr,
 }
 
 impl BackendInput {
     /// Reads one; what cannot be used is noted.
-    pub(super) fn read(
+    pub(in super::super) fn read(
         from: &gateway::HttpBackendRef,
         namespace: &str,
-        at: &str,
+        (at, share): (&str, Share),
         filters: Vec<HttpFilter>,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
@@ -52,13 +71,12 @@ impl BackendInput {
                 (Ok(target), number)
             }
             None if is_service => {
-                let message = "is needed: its share of requests is answered with 500";
+                let message = format!("is needed: {}", share.refused());
                 notes.push(Note::new(format!("{at}.port"), message));
                 (Err(arcstr::literal!("a backend without a port")), 0)
             }
             _ => {
-                let message =
-                    format!("{kind} is not supported: its share of requests is answered with 500");
+                let message = format!("{kind} is not supported: {}", share.refused());
                 notes.push(Note::new(format!("{at}.kind"), message));
                 (Err(arcstr::format!("a backend of the kind {kind}")), 0)
             }
@@ -77,7 +95,7 @@ impl BackendInput {
     }
 
     /// The service that it is.
-    pub(super) fn find(
+    pub(in super::super) fn find(
         &self,
         index: &Index,
         route: &RouteInput,
@@ -110,7 +128,7 @@ impl BackendInput {
 }
 
 /// A number as a port.
-pub(super) fn port(number: i32) -> Result<u16, String> {
+pub(in super::super) fn port(number: i32) -> Result<u16, String> {
     u16::try_from(number)
         .ok()
         .filter(|port| *port != 0)

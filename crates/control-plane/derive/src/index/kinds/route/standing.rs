@@ -1,13 +1,15 @@
-//! What stands on a route for each of its services: whether it is followed, where its requests go, and which
-//! waypoints follow it.
+//! What stands on a route for each of its services: whether it is followed, where it leads, and which waypoints
+//! follow it.
+
+mod conflicts;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentReference};
-use ambit_model::{ArcStr, GatewayName};
+use ambit_model::{AppProtocol, ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput, backends::Unresolved, rules::Unsupported};
+use super::{Parent, RouteInput, Rules, Unsupported, backends::Unresolved};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},
@@ -72,48 +74,66 @@ fn json(reference: &ParentReference) -> Value {
 
 fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     let target = &parent.target;
-    let ports: Option<BTreeSet<u16>> = match target.kind {
-        Kind::Service => index.get::<Service>(target).map(|service| {
-            let tcp = service.ports.iter().filter(|port| port.is_tcp);
-            tcp.map(|port| port.port).collect()
-        }),
-        _ => index
-            .get::<ServiceEntry>(target)
-            .map(|entry| entry.port_numbers().collect()),
-    };
-    let Some(ports) = ports else {
+    let Some(ports) = ports(index, target) else {
         return bad("NoMatchingParent", format!("there is no {target}"));
     };
-    if let Some(port) = parent.port.filter(|port| !ports.contains(port)) {
+    if let Some(port) = parent.port.filter(|port| !ports.contains_key(port)) {
         return bad("NoMatchingParent", format!("{target} has no port {port}"));
     }
-    let unsupported: Vec<_> = route
-        .rules
+    let unsupported = route.rules.unsupported();
+    if let Some(Unsupported { reason, .. }) = unsupported.first() {
+        let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
+        let what = texts.join("; ");
+        let message = match route.rules {
+            Rules::Http(_) => {
+                format!("{what}; requests that these rules match are answered with an error")
+            }
+            Rules::Stream(_) => format!("{what}; connections that the route is for are refused"),
+        };
+        return bad(reason, message);
+    }
+    let ports = ports
         .iter()
-        .filter_map(super::RuleInput::unsupported)
+        .filter(|(port, _)| parent.port.is_none_or(|only| only == **port));
+    let judged: Vec<_> = ports
+        .map(|(port, protocol)| conflicts::of(index, route, target, (*port, *protocol)))
         .collect();
-    let Some(Unsupported { reason, .. }) = unsupported.first() else {
-        return good("Accepted", "the route is followed");
-    };
-    let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
-    let what = texts.join("; ");
-    let message = format!("{what}; requests that these rules match are answered with 500");
-    bad(reason, message)
+    let lost: Vec<_> = judged.iter().flatten().collect();
+    let texts: Vec<_> = lost.iter().map(|one| one.text.as_str()).collect();
+    match lost.first() {
+        None => good("Accepted", "the route is followed"),
+        Some(first) if lost.len() == judged.len() => bad(first.reason, texts.join("; ")),
+        Some(_) => good(
+            "Accepted",
+            format!("the route is followed, but: {}", texts.join("; ")),
+        ),
+    }
+}
+
+/// What the ports of a service speak.
+fn ports(index: &Index, target: &ObjectKey) -> Option<BTreeMap<u16, AppProtocol>> {
+    if target.kind == Kind::Service {
+        let service = index.get::<Service>(target)?;
+        let tcp = service.ports.iter().filter(|port| port.is_tcp);
+        return Some(tcp.map(|port| (port.port, port.app_protocol)).collect());
+    }
+    let entry = index.get::<ServiceEntry>(target)?;
+    Some(entry.app_protocols().collect())
 }
 
 fn resolved(index: &Index, route: &RouteInput) -> Verdict {
-    let errors = route
-        .rules
-        .iter()
-        .flat_map(|rule| rule.errors(index, route));
+    let backends = route.rules.backends();
+    let errors = backends.filter_map(|backend| backend.find(index, route).err());
     let errors: Vec<Unresolved> = errors.collect();
     let Some(Unresolved { reason, .. }) = errors.first() else {
         return good("ResolvedRefs", "every backend is found");
     };
     let texts: Vec<_> = errors.iter().map(|error| error.text.as_str()).collect();
-    let what = texts.join("; ");
-    let message = format!("{what}; their share of requests is answered with 500");
-    bad(reason, message)
+    let share = match route.rules {
+        Rules::Http(_) => "their share of requests is answered with an error",
+        Rules::Stream(_) => "their share of connections is refused",
+    };
+    bad(reason, format!("{}; {share}", texts.join("; ")))
 }
 
 fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {

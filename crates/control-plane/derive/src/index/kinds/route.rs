@@ -1,0 +1,364 @@
+//! Routes of services, of every kind: what they are attached to, where they lead, and what stands on them. What the
+//! rules of a kind say is read in its own file.
+
+pub(super) mod backends;
+mod standing;
+pub(super) mod stream;
+
+use ambit_k8s_api::{
+    GRPCRoute, HTTPRoute, Kind, ObjectKey, ObjectMeta, ObjectType, TCPRoute, TLSRoute, created,
+    gateway::{self, ParentReference},
+};
+use ambit_model::{ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
+use serde_json::Value;
+
+use super::http_route::RuleInput;
+use crate::{
+    MeshConfig, PodDirectory,
+    condition::{PartsType, Standing},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, field},
+    },
+    problem::{FieldError, Note},
+};
+use backends::BackendInput;
+use stream::StreamInput;
+
+/// The reason of a condition: the API has it, and this mesh has not.
+pub(super) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
+
+/// A service that a route is for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Parent {
+    pub(crate) target: ObjectKey,
+    /// All its ports if `None`.
+    port: Option<u16>,
+    /// As it was written.
+    reference: ParentReference,
+}
+
+/// A route as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RouteInput {
+    kind: Kind,
+    name: RouteName,
+    created: String,
+    pub(crate) parents: Vec<Parent>,
+    rules: Rules,
+}
+
+/// What a route says.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Rules {
+    /// Of requests.
+    Http(Vec<RuleInput>),
+    /// Of connections.
+    Stream(StreamInput),
+}
+
+/// What of a rule cannot be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Unsupported {
+    /// For a condition.
+    pub(super) reason: &'static str,
+    pub(super) text: ArcStr,
+}
+
+/// What the kinds of routes differ in.
+pub(super) trait RouteObject: ObjectType {
+    /// What it is attached to.
+    fn parent_refs(&self) -> &[ParentReference];
+
+    /// Sets the part that can be read of an object that cannot be read as a whole.
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
+
+    /// Reads its rules; what is not supported is noted.
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError>;
+
+    /// In place of rules that cannot be read: nothing that the route might be for is served.
+    fn unusable(&self) -> Rules;
+}
+
+macro_rules! routes {
+    ($($kind:ident)*) => {
+        $(impl Followed for $kind {
+            const EXTENT: Extent = Extent::Whole { labels: None };
+        }
+
+        impl MeshKind for $kind {
+            type Input = RouteInput;
+
+            const PARTS: Option<PartsType> = Some(PartsType {
+                list: "parents",
+                manager: "ambit-routes",
+                is_shared: true,
+            });
+
+            fn read(&self, _: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
+                read(self)
+            }
+
+            /// Its share of traffic is refused until it can be read.
+            fn substitute(&self, _: &MeshConfig) -> Option<RouteInput> {
+                let parents = parents(self.parent_refs(), namespace(&self.metadata)).ok()?;
+                (!parents.is_empty()).then(|| route(self, parents, self.unusable()))
+            }
+
+            fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+                let mut part = Self { metadata, ..Self::default() };
+                part.set_readable(field(spec, "parentRefs").unwrap_or_default(), spec);
+                Some(part)
+            }
+
+            fn standing(index: &Index, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+                Some(standing::of(index, route))
+            }
+
+            fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
+                changed(index, change);
+            }
+        })*
+
+        impl Index {
+            /// A route of any kind.
+            pub(super) fn route(&self, key: &ObjectKey) -> Option<&RouteInput> {
+                match key.kind {
+                    $(Kind::$kind => self.get::<$kind>(key),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+routes! { HTTPRoute GRPCRoute TLSRoute TCPRoute }
+
+fn read<K: RouteObject>(object: &K) -> Result<Read<RouteInput>, FieldError> {
+    let mut notes = Vec::new();
+    let namespace = namespace(object.metadata());
+    let parents = parents(object.parent_refs(), namespace)?;
+    if parents.is_empty() {
+        // Of other controllers' Gateways.
+        return Ok(Read::of(None, notes));
+    }
+    let rules = object.rules(namespace, &mut notes)?;
+    Ok(Read::of(Some(route(object, parents, rules)), notes))
+}
+
+/// That the names of hosts say nothing.
+pub(super) fn note_hostnames(hostnames: &[String], notes: &mut Vec<Note>) {
+    if !hostnames.is_empty() {
+        let message = "has no effect on routes of services: all requests to the service match";
+        notes.push(Note::new("spec.hostnames", message));
+    }
+}
+
+/// Marks what depends on a route.
+fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
+    let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
+        let parents = route.into_iter().flat_map(|route| &route.parents);
+        parents.map(|parent| parent.target.clone()).collect()
+    };
+    let backends = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
+        let backends = route.into_iter().flat_map(|route| route.rules.backends());
+        backends.filter_map(BackendInput::target).cloned().collect()
+    };
+    let (old, new) = (targets(change.old), targets(change.new));
+    // Hosts mark the routes of their services, too: what stands on one depends on the others.
+    for target in old.iter().chain(&new) {
+        index.mark_hosts_of_object(target);
+    }
+    let key = change.key;
+    index.mark(key.clone());
+    index.route_parents.replace(key, old, new);
+    let (old, new) = (backends(change.old), backends(change.new));
+    for backend in old.iter().chain(&new) {
+        index.mark_destinations_of(backend);
+    }
+    index.route_backends.replace(key, old, new);
+}
+
+impl Rules {
+    fn backends(&self) -> impl Iterator<Item = &BackendInput> {
+        let (http, stream) = match self {
+            Self::Http(rules) => (Some(rules), None),
+            Self::Stream(stream) => (None, Some(stream)),
+        };
+        let http = http.into_iter().flatten().flat_map(RuleInput::backends);
+        http.chain(stream.into_iter().flat_map(StreamInput::backends))
+    }
+
+    /// What in them is not supported.
+    fn unsupported(&self) -> Vec<&Unsupported> {
+        match self {
+            Self::Http(rules) => rules.iter().filter_map(RuleInput::unsupported).collect(),
+            Self::Stream(stream) => stream.unsupported().into_iter().collect(),
+        }
+    }
+}
+
+impl RouteInput {
+    /// The objects that it leads to.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.rules.backends().filter_map(BackendInput::target)
+    }
+
+    /// The less, the sooner it is followed where one alone can be.
+    fn age(&self) -> impl Ord + '_ {
+        let RouteName {
+            kind,
+            namespace,
+            name,
+        } = &self.name;
+        (&self.created, namespace, name, kind)
+    }
+
+    /// Whether a waypoint follows the route for all clients of a service: those of others than the service's and the
+    /// waypoint's own namespaces are for clients of theirs.
+    fn is_for_all(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
+        let own = &self.name.namespace;
+        *own == target.namespace || *own == gateway.namespace
+    }
+
+    /// The namespace of the clients that it is for, unless it is for all.
+    fn clients(&self, target: &ObjectKey, gateway: &GatewayName) -> Option<ArcStr> {
+        (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone())
+    }
+
+    /// The ports of a service that it is for; all if empty.
+    fn ports(&self, target: &ObjectKey) -> Vec<u16> {
+        let parents = self
+            .parents
+            .iter()
+            .filter(|parent| parent.target == *target);
+        let mut ports: Vec<u16> = Vec::new();
+        for parent in parents {
+            let Some(port) = parent.port else {
+                ports.clear();
+                break;
+            };
+            ports.push(port);
+        }
+        ports.sort_unstable();
+        ports.dedup();
+        ports
+    }
+}
+
+/// The kind that a reference names, if it is one of services.
+fn service_kind(group: &str, kind: &str) -> Option<Kind> {
+    match (group, kind) {
+        ("" | "core", "Service") => Some(Kind::Service),
+        ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
+        _ => None,
+    }
+}
+
+fn namespace(metadata: &ObjectMeta) -> &str {
+    metadata.namespace.as_deref().unwrap_or("default")
+}
+
+fn parents(references: &[ParentReference], namespace: &str) -> Result<Vec<Parent>, FieldError> {
+    let mut parents = Vec::new();
+    for (index, reference) in references.iter().enumerate() {
+        let group = reference.group.as_deref().unwrap_or(gateway::GROUP);
+        let kind = reference.kind.as_deref().unwrap_or("Gateway");
+        let Some(kind) = service_kind(group, kind) else {
+            continue;
+        };
+        let port = reference.port.map(backends::port).transpose();
+        let port = port.map_err(|message| {
+            FieldError::new(format!("spec.parentRefs[{index}].port"), message)
+        })?;
+        let namespace = reference.namespace.as_deref().unwrap_or(namespace);
+        parents.push(Parent {
+            target: ObjectKey::new(kind, namespace, reference.name.as_str()),
+            port,
+            reference: reference.clone(),
+        });
+    }
+    Ok(parents)
+}
+
+fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteInput {
+    let metadata = from.metadata();
+    RouteInput {
+        kind: K::OBJECT_KIND,
+        name: RouteName {
+            kind: K::OBJECT_KIND.as_str().into(),
+            namespace: namespace(metadata).into(),
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+        },
+        created: created(metadata),
+        parents,
+        rules,
+    }
+}
+
+impl Index {
+    /// The routes of a service.
+    fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
+        let routes = self.route_parents.of(target);
+        routes.filter_map(|key| self.route(key))
+    }
+
+    /// The same, oldest first and then by name.
+    fn sorted_routes_of(&self, target: &ObjectKey) -> Vec<&RouteInput> {
+        let mut routes: Vec<_> = self.routes_of(target).collect();
+        routes.sort_by_key(|route| route.age());
+        routes
+    }
+
+    /// The routes that a waypoint follows for requests to a service, oldest first and then by name.
+    pub(crate) fn http_routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
+        let resolved = |route: &RouteInput| {
+            let Rules::Http(rules) = &route.rules else {
+                return None;
+            };
+            Some(HttpRoute {
+                name: route.name.clone(),
+                ports: route.ports(target),
+                clients: route.clients(target, gateway),
+                rules: rules
+                    .iter()
+                    .map(|rule| rule.resolved(self, route))
+                    .collect(),
+            })
+        };
+        let routes = self.sorted_routes_of(target);
+        routes.into_iter().filter_map(resolved).collect()
+    }
+
+    /// The routes of a kind that a waypoint follows for connections to a service, oldest first and then by name.
+    pub(crate) fn stream_routes(
+        &self,
+        kind: Kind,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<StreamRoute> {
+        let resolved = |route: &RouteInput| match &route.rules {
+            Rules::Stream(stream) if route.kind == kind => Some(StreamRoute {
+                name: route.name.clone(),
+                ports: route.ports(target),
+                clients: route.clients(target, gateway),
+                ..stream.resolved(self, route)
+            }),
+            _ => None,
+        };
+        let routes = self.sorted_routes_of(target);
+        routes.into_iter().filter_map(resolved).collect()
+    }
+
+    /// Routes have these Services as backends: what waypoints are told of the routes' services changes with
+    /// them.
+    pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
+        let routes: Vec<_> = self.route_backends.of(backend).cloned().collect();
+        for route in routes {
+            let parents = self.route(&route).map(|route| route.parents.clone());
+            for parent in parents.into_iter().flatten() {
+                self.mark_hosts_of_object(&parent.target);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! TCPRoute and TLSRoute: where connections to a service go.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ParentReference;
+use crate::{
+    istio::custom_resource,
+    status::{self, Status},
+};
+
+custom_resource! {
+    /// Where connections to a service go.
+    TCPRoute, TcpRouteSpec, "gateway.networking.k8s.io", "tcproutes", NamespaceResourceScope
+}
+custom_resource! {
+    /// Where TLS connections to a service go, by the name that clients ask for.
+    TLSRoute, TlsRouteSpec, "gateway.networking.k8s.io", "tlsroutes", NamespaceResourceScope
+}
+
+/// See [`TCPRoute`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TcpRouteSpec {
+    /// What it is attached to.
+    pub parent_refs: Vec<ParentReference>,
+    /// Its rules, of which the first alone has an effect.
+    pub rules: Vec<StreamRouteRule>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`TLSRoute`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TlsRouteSpec {
+    /// What it is attached to.
+    pub parent_refs: Vec<ParentReference>,
+    /// The server names that it is for: exact ones, and those that begin with `*.`; all if empty.
+    pub hostnames: Vec<String>,
+    /// Its rules, of which the first alone has an effect.
+    pub rules: Vec<StreamRouteRule>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// One rule.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StreamRouteRule {
+    /// Its name.
+    pub name: Option<String>,
+    /// Where connections go.
+    pub backend_refs: Vec<BackendRef>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// One destination of connections.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendRef {
+    /// API group; empty if left out.
+    pub group: Option<String>,
+    /// Kind; `Service` if left out.
+    pub kind: Option<String>,
+    /// Namespace; the route's if left out.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+    /// Port; needed for services.
+    pub port: Option<i32>,
+    /// Its share; 1 if left out.
+    pub weight: Option<i32>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}

@@ -1,0 +1,239 @@
+//! The routes of connections to one port of a service, ready for look-up: Gateway API's TLSRoute and TCPRoute with a
+//! Service as parent.
+//!
+//! TLSRoutes go by the name that a client asks for: the exact one first, then the longest wildcard, then routes for all
+//! names; of several the oldest. What they are not for is left to the oldest TCPRoute.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_model::{ArcStr, RouteName, StreamBackend, StreamRoute};
+use rand::RngCore;
+
+use crate::weights;
+
+/// The routes of one port of a service.
+#[derive(Debug, Default)]
+pub struct StreamTable {
+    exact: HashMap<ArcStr, Arc<StreamRule>>,
+    /// By what follows the asterisk and its dot.
+    wildcards: HashMap<ArcStr, Arc<StreamRule>>,
+    /// For all that is TLS.
+    any: Option<Arc<StreamRule>>,
+    has_tls: bool,
+    tcp: Option<Arc<StreamRule>>,
+}
+
+/// A route.
+#[derive(Debug)]
+pub struct StreamRule {
+    /// Its name.
+    pub route: RouteName,
+    backends: Vec<StreamBackend>,
+    /// Why connections that it is for cannot be served.
+    pub unsupported: Option<ArcStr>,
+}
+
+/// What a connection begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening<'a> {
+    /// The first message of TLS, and the server name in it in lower case.
+    Tls(Option<&'a str>),
+    /// Something else, or it was not looked at.
+    Other,
+}
+
+impl StreamTable {
+    /// The table of a port for a client of a namespace, of routes that are in the order of age and name. Of each kind,
+    /// routes of that namespace take the place of those for everybody.
+    pub fn new(tls: &[StreamRoute], tcp: &[StreamRoute], port: u16, client: Option<&str>) -> Self {
+        let mut table = Self::default();
+        for route in of_client(tls, port, client) {
+            table.has_tls = true;
+            let rule = Arc::new(StreamRule::new(route));
+            if route.hostnames.is_empty() {
+                table.any.get_or_insert_with(|| rule.clone());
+            }
+            for name in &route.hostnames {
+                let (names, name) = match name.strip_prefix("*.") {
+                    Some(below) => (&mut table.wildcards, below),
+                    None => (&mut table.exact, name.as_str()),
+                };
+                names.entry(name.into()).or_insert_with(|| rule.clone());
+            }
+        }
+        let first = of_client(tcp, port, client).next();
+        table.tcp = first.map(|route| Arc::new(StreamRule::new(route)));
+        table
+    }
+
+    /// Whether connections go by what they begin with.
+    pub fn has_tls(&self) -> bool {
+        self.has_tls
+    }
+
+    /// Whether there are any routes.
+    pub fn has_routes(&self) -> bool {
+        self.has_tls || self.tcp.is_some()
+    }
+
+    /// The route of a connection. `None`: none is for it.
+    pub fn choose(&self, opening: Opening<'_>) -> Option<&Arc<StreamRule>> {
+        let by_name = match opening {
+            Opening::Tls(Some(name)) => {
+                let exact = self.exact.get(name);
+                let mut below = name;
+                let mut wildcards = std::iter::from_fn(move || {
+                    (_, below) = below.split_once('.')?;
+                    Some(below)
+                });
+                exact.or_else(|| wildcards.find_map(|below| self.wildcards.get(below)))
+            }
+            Opening::Tls(None) | Opening::Other => None,
+        };
+        let is_tls = opening != Opening::Other;
+        let any = self.any.as_ref().filter(|_| is_tls);
+        by_name.or(any).or(self.tcp.as_ref())
+    }
+}
+
+/// The routes of a port that are for a client.
+fn of_client<'a>(
+    routes: &'a [StreamRoute],
+    port: u16,
+    client: Option<&str>,
+) -> impl Iterator<Item = &'a StreamRoute> {
+    let of_port = routes
+        .iter()
+        .filter(move |route| route.ports.is_empty() || route.ports.contains(&port));
+    let is_own = |route: &&StreamRoute| client.is_some() && route.clients.as_deref() == client;
+    let own = of_port.clone().find(is_own);
+    let clients = own.and_then(|route| route.clients.clone());
+    of_port.filter(move |route| route.clients == clients)
+}
+
+impl StreamRule {
+    fn new(route: &StreamRoute) -> Self {
+        Self {
+            route: route.name.clone(),
+            backends: route.backends.clone(),
+            unsupported: route.unsupported.clone(),
+        }
+    }
+
+    /// A backend for one connection, by weight; `None` if there is none.
+    pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
+        let weights = self.backends.iter().map(|one| one.weight);
+        self.backends.get(weights::draw(weights, rng)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ambit_model::NamespacedHostname;
+    use rand::{SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    fn route(name: &str, hostnames: &[&str]) -> StreamRoute {
+        StreamRoute {
+            name: RouteName {
+                name: name.into(),
+                ..RouteName::default()
+            },
+            hostnames: hostnames.iter().map(|one| ArcStr::from(*one)).collect(),
+            ..StreamRoute::default()
+        }
+    }
+
+    fn chosen(table: &StreamTable, opening: Opening<'_>) -> String {
+        let rule = table.choose(opening);
+        rule.map_or("none".to_owned(), |rule| rule.route.name.to_string())
+    }
+
+    #[test]
+    fn the_most_specific_name_wins_and_then_the_oldest() {
+        let tls = [
+            route("wide", &["*.example"]),
+            route("narrow", &["*.shop.example", "other"]),
+            route("exact", &["till.shop.example"]),
+            route("younger", &["till.shop.example", "*.example"]),
+        ];
+        let table = StreamTable::new(&tls, &[], 443, None);
+        for (name, expected) in [
+            (Some("till.shop.example"), "exact"),
+            (Some("a.till.shop.example"), "narrow"),
+            (Some("cart.shop.example"), "narrow"),
+            (Some("shop.example"), "wide"),
+            (Some("a.b.example"), "wide"),
+            (Some("other"), "narrow"),
+            (Some("example"), "none"),
+            (Some("till.shop.example.evil"), "none"),
+            (Some("evil-example"), "none"),
+            (Some(""), "none"),
+            (None, "none"),
+        ] {
+            assert_eq!(chosen(&table, Opening::Tls(name)), expected, "{name:?}");
+        }
+        assert_eq!(chosen(&table, Opening::Other), "none");
+    }
+
+    #[test]
+    fn what_no_name_is_for_is_left_to_the_oldest_tcp_route() {
+        let tls = [route("tls", &["a.example"])];
+        let tcp = [route("first", &[]), route("second", &[])];
+        let table = StreamTable::new(&tls, &tcp, 443, None);
+        assert!(table.has_tls());
+        assert_eq!(chosen(&table, Opening::Tls(Some("a.example"))), "tls");
+        for opening in [Opening::Tls(Some("b")), Opening::Tls(None), Opening::Other] {
+            assert_eq!(chosen(&table, opening), "first", "{opening:?}");
+        }
+        let any = [route("any", &[])];
+        let table = StreamTable::new(&any, &tcp, 443, None);
+        assert_eq!(chosen(&table, Opening::Tls(None)), "any");
+        assert_eq!(chosen(&table, Opening::Other), "first");
+    }
+
+    #[test]
+    fn routes_are_for_ports_and_clients() {
+        let of = |name: &str, ports: &[u16], clients: Option<&str>| StreamRoute {
+            ports: ports.to_vec(),
+            clients: clients.map(ArcStr::from),
+            ..route(name, &[])
+        };
+        let tcp = [
+            of("all", &[], None),
+            of("bank", &[80], Some("bank")),
+            of("late", &[80], None),
+        ];
+        let on = |port, client| chosen(&StreamTable::new(&[], &tcp, port, client), Opening::Other);
+        assert_eq!(on(80, Some("bank")), "bank");
+        assert_eq!(on(81, Some("bank")), "all");
+        assert_eq!(on(80, Some("shop")), "all");
+        assert_eq!(on(80, None), "all");
+        assert!(!StreamTable::new(&[], &tcp[1..], 81, None).has_routes());
+    }
+
+    #[test]
+    fn backends_share_connections_by_weight() {
+        let backend = |name: &str, weight| StreamBackend {
+            service: Ok(NamespacedHostname::new("ns", name)),
+            port: 1,
+            weight,
+        };
+        let mut tcp = route("r", &[]);
+        let mut rng = StdRng::seed_from_u64(1);
+        let rule = StreamRule::new(&tcp);
+        assert!(rule.backend(&mut rng).is_none());
+        tcp.backends = vec![backend("a", 3), backend("never", 0), backend("b", 1)];
+        let rule = StreamRule::new(&tcp);
+        let mut shares: BTreeMap<String, u32> = BTreeMap::new();
+        for _ in 0..4000 {
+            let to = rule.backend(&mut rng).unwrap().service.clone().unwrap();
+            *shares.entry(to.hostname.to_string()).or_default() += 1;
+        }
+        assert_eq!(shares.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert!((2800..3200).contains(&shares["a"]), "{shares:?}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The first message of a TLS connection that is passed through, as far as it tells where to. Reads a client's bytes:
+//! no more of them than a client hello may have, each once.
+
+use std::{fmt, io};
+
+use rustls::server::Acceptor;
+
+/// Longest beginning of a connection that is read, in bytes.
+pub const MAX_CLIENT_HELLO: usize = 16 << 10;
+
+/// The first byte of a handshake's record.
+const HANDSHAKE: u8 = 0x16;
+
+/// What a connection begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FirstMessage {
+    /// A client hello, with the server name in it in lower case; an address is none.
+    ClientHello(Option<String>),
+    /// No handshake of TLS.
+    Other,
+}
+
+/// Why the first message of a connection cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    /// Too long.
+    #[error("the client hello is longer than {MAX_CLIENT_HELLO} bytes")]
+    TooLong,
+    /// Broken, or of a client that is older than TLS 1.2.
+    #[error("the client hello cannot be read")]
+    Malformed(#[source] rustls::Error),
+    /// Broken.
+    #[error("the records of the client hello cannot be read")]
+    Records(#[source] io::Error),
+    /// The connection has ended before.
+    #[error("the connection ended before its client hello was complete")]
+    Truncated,
+}
+
+/// Reads the first message of a connection.
+#[derive(Default)]
+pub struct HelloReader {
+    acceptor: Acceptor,
+    taken: usize,
+}
+
+impl fmt::Debug for HelloReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("HelloReader");
+        shown.field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+impl HelloReader {
+    /// Takes the next bytes; `None` as long as they are too few. Not to be called again after anything else.
+    ///
+    /// # Errors
+    /// When they are no client hello that can be read.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
+        if self.taken == 0 && bytes.first().is_some_and(|first| *first != HANDSHAKE) {
+            return Ok(Some(FirstMessage::Other));
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let before = rest.len();
+            let read = self.acceptor.read_tls(&mut rest);
+            read.map_err(HelloError::Records)?;
+            self.taken += before - rest.len();
+            let accepted = self.acceptor.accept();
+            let accepted = accepted.map_err(|(error, _)| HelloError::Malformed(error))?;
+            if let Some(accepted) = accepted {
+                let name = accepted.client_hello().server_name().map(str::to_owned);
+                return Ok(Some(FirstMessage::ClientHello(name)));
+            }
+            if self.taken > MAX_CLIENT_HELLO {
+                return Err(HelloError::TooLong);
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client hello of TLS 1.2 with a server name, and an extension of a length.
+    fn hello(name: Option<&[u8]>, padding: usize) -> Vec<u8> {
+        fn vector(length: usize, of: &[u8]) -> Vec<u8> {
+            let size = of.len().to_be_bytes();
+            [&size[size.len() - length..], of].concat()
+        }
+        let mut extensions = Vec::new();
+        if let Some(name) = name {
+            let list = vector(2, &[&[0][..], &vector(2, name)].concat());
+            extensions.extend([&[0, 0][..], &vector(2, &list)].concat());
+        }
+        // Signature algorithms, and padding.
+        extensions.extend([0, 13, 0, 4, 0, 2, 4, 3]);
+        extensions.extend([&[0, 21][..], &vector(2, &vec![0; padding])].concat());
+        let mut body = vec![3, 3];
+        body.extend([7; 32]);
+        body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0]);
+        body.extend(vector(2, &extensions));
+        let message = [&[1][..], &vector(3, &body)].concat();
+        let records = message.chunks(1 << 14);
+        let record = |part: &[u8]| [&[0x16, 3, 1][..], &vector(2, part)].concat();
+        records.flat_map(record).collect()
+    }
+
+    fn read(bytes: &[u8], step: usize) -> Result<Option<FirstMessage>, HelloError> {
+        let mut reader = HelloReader::default();
+        for part in bytes.chunks(step) {
+            if let Some(message) = reader.take(part)? {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    #[test]
+    fn the_name_is_read_however_the_bytes_come() {
+        for (name, expected) in [
+            (Some(&b"Till.Shop.example"[..]), Some("till.shop.example")),
+            (Some(b"10.0.0.1"), None),
+            (None, None),
+        ] {
+            let bytes = hello(name, 300);
+            let expected = FirstMessage::ClientHello(expected.map(str::to_owned));
+            for step in [1, 7, bytes.len()] {
+                let message = read(&bytes, step).unwrap();
+                assert_eq!(message.as_ref(), Some(&expected), "{step}");
+            }
+            assert!(read(&bytes[..bytes.len() - 1], 64).unwrap().is_none());
+            // What comes after it does not matter.
+            let more = [&bytes[..], b"and more"].concat();
+            assert_eq!(read(&more, bytes.len()).unwrap(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn what_is_no_handshake_is_something_else() {
+        for bytes in [&b"GET / HTTP/1.1"[..], b"\x17\x03\x03", b"\x00"] {
+            assert_eq!(read(bytes, 1).unwrap(), Some(FirstMessage::Other));
+        }
+        assert!(read(b"", 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn names_that_could_be_read_in_two_ways_are_refused() {
+        for name in [&b"a\0.example"[..], b"a.example\r\n", b"", b"*.example"] {
+            let read = read(&hello(Some(name), 0), 64);
+            assert!(matches!(read, Err(HelloError::Malformed(_))), "{read:?}");
+        }
+        assert!(read(b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x03", 64).is_err());
+    }
+
+    #[test]
+    fn a_hello_that_does_not_end_is_refused() {
+        let bytes = hello(Some(b"a.example"), 40_000);
+        let read = read(&bytes, 64);
+        assert!(matches!(read, Err(HelloError::TooLong)), "{read:?}");
+    }
+}

@@ -1,0 +1,370 @@
+//! Routes of other kinds than HTTPRoute: where gRPC requests, connections and TLS connections go, and what is refused
+//! rather than sent somewhere else.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+};
+
+use ambit_system_tests::{Mesh, Place, is_closed, until, with_waypoint};
+use http::{HeaderMap, Request, Response};
+
+/// Services of one port each, whose applications tell their port.
+const SERVICES: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: front, namespace: shop}
+spec:
+  selector: {app: server}
+  ports:
+  - {name: grpc, port: 80, targetPort: 8081}
+  - {name: tcp, port: 90, targetPort: 8091}
+  - {name: tls, port: 443, targetPort: 8091}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: next, namespace: shop}
+spec:
+  selector: {app: server}
+  ports:
+  - {name: grpc, port: 80, targetPort: 8082}
+  - {name: tcp, port: 90, targetPort: 8092}
+";
+
+fn route(kind: &str, port: u16, spec: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: front, namespace: shop}}\n\
+         spec:\n  parentRefs: [{{group: '', kind: Service, name: front, port: {port}}}]\n{spec}"
+    )
+}
+
+const GRPC_RULES: &str = "  rules:
+  - matches: [{method: {service: shop.Orders, method: Next}}, {method: {service: shop.Secrets}}]
+    filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: x-rule, value: by-route}]}}]
+    backendRefs: [{name: next, port: 80}]
+  - matches: [{method: {service: shop.Orders}}]
+    backendRefs: [{name: front, port: 80}]
+  - matches: [{method: {service: shop.Gone}}]
+    backendRefs: [{name: gone, port: 80}]
+";
+
+const NO_SECRETS: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-secrets, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: front}]
+  action: DENY
+  rules: [{to: [{operation: {paths: [/shop.Secrets/*]}}]}]
+";
+
+const NOT_FROM_CLIENT: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: not-from-client, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: front}]
+  action: DENY
+  rules: [{when: [{key: connection.sni, values: [forbidden.example]}]}]
+";
+
+/// An application of gRPC that tells which it is.
+async fn serve_grpc(stream: tokio::net::TcpStream, port: u16) -> Result<(), h2::Error> {
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(request) = connection.accept().await {
+        let (_, mut respond) = request?;
+        let response = Response::builder()
+            .header("content-type", "application/grpc")
+            .header("grpc-status", "0")
+            .header("served-by", port.to_string());
+        respond.send_response(response.body(()).unwrap(), true)?;
+    }
+    Ok(())
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+/// The head of the answer to a call of gRPC.
+fn call(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
+    let stream = mesh
+        .client()
+        .dial(Place::Pod("shop/client".into()), address);
+    let stream = stream.unwrap();
+    stream.set_nonblocking(true).unwrap();
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::post(format!("http://front{path}"))
+            .header("content-type", "application/grpc+proto")
+            .header("te", "trailers");
+        let mut ready = client.ready().await.unwrap();
+        let sent = ready.send_request(request.body(()).unwrap(), true);
+        let answer = sent.unwrap().0.await.unwrap();
+        assert_eq!(answer.status(), 200, "{answer:?}");
+        answer.into_parts().0.headers
+    })
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    let value = headers.get(name);
+    value.map_or("", |value| value.to_str().unwrap())
+}
+
+#[test]
+fn grpc_requests_go_where_their_method_says_and_nowhere_else() {
+    let (mesh, _) = with_waypoint(SERVICES);
+    for port in [8081, 8082] {
+        mesh.serve("shop/server", port, move |stream| {
+            stream.set_nonblocking(true)?;
+            runtime().block_on(async {
+                let stream = tokio::net::TcpStream::from_std(stream)?;
+                let served = serve_grpc(stream, port).await;
+                served.map_err(std::io::Error::other)
+            })
+        });
+    }
+    let front = mesh.service("front.shop.svc", 80);
+    let until_status = |path: &str, status: &str| {
+        let mut answer = HeaderMap::new();
+        until(&format!("{path} ends with {status}"), || {
+            answer = call(&mesh, front, path);
+            text(&answer, "grpc-status") == status
+        });
+        answer
+    };
+    let direct = until_status("/shop.Orders/Next", "0");
+    assert_eq!(text(&direct, "served-by"), "8081");
+    mesh.apply("policy", NO_SECRETS);
+    mesh.apply("route", &route("GRPCRoute", 80, GRPC_RULES));
+    // Implemented nowhere.
+    until_status("/shop.Other/Next", "12");
+    let next = call(&mesh, front, "/shop.Orders/Next");
+    assert_eq!(text(&next, "served-by"), "8082");
+    assert_eq!(text(&next, "x-rule"), "by-route");
+    let other = call(&mesh, front, "/shop.Orders/Place");
+    assert_eq!(text(&other, "served-by"), "8081");
+    assert_eq!(text(&other, "x-rule"), "");
+    // No such backend.
+    let gone = until_status("/shop.Gone/Any", "14");
+    assert_eq!(text(&gone, "content-type"), "application/grpc");
+    // A route leads there, and a policy is before it, however the path is spelt.
+    for path in [
+        "/shop.Secrets/All",
+        "/shop.%53ecrets/All",
+        "/a/../shop.Secrets/All",
+    ] {
+        until_status(path, "7");
+    }
+    // A route that cannot be read is in the way, rather than out of it.
+    mesh.apply(
+        "route",
+        &route(
+            "GRPCRoute",
+            80,
+            "  rules: [{matches: [{method: {service: a/b}}]}]\n",
+        ),
+    );
+    mesh.remove("policy");
+    let (mut kept, mut refused) = (0, 0);
+    until("what was understood last, or nothing, is served", || {
+        match text(&call(&mesh, front, "/shop.Orders/Place"), "served-by") {
+            "8081" => kept += 1,
+            _ => refused += 1,
+        }
+        kept + refused > 20
+    });
+    assert!(refused == 0, "the last good form does not serve");
+    mesh.remove("route");
+    let again = until_served_by(&mesh, front, "/shop.Other/Next");
+    assert_eq!(again, "8081");
+    mesh.apply(
+        "route",
+        &route(
+            "GRPCRoute",
+            80,
+            "  rules: [{matches: [{method: {service: a/b}}]}]\n",
+        ),
+    );
+    until_status("/shop.Orders/Place", "14");
+}
+
+fn until_served_by(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
+    let mut by = String::new();
+    until("an application answers", || {
+        text(&call(mesh, address, path), "served-by").clone_into(&mut by);
+        !by.is_empty()
+    });
+    by
+}
+
+/// Applications that greet with their port, and say back what they hear.
+fn greeters(mesh: &Mesh) {
+    for port in [8091_u16, 8092] {
+        mesh.serve("shop/server", port, move |mut stream| {
+            stream.write_all(format!("{port}\n").as_bytes())?;
+            let mut reader = stream.try_clone()?;
+            std::io::copy(&mut reader, &mut stream).map(drop)
+        });
+    }
+}
+
+/// The port of the application that a connection reaches; `None` if it is refused.
+fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
+    let mut connection = mesh.dial("shop/client", address).ok()?;
+    let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
+    let greeting = greeting.unwrap_or_else(|error| {
+        assert!(is_closed(&error), "{error}");
+        String::new()
+    });
+    (!greeting.is_empty()).then(|| greeting.trim().to_owned())
+}
+
+#[test]
+fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
+    let (mesh, _) = with_waypoint(SERVICES);
+    greeters(&mesh);
+    let front = mesh.service("front.shop.svc", 90);
+    let tcp = |backends: &str| {
+        route(
+            "TCPRoute",
+            90,
+            &format!("  rules: [{{backendRefs: [{backends}]}}]\n"),
+        )
+    };
+    assert_eq!(greeting(&mesh, front).as_deref(), Some("8091"));
+    mesh.apply("route", &tcp("{name: next, port: 90}"));
+    // Of a server that speaks first, too.
+    until("connections go to the backend", || {
+        greeting(&mesh, front).as_deref() == Some("8092")
+    });
+    mesh.apply(
+        "route",
+        &tcp("{name: front, port: 90}, {name: next, port: 90, weight: 0}, {name: gone, port: 90}"),
+    );
+    let (mut served, mut refused) = (0, 0);
+    until("one of two is refused", || {
+        match greeting(&mesh, front).as_deref() {
+            Some("8091") => served += 1,
+            None => refused += 1,
+            // As it was before.
+            Some(_) => {}
+        }
+        served > 5 && refused > 5
+    });
+    mesh.apply("route", &tcp("{name: next, port: 90, weight: 0}"));
+    until("nothing has a weight", || greeting(&mesh, front).is_none());
+    // Other ports are none of its business.
+    let other = mesh.service("next.shop.svc", 90);
+    assert_eq!(greeting(&mesh, other).as_deref(), Some("8092"));
+    mesh.apply("route", &tcp("{name: next, port: 90}"));
+    until("connections go to the backend", || {
+        greeting(&mesh, front).as_deref() == Some("8092")
+    });
+    // The policies of the service hold before its routes.
+    let denied = NOT_FROM_CLIENT.replace(
+        "when: [{key: connection.sni, values: [forbidden.example]}]",
+        "from: [{source: {namespaces: [shop]}}]",
+    );
+    mesh.apply("policy", &denied);
+    until("the policy refuses", || greeting(&mesh, front).is_none());
+    mesh.remove("policy");
+    mesh.remove("route");
+    until("the service leads to itself", || {
+        greeting(&mesh, front).as_deref() == Some("8091")
+    });
+}
+
+/// The first message of a TLS client that asks for a name, with padding.
+fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
+    fn vector(length: usize, of: &[u8]) -> Vec<u8> {
+        let size = of.len().to_be_bytes();
+        [&size[size.len() - length..], of].concat()
+    }
+    let mut extensions = Vec::new();
+    if let Some(name) = name {
+        let list = vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat());
+        extensions.extend([&[0, 0][..], &vector(2, &list)].concat());
+    }
+    extensions.extend([0, 13, 0, 4, 0, 2, 4, 3]);
+    extensions.extend([&[0, 21][..], &vector(2, &vec![0; padding])].concat());
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0]);
+    body.extend(vector(2, &extensions));
+    let message = [&[1][..], &vector(3, &body)].concat();
+    let record = |part: &[u8]| [&[0x16, 3, 1][..], &vector(2, part)].concat();
+    message.chunks(1 << 14).flat_map(record).collect()
+}
+
+/// The port of the application that gets what a client says, and gets it whole; `None` if the connection is closed.
+fn heard_by(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
+    let place = Place::Pod("shop/client".into());
+    let mut stream = mesh.client().dial(place, address).unwrap();
+    let patience = std::time::Duration::from_secs(20);
+    stream.set_read_timeout(Some(patience)).unwrap();
+    // What is refused may be reset while it is written.
+    let _reset = stream.write_all(says);
+    let mut heard = vec![0; 5 + says.len()];
+    match stream.read_exact(&mut heard) {
+        Ok(()) => {
+            assert_eq!(heard[5..], *says, "it is passed on as it came");
+            let port = String::from_utf8(heard[..4].to_vec());
+            Some(port.unwrap())
+        }
+        Err(error) => {
+            let is_end = error.kind() == std::io::ErrorKind::UnexpectedEof;
+            assert!(is_end || is_closed(&error), "{error}");
+            None
+        }
+    }
+}
+
+const TLS_ROUTE: &str = "  hostnames: [next.example, '*.below.example', forbidden.example]
+  rules: [{backendRefs: [{name: next, port: 90}]}]
+";
+
+#[test]
+fn tls_connections_go_where_their_server_name_says_or_are_closed() {
+    let (mesh, _) = with_waypoint(SERVICES);
+    greeters(&mesh);
+    let front = mesh.service("front.shop.svc", 443);
+    let hears = |name: Option<&str>| heard_by(&mesh, front, &client_hello(name, 1500));
+    assert_eq!(hears(Some("next.example")).as_deref(), Some("8091"));
+    mesh.apply("route", &route("TLSRoute", 443, TLS_ROUTE));
+    mesh.apply("policy", NOT_FROM_CLIENT);
+    let to_next = Some("8092".to_owned());
+    until("the name decides", || {
+        hears(Some("Next.Example")) == to_next
+    });
+    assert_eq!(hears(Some("a.b.below.example")), to_next);
+    // Names that no route is for, the service's own among them, and what is no TLS or too long.
+    for name in [
+        Some("below.example"),
+        Some("front.shop.svc.cluster.local"),
+        Some("10.0.0.1"),
+        None,
+    ] {
+        assert_eq!(hears(name), None, "{name:?}");
+    }
+    assert_eq!(heard_by(&mesh, front, b"GET / HTTP/1.1\r\n\r\n"), None);
+    let long = client_hello(Some("next.example"), 40_000);
+    assert_eq!(heard_by(&mesh, front, &long), None);
+    // A policy sees the name.
+    until("the policy refuses the name", || {
+        hears(Some("forbidden.example")).is_none()
+    });
+    assert_eq!(hears(Some("next.example")), to_next);
+    // A TCPRoute takes the rest.
+    let rest = "  rules: [{backendRefs: [{name: front, port: 90}]}]\n";
+    mesh.apply("rest", &route("TCPRoute", 443, rest));
+    until("the rest goes elsewhere", || {
+        hears(None).as_deref() == Some("8091")
+    });
+    assert_eq!(hears(Some("next.example")), to_next);
+    assert_eq!(heard_by(&mesh, front, b"hello").as_deref(), Some("8091"));
+}

@@ -1,0 +1,115 @@
+//! Where a connection goes by the routes of its service.
+
+use ambit_l7::stream::Opening;
+use ambit_model::{ArcStr, RouteName};
+use ambit_tls::{FirstMessage, HelloError};
+use tokio::{io::AsyncRead, time::Duration};
+
+use crate::{http::Destination, session::Session, sniff::Sniffed, target::Target};
+
+/// How long the first message of TLS is waited for, on ports where it says where a connection goes.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// A connection, and where it goes.
+#[derive(Debug)]
+pub(super) struct Routed {
+    pub(super) destination: Destination,
+    /// The server name that the client asks for, if that was read.
+    pub(super) sni: Option<String>,
+}
+
+/// A connection that leads nowhere.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RouteError {
+    #[error("this waypoint does not serve the service any more")]
+    NotServed,
+    #[error("no route is for a connection that is no TLS")]
+    NotTls,
+    #[error("no route is for a TLS connection without a server name")]
+    NoName,
+    #[error("no route is for the server name {0:?}")]
+    OtherName(String),
+    #[error("the client sent no client hello within {} s", HELLO.as_secs())]
+    Silent,
+    #[error(transparent)]
+    Hello(#[from] HelloError),
+    #[error("{route} cannot be followed: {why}")]
+    Unsupported { route: RouteName, why: ArcStr },
+    #[error("{route} has no backend for it: {why}")]
+    NoBackend { route: RouteName, why: ArcStr },
+}
+
+impl Routed {
+    /// As the tunnel asks.
+    pub(super) fn straight() -> Self {
+        Self {
+            destination: Destination::Target,
+            sni: None,
+        }
+    }
+
+    /// Of a connection that was not looked at.
+    pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
+        let destination = choose(session, Opening::Other)?;
+        Ok(Self {
+            destination,
+            sni: None,
+        })
+    }
+
+    /// By what a connection begins with.
+    pub(super) async fn by_first_message<IO: AsyncRead + Unpin>(
+        session: &Session,
+        io: &mut Sniffed<IO>,
+    ) -> Result<Self, RouteError> {
+        let message = tokio::time::timeout(HELLO, io.first_message()).await;
+        let sni = match message.map_err(|_| RouteError::Silent)?? {
+            FirstMessage::ClientHello(name) => name,
+            FirstMessage::Other => return Self::of(session),
+        };
+        let destination = choose(session, Opening::Tls(sni.as_deref()))?;
+        Ok(Self { destination, sni })
+    }
+}
+
+fn choose(session: &Session, opening: Opening<'_>) -> Result<Destination, RouteError> {
+    let Target::Service {
+        served, address, ..
+    } = &session.target
+    else {
+        return Ok(Destination::Target);
+    };
+    // As it is now: the tunnel may be older than the routes.
+    let now = session.shard.waypoint.published.service(&served.name);
+    let served = now.ok_or(RouteError::NotServed)?;
+    let table = served.stream_routes(address.port(), session.caller.namespace());
+    if !table.has_routes() {
+        return Ok(Destination::Target);
+    }
+    let rule = table.choose(opening).ok_or_else(|| match opening {
+        Opening::Other => RouteError::NotTls,
+        Opening::Tls(None) => RouteError::NoName,
+        Opening::Tls(Some(name)) => RouteError::OtherName(name.to_owned()),
+    })?;
+    let route = || rule.route.clone();
+    if let Some(why) = &rule.unsupported {
+        let why = why.clone();
+        return Err(RouteError::Unsupported {
+            route: route(),
+            why,
+        });
+    }
+    let none = |why| RouteError::NoBackend {
+        route: route(),
+        why,
+    };
+    let backend = rule.backend(&mut rand::rng());
+    let backend = backend.ok_or_else(|| none(arcstr::literal!("none has a weight")))?;
+    match &backend.service {
+        Ok(name) if *name == served.name && backend.port == address.port() => {
+            Ok(Destination::Target)
+        }
+        Ok(name) => Ok(Destination::Backend(name.clone(), backend.port)),
+        Err(why) => Err(none(why.clone())),
+    }
+}

@@ -1,0 +1,28 @@
+//! The first bytes of a TLS connection that is passed through.
+#![no_main]
+
+use ambit_tls::{FirstMessage, HelloReader};
+use libfuzzer_sys::fuzz_target;
+
+/// In pieces of a length; errors are all one.
+fn read(data: &[u8], length: usize) -> Result<Option<FirstMessage>, ()> {
+    let mut reader = HelloReader::default();
+    for piece in data.chunks(length) {
+        if let Some(message) = reader.take(piece).map_err(drop)? {
+            return Ok(Some(message));
+        }
+    }
+    Ok(None)
+}
+
+fuzz_target!(|data: &[u8]| {
+    let slowly = read(data, 1);
+    if let Ok(Some(FirstMessage::ClientHello(Some(name)))) = &slowly {
+        assert_eq!(*name, name.to_ascii_lowercase());
+        assert!(!name.is_empty() && name.len() <= 255);
+    }
+    // However it comes, a name is the same; what is refused late may be refused early.
+    if let (Ok(Some(slow)), Ok(Some(fast))) = (&slowly, &read(data, 512)) {
+        assert_eq!(slow, fast);
+    }
+});

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use ambit_k8s_api::{
     Gateway, Kind, ObjectKey, Service, ServiceEntry, gateway::GatewayAddress as StatusAddress,
-    is_dns_name, labels,
+    is_dns_name,
 };
 use ambit_model::{
     ArcStr, Destination, GatewayAddress, GatewayName, HBONE_PORT, Identity, NamespacedHostname,
@@ -23,8 +23,7 @@ use ambit_model::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Index, instances::listed, kind::MeshKind, standing::not_ready};
-use crate::condition::Verdict;
+use super::{Index, kind::MeshKind};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -58,7 +57,7 @@ pub(super) fn address(status: &Value) -> Option<Address> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Foreign {
     /// The Gateway's class.
-    class: ArcStr,
+    pub(super) class: ArcStr,
     /// Where it is.
     pub(super) at: Destination,
 }
@@ -136,41 +135,6 @@ impl Index {
         let instances = &self.instances;
         let is_unknown = || instances.accounts(gateway).is_empty();
         is_foreign && (instances.any_claims_ready(gateway) || is_unknown())
-    }
-
-    /// What stands on an object that uses another controller's waypoint.
-    pub(super) fn attached_to_foreign(&self, gateway: &GatewayName, foreign: &Foreign) -> Verdict {
-        let Foreign { class, at } = foreign;
-        let accounts = self.instances.accounts(gateway);
-        let accounts: Vec<String> = accounts.iter().map(ToString::to_string).collect();
-        if !self.is_foreign_ready(gateway) {
-            return not_ready(&gateway.to_string());
-        }
-        let GatewayName { namespace, name } = gateway;
-        let label = labels::GATEWAY_NAME;
-        let trusted = listed(&accounts).map_or_else(
-            || {
-                format!(
-                    "no pod of {namespace} carries the label {label}={name}, so that nothing is known to be the \
-                     waypoint, and pods behind it are not reached"
-                )
-            },
-            |accounts| {
-                format!(
-                    "pods of {namespace} with the label {label}={name} are taken for it, and so is whoever else has \
-                     one of their accounts: {accounts}"
-                )
-            },
-        );
-        Verdict {
-            is_true: true,
-            reason: "WaypointAccepted",
-            message: format!(
-                "Successfully attached to waypoint {gateway}, which is at {at} and not run by this control plane \
-                 (class {class}); {trusted}"
-            ),
-            is_trouble: false,
-        }
     }
 }
 

@@ -8,6 +8,8 @@ use ambit_model::GatewayName;
 use super::{
     Index, Maker,
     attachment::{Attachment, Obstacle, Origin},
+    foreign::Foreign,
+    instances::listed,
     kinds::functions,
 };
 use crate::{
@@ -145,10 +147,45 @@ impl Index {
             is_trouble: true,
         }
     }
+
+    /// What stands on an object that uses another controller's waypoint.
+    fn attached_to_foreign(&self, gateway: &GatewayName, foreign: &Foreign) -> Verdict {
+        let Foreign { class, at } = foreign;
+        let accounts = self.instances.accounts(gateway);
+        let accounts: Vec<String> = accounts.iter().map(ToString::to_string).collect();
+        if !self.is_foreign_ready(gateway) {
+            return not_ready(&gateway.to_string());
+        }
+        let GatewayName { namespace, name } = gateway;
+        let label = labels::GATEWAY_NAME;
+        let trusted = listed(&accounts).map_or_else(
+            || {
+                format!(
+                    "no pod of {namespace} carries the label {label}={name}, so that nothing is known to be the \
+                     waypoint, and pods behind it are not reached"
+                )
+            },
+            |accounts| {
+                format!(
+                    "pods of {namespace} with the label {label}={name} are taken for it, and so is whoever else has \
+                     one of their accounts: {accounts}"
+                )
+            },
+        );
+        Verdict {
+            is_true: true,
+            reason: "WaypointAccepted",
+            message: format!(
+                "Successfully attached to waypoint {gateway}, which is at {at} and not run by this control plane \
+                 (class {class}); {trusted}"
+            ),
+            is_trouble: false,
+        }
+    }
 }
 
 /// Of waypoints that are there and have no pod to connect to. Clients find no endpoint, and refuse.
-pub(super) fn not_ready(names: &str) -> Verdict {
+fn not_ready(names: &str) -> Verdict {
     Verdict {
         is_true: false,
         reason: "NoReadyWaypoint",

@@ -60,6 +60,20 @@ fn connections(mesh: &Mesh, pod: &str) -> usize {
     table.lines().filter(established).count()
 }
 
+/// How many requests the two waypoints have counted that were refused for a circle, or led to such a refusal.
+fn circled(mesh: &Mesh) -> u64 {
+    let of = |pod: &str| {
+        let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");
+        let of_circles = |line: &&str| {
+            line.starts_with("istio_requests_total{") && line.contains("response_code=\"508\"")
+        };
+        let samples = metrics.ok().lines().filter(of_circles).map(str::to_owned);
+        let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        values.sum::<u64>()
+    };
+    of("shop/waypoint") + of("shop/yonder")
+}
+
 #[test]
 fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
     // Everything on one node: clients, waypoints and what they cover.
@@ -102,9 +116,13 @@ fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
         until(&format!("{url} is refused for its circle"), || refused(url));
     }
     let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
+    let circled_before = circled(&mesh);
     for _ in 0..30 {
         assert!(refused("http://near.shop/"));
     }
+    // Each has passed both waypoints a few times, and was given up soon.
+    let circled = circled(&mesh) - circled_before;
+    assert!((30 * 3..=30 * 10).contains(&circled), "{circled} for 30");
     let after = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
     for (before, after) in before.into_iter().zip(after) {
         // Few more, for each worker keeps connections of its own: not one for each request.

@@ -402,7 +402,7 @@ fn a_canary_of_a_waypoint_gets_its_share_until_it_goes() {
     };
     mesh.until("the canary is ready", |status| {
         let mut pods = status.pods.iter();
-        pods.any(|pod| pod.name == "xcanary" && pod.ready)
+        pods.any(|pod| pod.name.starts_with("xcanary-") && pod.ready)
     });
     let canary = mesh.ip("shop/xcanary").to_string();
     let (mut first, mut second) = (0, 0);

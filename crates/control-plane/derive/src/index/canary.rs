@@ -1,7 +1,7 @@
 //! A second waypoint of a service, for a share of its connections: the labels and the annotation of the level that
 //! names the first. Where it cannot be used, the first has all of them.
 
-use ambit_k8s_api::{Namespace, ObjectKey, Service};
+use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service};
 use ambit_model::{GatewayName, WeightedWaypoint};
 
 use super::{
@@ -31,13 +31,15 @@ impl Index {
         key: &ObjectKey,
         primary: &Attachment,
     ) -> Option<Result<(GatewayName, u32), Trouble>> {
+        // Of Services alone: entries go by the first.
+        if key.kind != Kind::Service {
+            return None;
+        }
         primary.outcome.ok()?;
         let Canary { gateway, weight } = match primary.origin {
             Origin::Own => self.get::<Service>(key)?.canary.as_ref()?,
             Origin::Namespace => {
                 let namespaces = self.objects("")?.all::<Namespace>();
-                // Of Services alone: entries go by the first.
-                self.get::<Service>(key)?;
                 namespaces.get(&key.namespace)?.canary.as_ref()?
             }
             Origin::Gateway => return None,
@@ -84,6 +86,9 @@ impl Index {
 
     /// Whether ingress gateways send through the waypoint of a service: by its label, else by its namespace's.
     pub(super) fn ingress_uses_waypoint(&self, key: &ObjectKey) -> bool {
+        if key.kind != Kind::Service {
+            return false;
+        }
         let own = self.get::<Service>(key).and_then(|one| one.ingress);
         let of_namespace = || {
             let namespaces = self.objects("")?.all::<Namespace>();

@@ -282,3 +282,24 @@ fn a_rule_with_filters_that_contradict_each_other_serves_nothing() {
     let table = RouteTable::new(&[route("a", &[], vec![of])], 80, None);
     assert_eq!(chosen(&table, "/", &[]), "unsupported");
 }
+
+#[test]
+fn of_several_kinds_the_oldest_route_decides_which_is_followed() {
+    let of_kind = |kind: &str, name: &str, ports: &[u16]| {
+        let mut route = route(name, ports, vec![rule(vec![prefix(&format!("/{name}"))])]);
+        route.name.kind = kind.into();
+        route
+    };
+    let routes = [
+        of_kind("GRPCRoute", "old", &[80]),
+        of_kind("HTTPRoute", "other", &[]),
+        of_kind("GRPCRoute", "same", &[]),
+    ];
+    let table = RouteTable::new(&routes, 80, None);
+    assert_eq!(chosen(&table, "/old", &[]), "old/0");
+    assert_eq!(chosen(&table, "/same", &[]), "same/0");
+    assert_eq!(chosen(&table, "/other", &[]), "none");
+    let table = RouteTable::new(&routes, 81, None);
+    assert_eq!(chosen(&table, "/other", &[]), "other/0");
+    assert_eq!(chosen(&table, "/same", &[]), "none");
+}

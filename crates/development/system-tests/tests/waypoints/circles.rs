@@ -28,27 +28,32 @@ kind: Service
 metadata: {name: far, namespace: shop, labels: {istio.io/use-waypoint: yonder}}
 spec:
   selector: {app: far}
-  ports: [{name: http, port: 80, targetPort: 8080}]
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 8080}]
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: near, namespace: shop, labels: {istio.io/use-waypoint: waypoint}}
 spec:
   selector: {app: server}
-  ports: [{name: http, port: 80, targetPort: 8080}]
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 8080}]
 ";
 
-/// A route of one service to another.
+/// A route of requests of one service to another.
 fn route(from: &str, to: &str) -> String {
+    route_of("HTTPRoute", 80, from, to)
+}
+
+/// A route of a port of one service to another.
+fn route_of(kind: &str, port: u16, from: &str, to: &str) -> String {
     format!(
         "
 ---
 apiVersion: gateway.networking.k8s.io/v1
-kind: HTTPRoute
+kind: {kind}
 metadata: {{name: {from}, namespace: shop}}
 spec:
-  parentRefs: [{{group: '', kind: Service, name: {from}, port: 80}}]
-  rules: [{{backendRefs: [{{name: {to}, port: 80}}]}}]
+  parentRefs: [{{group: '', kind: Service, name: {from}, port: {port}}}]
+  rules: [{{backendRefs: [{{name: {to}, port: {port}}}]}}]
 "
     )
 }
@@ -130,4 +135,29 @@ fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
     }
     mesh.remove("routes");
     until_through(&mesh, &near, "shop/client", "http://near.shop/");
+
+    // The same with connections: each opens the next, until there are too many.
+    let tcp = |from: &str, to: &str| route_of("TCPRoute", 90, from, to);
+    until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
+    mesh.apply("routes", &tcp("near", "far"));
+    until("the route leads through both waypoints", || {
+        let answer = mesh.get("shop/client", "http://near.shop:90/");
+        answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
+    });
+    mesh.apply("routes", &(tcp("near", "far") + &tcp("far", "near")));
+    for url in ["http://near.shop:90/", "http://far.shop:90/"] {
+        until(&format!("{url} is refused for its circle"), || {
+            !mesh.get("shop/client", url).succeeded()
+        });
+    }
+    let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
+    for _ in 0..10 {
+        mesh.get("shop/client", "http://near.shop:90/").refused();
+    }
+    let after = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
+    for (before, after) in before.into_iter().zip(after) {
+        assert!(after <= before + 15, "{before} connections became {after}");
+    }
+    mesh.remove("routes");
+    until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
 }

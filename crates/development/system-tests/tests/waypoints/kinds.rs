@@ -368,3 +368,57 @@ fn tls_connections_go_where_their_server_name_says_or_are_closed() {
     assert_eq!(hears(Some("next.example")), to_next);
     assert_eq!(heard_by(&mesh, front, b"hello").as_deref(), Some("8091"));
 }
+
+/// A second waypoint, and a share of the connections for it.
+const CANARY: &str = "
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: xcanary, namespace: shop}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: shared
+  namespace: shop
+  labels: {istio.io/use-waypoint: waypoint, istio.io/use-waypoint-canary: xcanary}
+  annotations: {istio.io/use-waypoint-canary-weight: '50'}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+";
+
+#[test]
+fn a_canary_of_a_waypoint_gets_its_share_until_it_goes() {
+    let (mesh, waypoint) = with_waypoint("");
+    // Only now, so that it takes no pods by itself.
+    mesh.apply("canary", CANARY);
+    let by = |address: &str| {
+        let answer = mesh.get("shop/client", "http://shared.shop/");
+        answer.succeeded() && answer.body.contains(&format!("called by {address}"))
+    };
+    mesh.until("the canary is ready", |status| {
+        let mut pods = status.pods.iter();
+        pods.any(|pod| pod.name.starts_with("xcanary-") && pod.ready)
+    });
+    let canary = mesh.ip("shop/xcanary").to_string();
+    let (mut first, mut second) = (0, 0);
+    until("both have their share", || {
+        if by(&waypoint) {
+            first += 1;
+        }
+        if by(&canary) {
+            second += 1;
+        }
+        first > 3 && second > 3
+    });
+    mesh.apply("canary", &CANARY.replace("weight: '50'", "weight: 'none'"));
+    let mut in_a_row = 0;
+    until("the first has all", || {
+        in_a_row = if by(&waypoint) { in_a_row + 1 } else { 0 };
+        in_a_row == 12
+    });
+}

@@ -13,5 +13,5 @@ mod value;
 
 pub use flags::{ResponseFlag, ResponseFlags};
 pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
-pub use metrics::HttpMetrics;
+pub use metrics::{HttpMetrics, MirrorOutcome};
 pub use report::{AccessLogFormat, HttpRequestReport};

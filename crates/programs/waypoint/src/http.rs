@@ -3,14 +3,24 @@
 mod admission;
 mod body;
 mod broken;
+mod budget;
 mod circle;
 mod exchange;
 mod failure;
+mod form;
 mod headers;
+mod mirror;
 mod record;
+mod replay;
 mod reply;
+mod retrying;
+mod routed;
 mod send;
+mod tee;
 mod upgrade;
+
+pub(crate) use budget::Budgets;
+pub(crate) use mirror::Mirrors;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 

@@ -8,7 +8,7 @@ use ambit_l7::{
     route::{RouteTable, concerns},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
+    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
 };
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
@@ -51,11 +51,18 @@ impl Served {
             .clone()
     }
 
-    /// The services that its routes lead to.
+    /// The services that its routes lead to, mirrors among them.
     fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
-        let rules = self.routes.iter().flat_map(|route| &route.rules);
-        let backends = rules.flat_map(|rule| &rule.backends);
-        backends.filter_map(|backend: &HttpBackend| backend.service.as_ref().ok())
+        let rules = || self.routes.iter().flat_map(|route| &route.rules);
+        let backends = || rules().flat_map(|rule| &rule.backends);
+        let filters = rules().flat_map(|rule| &rule.filters);
+        let filters = filters.chain(backends().flat_map(|backend| &backend.filters));
+        let mirrors = filters.filter_map(|filter| match filter {
+            HttpFilter::Mirror(mirror) => Some(&mirror.service),
+            _ => None,
+        });
+        let backends = backends().filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
+        backends.chain(mirrors)
     }
 }
 

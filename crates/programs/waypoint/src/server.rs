@@ -12,6 +12,7 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
 use crate::{
+    http::{Budgets, Mirrors},
     caller::{Caller, CallerError},
     http as l7,
     message::Version,
@@ -81,6 +82,8 @@ fn serve_on_worker(
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard {
         upstreams: Upstreams::new(&waypoint.dialer),
+        mirrors: Mirrors::default(),
+        retries: Budgets::default(),
         waypoint,
     });
     ambit_rt::spawn_essential("listeners", async move {

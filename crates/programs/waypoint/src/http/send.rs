@@ -1,8 +1,4 @@
 //! Sending a request to an endpoint, and to another if that one cannot take it.
-//!
-//! What may have reached an application is sent again only if that changes nothing: a request without a body
-//! whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed (RFC 9113, section
-//! 8.7).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -14,20 +10,23 @@ use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
 use ambit_route::{BackendRequest, Route, RouteError, WorkloadRef};
-use ambit_telemetry::http::ResponseFlag;
-use http::{Method, Request, Response, StatusCode};
-use hyper::body::{Body as _, Incoming};
+use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
 
-use super::{broken::Broken, circle::Passed, reply::Reply};
+use super::{
+    broken::Broken,
+    budget::Account,
+    circle::Passed,
+    reply::Reply,
+    retrying::{Again, Outcome, Retrying},
+};
 use crate::{
-    message::{self, Body, Version},
+    message::{Body, Version},
     session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, UpstreamError, Way},
 };
-
-/// How often a request is sent again.
-const RETRIES: usize = 2;
 
 /// What a request goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +43,34 @@ pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
+}
+
+/// How a request is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) passed: Passed,
+    /// How long one try may take until it is answered.
+    pub(super) patience: Option<Duration>,
+    pub(super) again: Again<'a>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) response: Response<Incoming>,
+    pub(super) chosen: Chosen,
+    /// What happened on the way to it.
+    pub(super) flags: ResponseFlags,
+}
+
+impl Sent {
+    fn new(response: Response<Incoming>, chosen: Chosen) -> Self {
+        Self {
+            response,
+            chosen,
+            flags: ResponseFlags::default(),
+        }
+    }
 }
 
 /// A request that came to nothing.
@@ -64,6 +91,14 @@ impl Destination {
                 let service = table.service(name);
                 service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
             }
+        }
+    }
+
+    /// Whose retries count together.
+    fn account(&self, session: &Session) -> Account {
+        match self {
+            Self::Target => Account::Address(session.target.address()),
+            Self::Backend(name, port) => Account::Service(name.clone(), *port),
         }
     }
 
@@ -137,25 +172,29 @@ impl Destination {
     }
 }
 
-/// Sends a request; returns the answer's head, its body still to come. A try may take `patience`: what has not begun
-/// to answer by then has not failed to be reached, so that nobody else is asked.
+/// Sends a request; returns the answer's head, its body still to come.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    (passed, patience): (Passed, Option<Duration>),
+    sending: Sending<'_>,
     request: Request<Body>,
-) -> Result<(Response<Incoming>, Chosen), Failure> {
+) -> Result<Sent, Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
         return Err(Failure::unavailable(
             ResponseFlag::NoHealthyUpstream,
             "no_own_workload",
         ));
     };
-    let replay = Replay::of(&request);
-    let mut request = request;
+    let Sending {
+        passed,
+        patience,
+        again,
+    } = sending;
+    let (mut retrying, mut request) = Retrying::of(again, request);
+    let active = session.shard.retries.active(destination.account(session));
+    let mut _permit = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut retries = 0;
     let mut way = destination.way(session, &own, &failed).await;
     loop {
         let to = match &way {
@@ -173,38 +212,55 @@ pub(super) async fn send(
         passed.tell(request.headers_mut(), to);
         let trying = attempt(session, &own, to, version, request);
         let outcome = match patience {
-            None => trying.await,
-            Some(patience) => match tokio::time::timeout(patience, trying).await {
-                Ok(outcome) => outcome,
-                Err(_) => return Err(Failure::too_late("backend_request_timeout")),
-            },
+            None => Some(trying.await),
+            Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
         };
-        let (again, ended) = match outcome {
-            Ok(response) => {
-                let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
-                let replay = replay.as_ref().filter(|_| is_refusal);
-                (
-                    replay.and_then(|replay| replay.request(false)),
-                    Ok((response, chosen)),
-                )
+        let mut unsent = None;
+        let (next, mut ended) = match outcome {
+            None => {
+                let late = Failure::too_late("backend_request_timeout");
+                (retrying.after(&Outcome::Late), Err(late))
             }
-            Err(Attempt { broken, unsent }) => {
+            Some(Ok(response)) => {
+                let answer = Outcome::Answer(response.status(), response.headers());
+                (retrying.after(&answer), Ok(Sent::new(response, chosen)))
+            }
+            Some(Err(Attempt { broken, unsent: whole })) => {
                 let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
-                let replay = replay.as_ref();
-                let again =
-                    unsent.or_else(|| replay.and_then(|one| one.request(broken.is_untouched)));
-                (again, Err(Failure::of(broken)))
+                unsent = whole.filter(|_| retrying.may_try_another());
+                let is_untouched = broken.is_untouched;
+                (
+                    retrying.after(&Outcome::Broken { is_untouched }),
+                    Err(Failure::of(broken)),
+                )
             }
         };
-        let Some(next) = again else {
+        // What was not sent is no burden to anybody.
+        let is_burden = unsent.is_none();
+        let Some(next) = unsent.or(next) else {
             return ended;
         };
-        if retries == RETRIES {
-            return ended.map_err(Failure::after_retries);
+        let Some(wait) = retrying.next() else {
+            flag(&mut ended, ResponseFlag::RetryLimitExceeded);
+            return ended;
+        };
+        if is_burden {
+            _permit = active.permit();
+            if _permit.is_none() {
+                flag(&mut ended, ResponseFlag::UpstreamOverflow);
+                return ended;
+            }
         }
-        // Never to the same again: it would be asked to do what it has just failed to do.
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        // To another if there is one: this one would be asked to do what it has just failed to do.
         way = destination.way(session, &own, &failed).await;
+        if way.is_err() && retrying.may_try_the_same() {
+            failed.clear();
+            way = destination.way(session, &own, &failed).await;
+        }
         if way.is_err()
             || matches!(
                 (destination, &session.target),
@@ -213,8 +269,14 @@ pub(super) async fn send(
         {
             return ended;
         }
-        retries += 1;
         request = next;
+    }
+}
+
+fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
+    match ended {
+        Ok(sent) => sent.flags.insert(flag),
+        Err(failure) => failure.reply.flags.insert(flag),
     }
 }
 
@@ -284,47 +346,6 @@ async fn open(
     Ok(upstreams.http.begin(key, stream).await?)
 }
 
-/// A request that may be sent again.
-#[derive(Debug)]
-struct Replay {
-    parts: http::request::Parts,
-    /// Whether sending it twice is like sending it once.
-    is_idempotent: bool,
-}
-
-impl Replay {
-    /// If it has no body.
-    fn of(request: &Request<Body>) -> Option<Self> {
-        let is_idempotent = matches!(
-            *request.method(),
-            Method::GET
-                | Method::HEAD
-                | Method::OPTIONS
-                | Method::PUT
-                | Method::DELETE
-                | Method::TRACE
-        );
-        if !request.body().is_end_stream() {
-            return None;
-        }
-        let (mut parts, ()) = Request::new(()).into_parts();
-        parts.method = request.method().clone();
-        parts.uri = request.uri().clone();
-        parts.version = request.version();
-        parts.headers = request.headers().clone();
-        Some(Self {
-            parts,
-            is_idempotent,
-        })
-    }
-
-    /// The request again, if the endpoint has not touched it, or would only do what it has done already.
-    fn request(&self, is_untouched: bool) -> Option<Request<Body>> {
-        let is_safe = is_untouched || self.is_idempotent;
-        is_safe.then(|| Request::from_parts(self.parts.clone(), message::text("")))
-    }
-}
-
 impl Failure {
     fn of(broken: Broken) -> Self {
         let Broken {
@@ -359,11 +380,5 @@ impl Failure {
 
     fn no_endpoint(error: &UpstreamError) -> Self {
         Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(error))
-    }
-
-    /// As often as requests are sent again.
-    fn after_retries(mut self) -> Self {
-        self.reply.flags.insert(ResponseFlag::RetryLimitExceeded);
-        self
     }
 }

@@ -1,8 +1,11 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
 mod backends;
+mod cors;
 mod durations;
 mod filters;
+mod mirrors;
+mod retries;
 mod rules;
 mod standing;
 

@@ -1,25 +1,31 @@
 //! Where the requests of a rule go: services, as they are now.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, gateway};
-use ambit_model::{ArcStr, HttpFilter, NamespacedHostname};
+use ambit_model::{ArcStr, NamespacedHostname};
 
-use super::{RouteInput, service_kind};
+use super::{RouteInput, filters::FilterInput, service_kind};
 use crate::{
     index::Index,
     problem::{FieldError, Note},
 };
 
-/// One destination.
+/// A service that requests go to.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct BackendInput {
+pub(super) struct Reference {
     /// The object; an error if it cannot be used.
     target: Result<ObjectKey, ArcStr>,
     pub(super) port: u16,
-    pub(super) weight: u32,
-    pub(super) filters: Vec<HttpFilter>,
 }
 
-/// A destination that requests cannot go to: their share is answered with 500.
+/// One destination.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct BackendInput {
+    pub(super) to: Reference,
+    pub(super) weight: u32,
+    pub(super) filters: Vec<FilterInput>,
+}
+
+/// A service that requests cannot go to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Unresolved {
     /// For a condition.
@@ -33,15 +39,41 @@ impl BackendInput {
         from: &gateway::HttpBackendRef,
         namespace: &str,
         at: &str,
-        filters: Vec<HttpFilter>,
+        filters: Vec<FilterInput>,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
-        let group = from.group.as_deref().unwrap_or_default();
-        let kind = from.kind.as_deref().unwrap_or("Service");
         let weight = from.weight.unwrap_or(1);
         let weight = u32::try_from(weight).map_err(|_| {
             FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
         })?;
+        let reference = gateway::BackendReference {
+            group: from.group.clone(),
+            kind: from.kind.clone(),
+            namespace: from.namespace.clone(),
+            name: from.name.clone(),
+            port: from.port,
+            ..gateway::BackendReference::default()
+        };
+        let otherwise = "its share of requests is answered with 500";
+        Ok(Self {
+            to: Reference::read(&reference, namespace, at, otherwise, notes)?,
+            weight,
+            filters,
+        })
+    }
+}
+
+impl Reference {
+    /// Reads one; what cannot be used is noted, with what becomes of the requests.
+    pub(super) fn read(
+        from: &gateway::BackendReference,
+        namespace: &str,
+        at: &str,
+        otherwise: &str,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let group = from.group.as_deref().unwrap_or_default();
+        let kind = from.kind.as_deref().unwrap_or("Service");
         let is_service = service_kind(group, kind) == Some(Kind::Service);
         let (target, port) = match from.port {
             Some(number) if is_service => {
@@ -52,23 +84,17 @@ impl BackendInput {
                 (Ok(target), number)
             }
             None if is_service => {
-                let message = "is needed: its share of requests is answered with 500";
+                let message = format!("is needed: {otherwise}");
                 notes.push(Note::new(format!("{at}.port"), message));
                 (Err(arcstr::literal!("a backend without a port")), 0)
             }
             _ => {
-                let message =
-                    format!("{kind} is not supported: its share of requests is answered with 500");
+                let message = format!("{kind} is not supported: {otherwise}");
                 notes.push(Note::new(format!("{at}.kind"), message));
                 (Err(arcstr::format!("a backend of the kind {kind}")), 0)
             }
         };
-        Ok(Self {
-            target,
-            port,
-            weight,
-            filters,
-        })
+        Ok(Self { target, port })
     }
 
     /// The object that requests go to.

@@ -107,13 +107,24 @@ fn resolved(index: &Index, route: &RouteInput) -> Verdict {
         .iter()
         .flat_map(|rule| rule.errors(index, route));
     let errors: Vec<Unresolved> = errors.collect();
-    let Some(Unresolved { reason, .. }) = errors.first() else {
+    let mirrors = route
+        .rules
+        .iter()
+        .flat_map(|rule| rule.mirror_errors(index, route));
+    let mirrors: Vec<Unresolved> = mirrors.collect();
+    let Some(Unresolved { reason, .. }) = errors.first().or(mirrors.first()) else {
         return good("ResolvedRefs", "every backend is found");
     };
-    let texts: Vec<_> = errors.iter().map(|error| error.text.as_str()).collect();
-    let what = texts.join("; ");
-    let message = format!("{what}; their share of requests is answered with 500");
-    bad(reason, message)
+    let told = |of: &[Unresolved], what: &str| {
+        let texts: Vec<_> = of.iter().map(|error| error.text.as_str()).collect();
+        (!of.is_empty()).then(|| format!("{}; {what}", texts.join("; ")))
+    };
+    let both = [
+        told(&errors, "their share of requests is answered with 500"),
+        told(&mirrors, "nothing is mirrored there"),
+    ];
+    let message: Vec<_> = both.into_iter().flatten().collect();
+    bad(reason, message.join("; "))
 }
 
 fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {

@@ -19,9 +19,7 @@ use rand::{Rng, RngCore};
 
 use lookup::{Entry, Lookup};
 
-pub use filters::{
-    Applied, Asked, Cors, Filters, MatchedPath, Redirect, RedirectError, changed,
-};
+pub use filters::{Applied, Asked, Cors, Filters, MatchedPath, Redirect, RedirectError, changed};
 pub use retry::{is_asked_again, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.

@@ -8,7 +8,8 @@ use ambit_l7::{
     route::{RouteTable, concerns},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway, WaypointService,
+    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, WaypointGateway,
+    WaypointService,
 };
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};

@@ -12,9 +12,8 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
 use crate::{
-    http::{Budgets, Mirrors},
     caller::{Caller, CallerError},
-    http as l7,
+    http::{self as l7, Budgets, Mirrors},
     message::Version,
     session::Session,
     sniff::Sniffed,

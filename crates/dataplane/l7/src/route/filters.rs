@@ -7,8 +7,8 @@ mod applied;
 mod cors;
 
 use ambit_model::{
-    ArcStr, HeaderChanges, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite, PathChange, PathNormalization,
-    is_reserved_header,
+    ArcStr, HeaderChanges, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite, PathChange,
+    PathNormalization, is_reserved_header,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
 

@@ -172,7 +172,9 @@ impl HttpMetrics {
             MirrorOutcome::Late => "late",
             MirrorOutcome::Busy => "busy",
         };
-        self.mirrored.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.mirrored
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
     }
 
     /// A dry-run policy would have denied a request.

@@ -39,13 +39,7 @@ pub(super) async fn respond(
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
-    let answering = answer(
-        &session,
-        request,
-        &mut leftover,
-        &mut record,
-        &mut crossing,
-    );
+    let answering = answer(&session, request, &mut leftover, &mut record, &mut crossing);
     let answered = Box::pin(answering).await;
     let mut response = answered.unwrap_or_else(|reply| {
         record.replied(&reply);

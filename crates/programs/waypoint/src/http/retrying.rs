@@ -93,7 +93,9 @@ impl<'a> Retrying<'a> {
             (Again::Safely, Outcome::Answer(status, _)) => {
                 *status == StatusCode::SERVICE_UNAVAILABLE && self.is_idempotent
             }
-            (Again::Safely, Outcome::Broken { is_untouched }) => *is_untouched || self.is_idempotent,
+            (Again::Safely, Outcome::Broken { is_untouched }) => {
+                *is_untouched || self.is_idempotent
+            }
             (Again::ByRule(rule), Outcome::Answer(status, headers)) => {
                 route::is_asked_again(rule, *status, headers)
             }
@@ -171,14 +173,28 @@ mod tests {
         let by_rule = Again::ByRule(&rule);
         let (none, all) = ([false; 5], [false, true, true, true, true]);
         for (kind, method, body, expected) in [
-            (Again::Safely, Method::GET, "", [true, false, true, true, false]),
-            (Again::Safely, Method::POST, "", [false, false, true, false, false]),
+            (
+                Again::Safely,
+                Method::GET,
+                "",
+                [true, false, true, true, false],
+            ),
+            (
+                Again::Safely,
+                Method::POST,
+                "",
+                [false, false, true, false, false],
+            ),
             (Again::Safely, Method::PUT, "a", none),
             (by_rule, Method::GET, "", all),
             (by_rule, Method::POST, "a", all),
             (Again::Never, Method::GET, "", none),
         ] {
-            assert_eq!(again(kind, &method, body), expected, "{kind:?} {method} {body}");
+            assert_eq!(
+                again(kind, &method, body),
+                expected,
+                "{kind:?} {method} {body}"
+            );
         }
     }
 
@@ -197,7 +213,10 @@ mod tests {
             assert_eq!(retrying.next(), None);
         }
         let (mut retrying, _) = Retrying::of(Again::Safely, request(Method::GET, ""));
-        assert_eq!([(); 3].map(|()| retrying.next().is_some()), [true, true, false]);
+        assert_eq!(
+            [(); 3].map(|()| retrying.next().is_some()),
+            [true, true, false]
+        );
         let (mut retrying, _) = Retrying::of(Again::Never, request(Method::GET, ""));
         assert_eq!(retrying.next(), None);
     }

@@ -225,7 +225,10 @@ pub(super) async fn send(
                 let answer = Outcome::Answer(response.status(), response.headers());
                 (retrying.after(&answer), Ok(Sent::new(response, chosen)))
             }
-            Some(Err(Attempt { broken, unsent: whole })) => {
+            Some(Err(Attempt {
+                broken,
+                unsent: whole,
+            })) => {
                 let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
                 unsent = whole.filter(|_| retrying.may_try_another());

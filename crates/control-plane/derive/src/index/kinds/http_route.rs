@@ -9,7 +9,9 @@ mod retries;
 mod rules;
 mod standing;
 
-use ambit_k8s_api::{HTTPRoute, Kind, ObjectKey, ObjectMeta, created, gateway};
+use ambit_k8s_api::{
+    HTTPRoute, Kind, ObjectKey, ObjectMeta, Service, ServiceEntry, created, gateway,
+};
 use ambit_model::{GatewayName, HttpRoute, RouteName};
 use serde_json::Value;
 
@@ -32,10 +34,46 @@ impl Followed for HTTPRoute {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
-    /// All its ports if `None`.
+    /// All its ports if `None`, or those of a name.
     port: Option<u16>,
     /// As it was written.
     reference: gateway::ParentReference,
+}
+
+impl Parent {
+    /// The ports of the service that it means, as the service is now: all of them if empty.
+    ///
+    /// # Errors
+    /// When the service has none that it could mean.
+    fn ports(&self, index: &Index) -> Result<Vec<u16>, String> {
+        let target = &self.target;
+        let ports: Option<Vec<(&str, u16)>> = match target.kind {
+            Kind::Service => index.get::<Service>(target).map(|service| {
+                let tcp = service.ports.iter().filter(|port| port.is_tcp);
+                tcp.map(|port| (port.name.as_str(), port.port)).collect()
+            }),
+            _ => index
+                .get::<ServiceEntry>(target)
+                .map(|entry| entry.named_ports().collect()),
+        };
+        let ports = ports.ok_or_else(|| format!("there is no {target}"))?;
+        let (number, name) = (self.port, self.reference.section_name.as_deref());
+        if number.is_none() && name.is_none() {
+            return Ok(Vec::new());
+        }
+        let is_meant = |(its_name, its_number): &(&str, u16)| {
+            number.is_none_or(|number| *its_number == number)
+                && name.is_none_or(|name| *its_name == name)
+        };
+        let meant = ports.into_iter().filter(is_meant).map(|(_, port)| port);
+        let meant: Vec<u16> = meant.collect();
+        if meant.is_empty() {
+            let number = number.map(|port| port.to_string()).unwrap_or_default();
+            let asked: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
+            return Err(format!("{target} has no port {}", asked.join(" ").trim()));
+        }
+        Ok(meant)
+    }
 }
 
 /// A route as the mesh sees it.
@@ -125,23 +163,26 @@ impl RouteInput {
         *own == target.namespace || *own == gateway.namespace
     }
 
-    /// The route as it concerns a service.
-    fn of(&self, index: &Index, target: &ObjectKey, gateway: &GatewayName) -> HttpRoute {
+    /// The route as it concerns a service; `None` if it concerns none of its ports.
+    fn of(&self, index: &Index, target: &ObjectKey, gateway: &GatewayName) -> Option<HttpRoute> {
         let parents = self
             .parents
             .iter()
             .filter(|parent| parent.target == *target);
-        let mut ports: Vec<u16> = Vec::new();
-        for parent in parents {
-            let Some(port) = parent.port else {
-                ports.clear();
-                break;
-            };
-            ports.push(port);
+        let meant: Vec<Vec<u16>> = parents
+            .filter_map(|parent| parent.ports(index).ok())
+            .collect();
+        if meant.is_empty() {
+            return None;
         }
+        let mut ports = if meant.iter().any(Vec::is_empty) {
+            Vec::new()
+        } else {
+            meant.concat()
+        };
         ports.sort_unstable();
         ports.dedup();
-        HttpRoute {
+        Some(HttpRoute {
             name: self.name.clone(),
             ports,
             clients: (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone()),
@@ -150,7 +191,7 @@ impl RouteInput {
                 .iter()
                 .map(|rule| rule.resolved(index, self))
                 .collect(),
-        }
+        })
     }
 }
 
@@ -213,7 +254,7 @@ impl Index {
         routes.sort_by_key(|route| (&route.created, &route.name.namespace, &route.name.name));
         routes
             .iter()
-            .map(|route| route.of(self, target, gateway))
+            .filter_map(|route| route.of(self, target, gateway))
             .collect()
     }
 

@@ -307,9 +307,10 @@ impl ServiceEntryInput {
         all.filter_map(|binding| binding.gateway().cloned())
     }
 
-    /// The numbers of its ports.
-    pub(crate) fn port_numbers(&self) -> impl Iterator<Item = u16> {
-        self.ports.iter().map(|port| port.number)
+    /// Its ports, by name.
+    pub(crate) fn named_ports(&self) -> impl Iterator<Item = (&str, u16)> {
+        let ports = self.ports.iter();
+        ports.map(|port| (port.name.as_str(), port.number))
     }
 
     /// Its virtual addresses with the fields they stand in.

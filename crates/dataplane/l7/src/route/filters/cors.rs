@@ -95,9 +95,10 @@ impl Cors {
     /// # Errors
     /// With what is wrong with it.
     pub(super) fn new(from: &HttpCors) -> Result<Self, ArcStr> {
-        let origins = from.allow_origins.iter().map(|text| {
-            Origin::new(text).ok_or_else(|| arcstr::format!("{text:?} is no origin"))
-        });
+        let origins = from
+            .allow_origins
+            .iter()
+            .map(|text| Origin::new(text).ok_or_else(|| arcstr::format!("{text:?} is no origin")));
         Ok(Self {
             origins: origins.collect::<Result<_, _>>()?,
             credentials: from.allow_credentials,
@@ -253,7 +254,9 @@ fn parts(text: &str) -> Option<(&str, &str, u16)> {
 /// Whether a text can be a host or the end of one: nothing in it that ends a host.
 fn is_host(text: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    let literal = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let literal = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
     match literal {
         Some(literal) => literal.parse::<std::net::Ipv6Addr>().is_ok(),
         None => !text.is_empty() && text.bytes().all(is_part),

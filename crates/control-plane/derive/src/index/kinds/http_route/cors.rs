@@ -46,7 +46,11 @@ pub(super) fn read(
             reader.unsupported(at.clone(), &format!("{text:?} cannot stand here"));
         }
     }
-    let texts = |list: &[String]| list.iter().map(|text| ArcStr::from(text.as_str())).collect();
+    let texts = |list: &[String]| {
+        list.iter()
+            .map(|text| ArcStr::from(text.as_str()))
+            .collect()
+    };
     Ok(HttpCors {
         allow_origins: texts(&from.allow_origins),
         allow_credentials: from.allow_credentials.unwrap_or(false),
@@ -74,12 +78,25 @@ mod tests {
 
     #[test]
     fn origins_are_as_the_api_has_them() {
-        for text in ["http://a", "https://*", "https://*.a.b:8443", "http://10.0.0.1"] {
+        for text in [
+            "http://a",
+            "https://*",
+            "https://*.a.b:8443",
+            "http://10.0.0.1",
+        ] {
             assert!(is_origin(text), "{text}");
         }
         for text in [
-            "", "a", "null", "ftp://a", "https://a/", "https://*a", "https://a.*", "https://a:0",
-            "https://a:99999", "https://a\n",
+            "",
+            "a",
+            "null",
+            "ftp://a",
+            "https://a/",
+            "https://*a",
+            "https://a.*",
+            "https://a:0",
+            "https://a:99999",
+            "https://a\n",
         ] {
             assert!(!is_origin(text), "{text:?}");
         }

@@ -155,7 +155,10 @@ pub(super) fn read(
             && !names.insert(name)
         {
             let message = format!("another rule has the name {name:?} already");
-            return Err(FieldError::new(format!("spec.rules[{index}].name"), message));
+            return Err(FieldError::new(
+                format!("spec.rules[{index}].name"),
+                message,
+            ));
         }
         reader.unsupported.clone_from(&of_all);
         read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);

@@ -71,21 +71,8 @@ fn json(reference: &ParentReference) -> Value {
 }
 
 fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
-    let target = &parent.target;
-    let ports: Option<BTreeSet<u16>> = match target.kind {
-        Kind::Service => index.get::<Service>(target).map(|service| {
-            let tcp = service.ports.iter().filter(|port| port.is_tcp);
-            tcp.map(|port| port.port).collect()
-        }),
-        _ => index
-            .get::<ServiceEntry>(target)
-            .map(|entry| entry.port_numbers().collect()),
-    };
-    let Some(ports) = ports else {
-        return bad("NoMatchingParent", format!("there is no {target}"));
-    };
-    if let Some(port) = parent.port.filter(|port| !ports.contains(port)) {
-        return bad("NoMatchingParent", format!("{target} has no port {port}"));
+    if let Err(why) = parent.ports(index) {
+        return bad("NoMatchingParent", why);
     }
     let unsupported: Vec<_> = route
         .rules

@@ -87,7 +87,8 @@ fn every_combination_does_what_each_filter_says() {
             check_headers(applied, rule, backend, &case);
             let to = applied.redirect().map(|to| to.host().unwrap().to_string());
             // The rule's comes first: its requests reach no backend.
-            let expected = last(2, backend, rule).map(|of| if of == BACKEND { RULE } else { BACKEND });
+            let expected =
+                last(2, backend, rule).map(|of| if of == BACKEND { RULE } else { BACKEND });
             assert_eq!(to.as_deref(), expected, "{case}");
             let path = applied.rewrite().and_then(|rewrite| rewrite.path);
             let expected = last(3, rule, backend);
@@ -150,5 +151,8 @@ fn mirrors_get_their_share() {
     }
     let [none, some, most, all] = counts;
     assert_eq!((none, all), (0, 4000));
-    assert!((900..1100).contains(&some) && (3520..3680).contains(&most), "{counts:?}");
+    assert!(
+        (900..1100).contains(&some) && (3520..3680).contains(&most),
+        "{counts:?}"
+    );
 }

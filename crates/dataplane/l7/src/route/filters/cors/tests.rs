@@ -87,8 +87,18 @@ fn origins_match_by_scheme_host_and_port() {
         assert_eq!(is_allowed, expected, "{pattern} {origin}");
     }
     for pattern in [
-        "", "foo.com", "https://", "https://*foo.com", "https://a.*.com", "https://a:0", "https://a:x",
-        "https://a:+1", "https://a/", "ftp://a", "https://a b", "https://a\r\nb: c",
+        "",
+        "foo.com",
+        "https://",
+        "https://*foo.com",
+        "https://a.*.com",
+        "https://a:0",
+        "https://a:x",
+        "https://a:+1",
+        "https://a/",
+        "ftp://a",
+        "https://a b",
+        "https://a\r\nb: c",
     ] {
         assert!(Origin::new(pattern).is_none(), "{pattern:?}");
     }
@@ -171,13 +181,19 @@ fn a_star_means_all_only_without_credentials() {
 #[test]
 fn a_preflight_is_a_question_with_origin_and_method() {
     assert!(preflight("https://a").is_preflight());
-    let lines = [("origin", "https://a"), ("access-control-request-method", "PUT")];
+    let lines = [
+        ("origin", "https://a"),
+        ("access-control-request-method", "PUT"),
+    ];
     for (method, lines) in [
         (Method::GET, &lines[..]),
         (Method::OPTIONS, &lines[..1]),
         (Method::OPTIONS, &lines[1..]),
     ] {
-        assert!(!Asked::of(&method, &headers(lines)).is_preflight(), "{method} {lines:?}");
+        assert!(
+            !Asked::of(&method, &headers(lines)).is_preflight(),
+            "{method} {lines:?}"
+        );
     }
 }
 

@@ -67,6 +67,11 @@ impl Kept {
         })))
     }
 
+    /// Whether all that has passed of it is here.
+    pub(super) fn is_kept(&self) -> bool {
+        !self.0.lock().is_lost
+    }
+
     /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
     pub(super) fn from_the_beginning(&self) -> Option<Body> {
         let mut inner = self.0.lock();

@@ -86,8 +86,8 @@ impl<'a> Retrying<'a> {
         (retrying, Request::from_parts(parts, body))
     }
 
-    /// The request again, if there is a reason to and nothing against it.
-    pub(super) fn after(&self, outcome: &Outcome<'_>) -> Option<Request<Body>> {
+    /// Whether there is a reason to send it again, and it can be.
+    pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
             (Again::Never, _) | (Again::Safely, Outcome::Late) => false,
             (Again::Safely, Outcome::Answer(status, _)) => {
@@ -101,9 +101,12 @@ impl<'a> Retrying<'a> {
             }
             (Again::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
         };
-        if !is_reason {
-            return None;
-        }
+        let is_kept = self.head.is_some() && self.body.as_ref().is_none_or(Kept::is_kept);
+        is_reason && is_kept
+    }
+
+    /// The request again, if it is kept. Who has read its body until now gets no more of it.
+    pub(super) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
             Some(kept) => kept.from_the_beginning()?,
             None => message::text(""),
@@ -160,7 +163,11 @@ mod tests {
             },
             Outcome::Late,
         ]
-        .map(|outcome| retrying.after(&outcome).is_some())
+        .map(|outcome| {
+            let is_reason = retrying.is_reason(&outcome);
+            assert!(!is_reason || retrying.request().is_some());
+            is_reason
+        })
     }
 
     #[test]

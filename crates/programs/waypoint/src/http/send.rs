@@ -193,7 +193,7 @@ pub(super) async fn send(
     } = sending;
     let (mut retrying, mut request) = Retrying::of(again, request);
     let active = session.shard.retries.active(destination.account(session));
-    let mut _permit = None;
+    let mut permit = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let mut way = destination.way(session, &own, &failed).await;
     loop {
@@ -216,14 +216,15 @@ pub(super) async fn send(
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
         };
         let mut unsent = None;
-        let (next, mut ended) = match outcome {
+        let (is_reason, mut ended) = match outcome {
             None => {
                 let late = Failure::too_late("backend_request_timeout");
-                (retrying.after(&Outcome::Late), Err(late))
+                (retrying.is_reason(&Outcome::Late), Err(late))
             }
             Some(Ok(response)) => {
                 let answer = Outcome::Answer(response.status(), response.headers());
-                (retrying.after(&answer), Ok(Sent::new(response, chosen)))
+                let is_reason = retrying.is_reason(&answer);
+                (is_reason, Ok(Sent::new(response, chosen)))
             }
             Some(Err(Attempt {
                 broken,
@@ -233,24 +234,22 @@ pub(super) async fn send(
                 tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
                 unsent = whole.filter(|_| retrying.may_try_another());
                 let is_untouched = broken.is_untouched;
-                (
-                    retrying.after(&Outcome::Broken { is_untouched }),
-                    Err(Failure::of(broken)),
-                )
+                let is_reason = retrying.is_reason(&Outcome::Broken { is_untouched });
+                (is_reason, Err(Failure::of(broken)))
             }
         };
         // What was not sent is no burden to anybody.
         let is_burden = unsent.is_none();
-        let Some(next) = unsent.or(next) else {
+        if is_burden && !is_reason {
             return ended;
-        };
+        }
         let Some(wait) = retrying.next() else {
             flag(&mut ended, ResponseFlag::RetryLimitExceeded);
             return ended;
         };
         if is_burden {
-            _permit = active.permit();
-            if _permit.is_none() {
+            permit = active.permit();
+            if permit.is_none() {
                 flag(&mut ended, ResponseFlag::UpstreamOverflow);
                 return ended;
             }
@@ -272,7 +271,11 @@ pub(super) async fn send(
         {
             return ended;
         }
-        request = next;
+        // Only now: who reads the body until then goes on if this is the end.
+        request = match unsent.or_else(|| retrying.request()) {
+            Some(again) => again,
+            None => return ended,
+        };
     }
 }
 

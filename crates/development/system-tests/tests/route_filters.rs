@@ -54,7 +54,9 @@ spec:
   action: DENY
   rules:
   - to: [{operation: {paths: [/copied/secret, /cors/secret]}}]
----
+";
+
+const ROUTES: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: server, namespace: shop}
@@ -158,6 +160,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let (mesh, _) = with_waypoint(MORE);
+        mesh.apply("routes", ROUTES);
         let scene = Self {
             app: application(&mesh, "shop/server", 8081, false),
             shadow: application(&mesh, "bank/shadow", 8090, true),

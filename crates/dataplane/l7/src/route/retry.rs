@@ -46,7 +46,7 @@ mod tests {
         };
         let again = |status: u16, grpc: Option<&'static str>| {
             let mut headers = HeaderMap::new();
-            for status in grpc {
+            if let Some(status) = grpc {
                 headers.insert("grpc-status", HeaderValue::from_static(status));
             }
             is_asked_again(&retry, StatusCode::from_u16(status).unwrap(), &headers)

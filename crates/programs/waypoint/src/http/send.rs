@@ -193,7 +193,7 @@ pub(super) async fn send(
     } = sending;
     let (mut retrying, mut request) = Retrying::of(again, request);
     let active = session.shard.retries.active(destination.account(session));
-    let mut permit = None;
+    let mut permit;
     let mut failed: Vec<ArcStr> = Vec::new();
     let mut way = destination.way(session, &own, &failed).await;
     loop {

@@ -579,7 +579,7 @@ fn parents_ports_are_told_together_and_parents_that_are_not_there_are_named() {
         &gateway("wp", ""),
         &route("r", "shop", spec),
     ]));
-    assert_eq!(routes(&mesh)[0].ports, [80, 81]);
+    assert_eq!(routes(&mesh)[0].ports, [80]);
     let accepted: Vec<_> = parent_conditions(&mesh, "shop", "r")
         .into_iter()
         .filter(|one| one.starts_with("Accepted"))

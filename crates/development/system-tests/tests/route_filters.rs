@@ -119,8 +119,8 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> Heard {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
             let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
-            while is_shadow && target == "/sent/stuck" {
-                thread::park();
+            if is_shadow && target == "/sent/stuck" {
+                stuck();
             }
             let length = head
                 .lines()
@@ -133,8 +133,8 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> Heard {
                 let is_same = |(head, _): &&(String, String)| head.contains(&format!(" {target} "));
                 all.iter().filter(is_same).count()
             };
-            while target.starts_with("/silent") {
-                thread::park();
+            if target.starts_with("/silent") {
+                stuck();
             }
             let fails = target == "/flaky/always" || target.starts_with("/flaky") && times < 3;
             let status = if fails { "500 No" } else { "200 OK" };
@@ -148,6 +148,13 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> Heard {
         Ok(())
     });
     heard
+}
+
+/// For ever, with the connection open.
+fn stuck() -> ! {
+    loop {
+        thread::park();
+    }
 }
 
 struct Scene {

@@ -73,7 +73,7 @@ impl Kept {
     }
 
     /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
-    pub(super) fn from_the_beginning(&self) -> Option<Body> {
+    pub(super) fn rewound(&self) -> Option<Body> {
         let mut inner = self.0.lock();
         if inner.is_lost {
             return None;
@@ -192,11 +192,11 @@ mod tests {
     #[tokio::test]
     async fn a_body_is_read_again_and_then_to_its_end() {
         let (sender, kept) = body();
-        let mut first = kept.from_the_beginning().unwrap();
+        let mut first = kept.rewound().unwrap();
         say(&sender, b"one");
         say(&sender, b"two");
         assert_eq!(hear(&mut first).await, b"one");
-        let mut second = kept.from_the_beginning().unwrap();
+        let mut second = kept.rewound().unwrap();
         // It has no part in it any more.
         assert!(first.frame().await.unwrap().unwrap_err().is::<SentAgain>());
         assert_eq!(hear(&mut second).await, b"one");
@@ -207,7 +207,7 @@ mod tests {
         drop(sender);
         assert!(second.frame().await.unwrap().unwrap().is_trailers());
         assert!(second.frame().await.is_none());
-        let third = kept.from_the_beginning().unwrap();
+        let third = kept.rewound().unwrap();
         let third = third.collect().await.unwrap();
         assert_eq!(third.trailers(), Some(&trailers));
         assert_eq!(third.to_bytes(), "onetwo");
@@ -216,36 +216,36 @@ mod tests {
     #[tokio::test]
     async fn a_large_or_broken_body_is_not_kept_and_passes_all_the_same() {
         let (sender, kept) = body();
-        let mut first = kept.from_the_beginning().unwrap();
+        let mut first = kept.rewound().unwrap();
         let piece = vec![0; MOST_KEPT / 4];
         for count in 1..=6 {
             say(&sender, &piece);
             assert_eq!(hear(&mut first).await, piece);
             assert!(kept.0.lock().bytes <= MOST_KEPT + piece.len() + FRAME);
             if count >= 4 {
-                assert!(kept.from_the_beginning().is_none());
+                assert!(kept.rewound().is_none());
                 assert!(kept.0.lock().frames.is_empty());
             }
         }
         drop(sender);
         assert!(first.frame().await.is_none());
         let (sender, kept) = body();
-        let mut first = kept.from_the_beginning().unwrap();
+        let mut first = kept.rewound().unwrap();
         sender.send(Err("broken".into())).unwrap();
         assert!(first.frame().await.unwrap().is_err());
-        assert!(kept.from_the_beginning().is_none());
+        assert!(kept.rewound().is_none());
     }
 
     #[tokio::test]
     async fn no_body_is_none_each_time() {
         let kept = Kept::new(crate::message::text(""));
         for _ in 0..2 {
-            let body = kept.from_the_beginning().unwrap();
+            let body = kept.rewound().unwrap();
             assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
         }
         let kept = Kept::new(crate::message::text("abc"));
         for _ in 0..2 {
-            let mut body = kept.from_the_beginning().unwrap();
+            let mut body = kept.rewound().unwrap();
             assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));
             assert_eq!(hear(&mut body).await, b"abc");
             assert!(body.is_end_stream());

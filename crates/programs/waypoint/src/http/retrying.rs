@@ -78,8 +78,7 @@ impl<'a> Retrying<'a> {
         let body = if is_kept && has_body {
             let kept = retrying.body.insert(Kept::new(body));
             // It has just been made.
-            kept.from_the_beginning()
-                .unwrap_or_else(|| message::text(""))
+            kept.rewound().unwrap_or_else(|| message::text(""))
         } else {
             body
         };
@@ -108,7 +107,7 @@ impl<'a> Retrying<'a> {
     /// The request again, if it is kept. Who has read its body until now gets no more of it.
     pub(super) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
-            Some(kept) => kept.from_the_beginning()?,
+            Some(kept) => kept.rewound()?,
             None => message::text(""),
         };
         Some(Request::from_parts(self.head.clone()?, body))
